@@ -1,0 +1,40 @@
+# README's commands. Everything lives in .venv; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PLUGINS := $(sort $(wildcard plugins/*))
+EDITABLES := $(foreach plugin,$(PLUGINS),-e $(plugin))
+STAMP := $(VENV)/.installed
+
+.PHONY: setup train test test-slow lint types check clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedcore needs Python 3.11 or newer; name it with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]' $(EDITABLES)
+	@touch $(STAMP)
+
+train: setup
+	$(BIN)/fedcore train --plugin fedcd
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+check: test lint types
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,39 @@
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): what every run does where no plugin says otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcore.hookspecs import hookimpl
+from fedcore.plugins import Plugin
+
+if TYPE_CHECKING:
+    from fedcore.local import Step
+    from fedcore.server import ServerContext
+    from fedcore.types import ClientUpdate
+
+
+class FedAvg(Plugin):
+    """Uniform cohorts, cross-entropy on each client, the mean of the clients' models weighted by samples."""
+
+    neutral = {}
+
+    @hookimpl(trylast=True)
+    def select_clients(self, server: ServerContext) -> list[int]:
+        """Draw the cohort uniformly without replacement."""
+        order = torch.randperm(server.num_clients, generator=server.generator("cohort"))
+        return sorted(order[: server.config.cohort_size].tolist())
+
+    @hookimpl(trylast=True)
+    def task_loss(self, step: Step) -> Tensor:
+        """Return the mean cross-entropy of the batch."""
+        return F.cross_entropy(step.logits, step.y)
+
+    @hookimpl(trylast=True)
+    def weight(self, update: ClientUpdate) -> float:
+        """Weigh by the number of samples, n_k."""
+        return float(update.samples)

@@ -1,0 +1,52 @@
+"""One client's samples: gathered by position, moved to the device, augmented where the run asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.data.augment import augment
+from fedcore.data.samples import Dataset, Samples
+
+
+class ClientData:
+    """Samples of one client by position 0..n-1, in data-set order.
+
+    :param indices: positions in ``samples`` that belong to the client, int64 (n,).
+    :param augmentation: name of the augmentation that training batches get; None for none.
+    """
+
+    def __init__(
+        self, samples: Samples, indices: Tensor, device: torch.device, augmentation: str | None = None
+    ) -> None:
+        self._samples = samples
+        self._indices = indices
+        self._device = device
+        self._augmentation = augmentation
+        self.labels = samples.labels[indices].to(device)
+
+    @classmethod
+    def training(cls, dataset: Dataset, indices: Tensor, device: torch.device, *, augmented: bool) -> ClientData:
+        """Return a client's training part."""
+        return cls(dataset.train, indices, device, dataset.augmentation if augmented else None)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def varies(self) -> bool:
+        """Whether the same position gives another input from epoch to epoch."""
+        return self._augmentation is not None
+
+    def inputs(self, positions: Tensor) -> Any:
+        """Return the inputs at these positions as they are, on the device."""
+        return self._samples.gather(self._indices[positions]).to(self._device)
+
+    def training_inputs(self, positions: Tensor, stream: torch.Generator) -> Any:
+        """Return the inputs at these positions, augmented from ``stream`` where the run augments."""
+        x = self._samples.gather(self._indices[positions])
+        if self._augmentation is not None:
+            x = augment(self._augmentation, x, stream, self._samples.mean, self._samples.std)  # type: ignore[attr-defined]
+        return x.to(self._device)

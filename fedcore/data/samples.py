@@ -1,0 +1,114 @@
+"""What a data set is to the rest of fedcore: labels, and batches gathered by position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedcore.errors import DataError
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
+#: Largest float32 copy of the images, in bytes, that is kept; above it they stay uint8 (a fixed rule, so that
+#: a run does not depend on the memory that happens to be free).
+MAX_FLOAT_BYTES = 2 * 1024**3
+
+
+class Samples(Protocol):
+    """Labelled samples that a batch can be gathered from; images are one case, graphs may be another."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes, (n,) int64."""
+
+    def __len__(self) -> int: ...
+
+    def gather(self, indices: Tensor) -> Any:
+        """Return the model's input for the samples at ``indices`` (B,) int64: any batch object."""
+
+
+class ResidentSamples:
+    """Images in memory, gathered by index.
+
+    ``images`` (n, C, H, W) is float32, already normalised, or uint8 (0..255), normalised when gathered as
+    (x/255 - mean)/std; both give the same bits. ``labels`` (n,) int64. ``mean`` and ``std``, one number per
+    channel, are in units of [0, 1] brightness. Tensors are kept as they are, on whatever device, and never
+    written to.
+
+    :raises DataError: shapes or dtypes other than these.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
+        if images.ndim != 4 or images.dtype not in (torch.float32, torch.uint8):
+            raise DataError(f"images must be (n, C, H, W) float32 or uint8, not {tuple(images.shape)} {images.dtype}")
+        if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
+            raise DataError(
+                f"labels must be int64 of shape ({len(images)},), not {labels.dtype} of {tuple(labels.shape)}"
+            )
+        if not len(mean) == len(std) == images.shape[1]:
+            raise DataError(f"mean and std need one number for each of the {images.shape[1]} channels")
+        self.images, self.labels = images, labels
+        self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
+
+    @classmethod
+    def from_pixels(
+        cls, pixels: Tensor, labels: Tensor, mean: Sequence[float], std: Sequence[float]
+    ) -> ResidentSamples:
+        """Return samples of ``pixels`` (n, C, H, W), not normalised: uint8, or float32 in units of ``mean``.
+
+        uint8 is normalised now or, if the float32 copy would exceed ``MAX_FLOAT_BYTES``, when gathered.
+        """
+        if pixels.dtype == torch.float32 or 4 * pixels.numel() <= MAX_FLOAT_BYTES:
+            pixels = _normalise(pixels, mean, std)
+        return cls(pixels, labels, mean, std)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """Return the normalised images at ``indices`` (B,) int64 as (B, C, H, W) float32."""
+        batch = self.images.index_select(0, indices.to(self.images.device))
+        return batch if batch.dtype == torch.float32 else _normalise(batch, self.mean, self.std)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that, with :meth:`meta`, make these samples again in another process."""
+        return {"images": self.images, "labels": self.labels}
+
+    def meta(self) -> dict[str, JSON]:
+        """Return what is not a tensor, ready for JSON (which keeps every bit of a float)."""
+        return {"mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ResidentSamples:
+        """Return samples over the given tensors without a copy, e.g. over a memory-mapped file."""
+        return cls(tensors["images"], tensors["labels"], meta["mean"], meta["std"])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training set that is divided among the clients and a test set that only the server sees.
+
+    ``input_shape`` is one sample's shape, (C, H, W) for images; ``augmentation`` names the set's entry in
+    :mod:`fedcore.data.augment`, None if its protocol has none.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    num_classes: int
+    input_shape: tuple[int, ...]
+    class_names: tuple[str, ...] | None = None
+    augmentation: str | None = None
+
+
+def _normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    # Elementwise in float32, so normalising everything at once or one batch at a time gives the same bits.
+    shift, scale = (
+        torch.tensor(list(v), dtype=torch.float32, device=pixels.device).view(1, -1, 1, 1) for v in (mean, std)
+    )
+    unit = pixels.to(torch.float32).div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
+    return unit.sub_(shift).div_(scale)

@@ -1,0 +1,215 @@
+"""The default engine: worker processes on this machine, or this process itself.
+
+CPU: persistent workers of one thread each (one worker is a process too, so that bits do not depend on their
+number); data and weights go through shared memory. CUDA, or ``workers = 0``: in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from multiprocessing.connection import wait
+from typing import Any
+
+from torch import Tensor
+
+from fedcore.client import ClientRuntime, Shared
+from fedcore.engines.base import ClientFailure, ClientTask, Outcome, Site
+from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair, unpack_outcome
+from fedcore.engines.site import pack_site
+from fedcore.errors import FedcoreError, PluginContractError
+from fedcore.problem import resolve_device
+from fedcore.tensors import bytes_of
+
+# glibc gives freed activations back to the kernel at once, and every step then faults them in again.
+ALLOCATOR = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+
+
+def LocalEngine(site: Site) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
+    """Return the engine that the run's device and ``workers`` ask for."""
+    workers = site.config.workers
+    if resolve_device(site.config.device).type == "cuda" or workers == 0:
+        return InProcessEngine(site)
+    return WorkerEngine(site, workers or cores())
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class InProcessEngine:
+    """Runs every task in this process, one after the other."""
+
+    workers = 1
+
+    def __init__(self, site: Site) -> None:
+        self._runtime = ClientRuntime(site)
+        self._shared: dict[str, Shared] = {}
+
+    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
+        """Keep a payload under a key."""
+        self._shared[key] = Shared(tensors, meta)
+
+    def unshare(self, key: str) -> None:
+        """Forget a payload."""
+        self._shared.pop(key, None)
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+        """Run tasks one by one."""
+        for task in tasks:
+            yield task, self._runtime.handle(task, self._shared.get(task.shared or ""))
+
+    def close(self) -> None:
+        """Forget everything that was shared."""
+        self._shared.clear()
+
+
+class _Worker:
+    """One worker process and our end of its channel."""
+
+    def __init__(self, spool: Spool) -> None:
+        connection, theirs = socket_pair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fedcore.engines.worker", str(theirs.fileno()), str(spool.path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+        self.channel = Channel(connection, spool)
+        self.task: ClientTask | None = None
+        self.ready = False
+
+    def start(self, task: ClientTask) -> None:
+        self.task = task
+        self.channel.send("task", *pack_task(task))
+
+    def stop(self) -> None:
+        self.channel.connection.close()
+
+
+class WorkerEngine:
+    """Runs tasks on worker processes; a worker that dies is replaced and its task becomes a failure."""
+
+    def __init__(self, site: Site, workers: int) -> None:
+        self.workers = workers
+        tensors, meta = pack_site(site)
+        self._spool = Spool.create(bytes_of(tensors))
+        self._spool.put("site", tensors, meta)
+        self._workers = [_Worker(self._spool) for _ in range(workers)]
+        self._homes: dict[str, _Worker] = {}
+
+    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
+        """Write a payload to shared memory, once for all workers."""
+        self._spool.put(key, tensors, meta)
+
+    def unshare(self, key: str) -> None:
+        """Delete a payload."""
+        (self._spool.path / f"{key}.safetensors").unlink(missing_ok=True)
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+        """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker."""
+        queue = deque(tasks)
+        order = {task.id: index for index, task in enumerate(queue)}
+        done: set[int] = set()
+        oldest = 0
+        try:
+            while queue or any(worker.task for worker in self._workers):
+                while oldest in done:
+                    oldest += 1
+                limit = None if window is None else oldest + window + self.workers
+                yield from self._dispatch(queue, order, limit)
+                for task, outcome in self._collect():
+                    done.add(order[task.id])
+                    yield task, outcome
+        finally:
+            while any(worker.task for worker in self._workers):  # abandoned by the caller: drop what still comes
+                for _ in self._collect():
+                    pass
+
+    def close(self) -> None:
+        """Stop the workers and free shared memory."""
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            try:
+                worker.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        self._workers.clear()
+        self._spool.remove()
+
+    def _dispatch(
+        self, queue: deque[ClientTask], order: Mapping[str, int], limit: int | None
+    ) -> Iterator[tuple[ClientTask, Outcome]]:
+        """Give idle workers the first task each may run; yields tasks whose session is lost."""
+        for task in [task for task in queue if task.kind == "fit_resume" and task.session not in self._homes]:
+            queue.remove(task)
+            yield task, ClientFailure(task.id, "session_lost", "the worker that held the session is gone")
+        for worker in self._workers:
+            if worker.task is not None or not worker.ready:
+                continue
+            for task in queue:
+                if limit is not None and order[task.id] >= limit:
+                    break
+                if task.kind == "fit_resume" and self._homes[task.session or ""] is not worker:
+                    continue
+                queue.remove(task)
+                self._start(worker, task)
+                break
+
+    def _start(self, worker: _Worker, task: ClientTask) -> None:
+        try:
+            worker.start(task)
+        except (EOFError, OSError):
+            worker.task = task  # seen as dead by the next _collect
+        if task.session is not None:
+            self._homes[task.session] = worker
+
+    def _collect(self) -> list[tuple[ClientTask, Outcome]]:
+        """Wait until a worker has something to say; returns finished tasks."""
+        connections = {worker.channel.connection: worker for worker in self._workers}
+        finished: list[tuple[ClientTask, Outcome]] = []
+        for connection in wait(list(connections)):
+            worker = connections[connection]  # type: ignore[index]
+            try:
+                kind, tensors, meta = worker.channel.receive()
+            except EOFError:
+                finished += self._replace(worker)
+                continue
+            if kind == "broken":
+                worker.task = None
+                raise PluginContractError(meta["message"])
+            if kind == "ready":
+                worker.ready = True
+            elif worker.task is not None:
+                outcome = unpack_outcome(kind, tensors, meta)
+                if isinstance(outcome, ClientFailure) or "paused" not in outcome.meta:
+                    self._homes.pop(worker.task.session or "", None)
+                finished.append((worker.task, outcome))
+                worker.task = None
+        return finished
+
+    def _replace(self, worker: _Worker) -> list[tuple[ClientTask, Outcome]]:
+        code = worker.process.wait()
+        worker.stop()
+        if not worker.ready:
+            raise FedcoreError(
+                f"a worker process ended with exit code {code} before it was ready; its output above says why. "
+                "--workers 0 runs everything in one process."
+            )
+        self._workers[self._workers.index(worker)] = _Worker(self._spool)
+        self._homes = {key: home for key, home in self._homes.items() if home is not worker}
+        if worker.task is None:
+            return []
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return [(worker.task, ClientFailure(worker.task.id, "worker_lost", f"the worker process ended ({ended})"))]

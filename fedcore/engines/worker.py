@@ -1,0 +1,64 @@
+"""A worker process of the local engine: ``python -m fedcore.engines.worker FD SPOOL``.
+
+Lives as long as its connection: when the engine's process is gone, killed even, the worker ends too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from fedcore.client import ClientRuntime, Shared
+from fedcore.engines.channel import Channel, Spool, pack_outcome, unpack_task
+from fedcore.engines.site import unpack_site
+from fedcore.errors import FedcoreError
+from fedcore.serial import read_tensors
+
+
+def main(fd: int, spool: Spool) -> None:
+    """Serve tasks until the engine hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
+    torch.set_num_threads(1)
+    channel = Channel(Connection(fd), spool)
+    engine = os.getppid()
+    try:
+        with threadpool_limits(1):
+            serve(channel)
+    except EOFError:
+        pass
+    finally:
+        if os.getppid() != engine:
+            spool.remove()  # the engine died without cleaning up
+
+
+def serve(channel: Channel) -> None:
+    """Set the runtime up and answer every frame."""
+    try:
+        runtime = ClientRuntime(unpack_site(*read_tensors(channel.spool.path / "site.safetensors")))
+    except FedcoreError as error:
+        channel.send("broken", {}, {"message": str(error)})
+        return
+    channel.send("ready", {}, None)
+    key, shared = None, None
+    while True:
+        _, tensors, meta = channel.receive()
+        task = unpack_task(tensors, meta)
+        if task.shared is not None and task.shared != key:
+            key, shared = (
+                task.shared,
+                Shared(*read_tensors(channel.spool.path / f"{task.shared}.safetensors")),
+            )
+        try:
+            channel.send(*pack_outcome(runtime.handle(task, shared)))
+        except FedcoreError as error:
+            channel.send("broken", {}, {"message": str(error)})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Spool(Path(sys.argv[2])))

@@ -1,0 +1,63 @@
+"""Every error that fedcore raises on purpose: what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedcoreError(Exception):
+    """Base of all errors that are meant to be read by people; the CLI prints them without a traceback."""
+
+
+class ConfigError(FedcoreError):
+    """A run was configured in a way that cannot work."""
+
+
+class DataError(FedcoreError):
+    """A data set is missing, damaged or does not fit the run."""
+
+
+class RunDirectoryError(FedcoreError):
+    """A run directory cannot be created, read or resumed."""
+
+
+class UnknownNameError(ConfigError):
+    """A name (plugin, data set, model, option, ...) that nobody provides."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        super().__init__(f"unknown {kind} {name!r}.{suggestion(name, self.known)}{' ' + hint if hint else ''}")
+
+
+class PluginConflictError(ConfigError):
+    """Two plugins claim what only one of them can have."""
+
+
+class PluginContractError(FedcoreError):
+    """A plugin breaks the hook contract; ``plugin`` and ``hook`` say which."""
+
+    def __init__(self, message: str, *, plugin: str | None = None, hook: str | None = None) -> None:
+        super().__init__(message)
+        self.plugin, self.hook = plugin, hook
+
+
+class PluginCallError(PluginContractError):
+    """A hook raised; the message names plugin, hook, round and client, the cause is chained."""
+
+
+class RejectUpdate(FedcoreError):
+    """Raised by ``pre_aggregate`` (or by the core) to leave one client's update out of the round."""
+
+
+class RoundFailedError(FedcoreError):
+    """Too few clients delivered a usable update; the last committed state stays in the run directory."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the nearest known name, else the list of what there is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f" Did you mean {near[0]!r}?"
+    return f" Known: {', '.join(names)}." if names else ""

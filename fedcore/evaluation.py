@@ -1,0 +1,147 @@
+"""The evaluation protocols, each under its own name.
+
+``global``: the global model on the server's test set. ``global_local``: the global model on each client's
+held-out part. ``personal``: each client's own model on its held-out part. ``personal_global``: each client's own
+model on the server's test set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcore.data import Samples
+from fedcore.seeding import numpy_generator
+
+if TYPE_CHECKING:
+    from fedcore.client import LocalSession
+
+CHUNK = 500
+SILHOUETTE_SAMPLES = 2000
+
+
+def evaluate(
+    model: nn.Module,
+    samples: Samples,
+    num_classes: int,
+    device: torch.device,
+    *,
+    indices: Tensor | None = None,
+    threads: int = 1,
+) -> dict[str, Any]:
+    """Return counts of a model on samples: ``correct`` and ``total`` per class, and the summed cross-entropy.
+
+    Chunks are fixed and added in order, each computed by one thread, so that the number of threads does not
+    reach the result.
+    """
+    model.eval()
+    positions = torch.arange(len(samples)) if indices is None else indices
+    chunks = [chunk for chunk in positions.split(CHUNK) if len(chunk)]
+
+    def count(chunk: Tensor) -> tuple[Tensor, Tensor, float]:
+        torch.set_num_threads(1)  # per thread, as OpenMP has it
+        with torch.inference_mode():
+            labels = samples.labels[chunk].to(device)
+            _, logits = model(samples.gather(chunk).to(device))
+            hits = logits.argmax(dim=1) == labels
+            loss = F.cross_entropy(logits.double(), labels, reduction="sum")
+            correct = torch.bincount(labels[hits], minlength=num_classes)
+            return correct.cpu(), torch.bincount(labels, minlength=num_classes).cpu(), float(loss)
+
+    if threads > 1 and len(chunks) > 1 and device.type == "cpu":
+        with ThreadPoolExecutor(threads) as pool:
+            counts = list(pool.map(count, chunks))
+    else:
+        counts = [count(chunk) for chunk in chunks]
+    zero = torch.zeros(num_classes, dtype=torch.int64)
+    return {
+        "correct": sum((c for c, _, _ in counts), zero).tolist(),
+        "total": sum((t for _, t, _ in counts), zero).tolist(),
+        "loss": sum(loss for _, _, loss in counts),
+    }
+
+
+def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn counts into accuracy, mean loss and per-class accuracy (None for a class without samples)."""
+    total = sum(counts["total"])
+    return {
+        "accuracy": sum(counts["correct"]) / total,
+        "loss": counts["loss"] / total,
+        "samples": total,
+        "per_class": [c / t if t else None for c, t in zip(counts["correct"], counts["total"], strict=True)],
+    }
+
+
+def evaluate_client(session: LocalSession, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluate one client under the protocols that a task names; returns counts by protocol."""
+    runtime, protocols = session.runtime, set(meta["protocols"])
+    classes, found = runtime.dataset.num_classes, {}
+    held_out = runtime.partition.test[session.id]
+
+    def on_held_out(model: nn.Module) -> dict[str, Any]:
+        return evaluate(model, runtime.dataset.train, classes, runtime.device, indices=held_out)
+
+    session.load(session.start)
+    if "global_local" in protocols and len(held_out):
+        found["global_local"] = on_held_out(runtime.model)
+    own: nn.Module | None = None
+    if meta["took_part"]:
+        own = runtime.problem.plugins.first("personal_model", client=session.context(""))
+    own = own or runtime.model
+    if "personal" in protocols and len(held_out):
+        found["personal"] = on_held_out(own)
+    if "personal_global" in protocols:
+        found["personal_global"] = evaluate(own, runtime.dataset.test, classes, runtime.device)
+    return found
+
+
+def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Iterable[int]) -> dict[str, Any]:
+    """Join the clients' counts into the figures of each protocol.
+
+    :param results: client -> counts by protocol.
+    :param untrained: clients that never took part and were evaluated with the global model.
+    """
+    untrained, summary = set(untrained), {}
+    for protocol in ("global_local", "personal", "personal_global"):
+        counts = {client: found[protocol] for client, found in sorted(results.items()) if protocol in found}
+        if not counts:
+            continue
+        totals = np.array([sum(c["total"]) for c in counts.values()], dtype=np.float64)
+        accuracies = np.array([sum(c["correct"]) for c in counts.values()], dtype=np.float64) / totals
+        losses = np.array([c["loss"] for c in counts.values()], dtype=np.float64)
+        weights = np.ones_like(totals) if protocol == "personal_global" else totals
+        worst = np.sort(accuracies)[: max(1, round(0.1 * len(accuracies)))]
+        summary[protocol] = {
+            "accuracy": float((weights * accuracies).sum() / weights.sum()),
+            "loss": float(losses.sum() / totals.sum()),
+            "std": float(accuracies.std()),
+            "worst10": float(worst.mean()),
+            "clients": len(accuracies),
+            "untrained": sum(client in untrained for client in counts) if protocol != "global_local" else 0,
+        }
+    return summary
+
+
+def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.device) -> float | None:
+    """Return the silhouette of the encoder's features on at most 2,000 fixed test samples.
+
+    None where it is not defined: fewer than two classes among them.
+    """
+    from sklearn.metrics import silhouette_score
+
+    count = min(SILHOUETTE_SAMPLES, len(samples))
+    chosen = np.sort(numpy_generator(seed, "silhouette").choice(len(samples), size=count, replace=False))
+    positions = torch.from_numpy(chosen)
+    model.eval()
+    with torch.inference_mode():
+        features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in positions.split(CHUNK)])
+    labels = samples.labels[positions].numpy()
+    if not 1 < len(set(labels.tolist())) < len(labels):
+        return None
+    return float(silhouette_score(features.double().numpy(), labels))

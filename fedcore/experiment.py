@@ -1,0 +1,414 @@
+"""A whole run: prepare, train round by round, evaluate, record, checkpoint, finish; and go on after a stop."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from fedcore import registry
+from fedcore.config import RunConfig
+from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
+from fedcore.engines.base import ClientFailure, ClientTask, Engine, Site
+from fedcore.engines.local import cores
+from fedcore.errors import ConfigError, FedcoreError, RunDirectoryError
+from fedcore.evaluation import evaluate, rates, silhouette, summarise_clients
+from fedcore.frozen import load_state
+from fedcore.models import SplitModel
+from fedcore.plugins import BUILTIN, PluginSet
+from fedcore.problem import Problem, resolve_device
+from fedcore.rundir import RunDirectory
+from fedcore.server import Federation, run_post_train, run_round
+from fedcore.server_context import Notify, Round
+from fedcore.state import ServerState
+from fedcore.tensors import clone
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    :param metrics: final figures by protocol, as in ``summary.json``.
+    :param model: the global model, on the CPU, in eval mode.
+    :param directory: the run directory.
+    """
+
+    metrics: dict[str, Any]
+    model: SplitModel
+    directory: Path
+    summary: dict[str, Any]
+
+
+class Interrupted(FedcoreError):
+    """Ctrl-C: the run stopped with a checkpoint that it can go on from."""
+
+
+def run(config: RunConfig, *, notify: Notify | None = None) -> RunResult:
+    """Train as configured, in a new run directory.
+
+    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``).
+    :raises ConfigError: and its kin, before anything is written.
+    :raises RoundFailedError: too few usable updates; the directory holds the last good state.
+    :raises Interrupted: Ctrl-C; the directory holds a checkpoint.
+    """
+    with one_thread():
+        config, dataset = resolve_config(config)
+        partition = resolve_partition(config, dataset)
+        problem = Problem.build(config, dataset)
+        directory = RunDirectory.create(config.out, list(config.plugins))
+        config = config.model_copy(update={"out": directory.path})
+        directory.write_config(config)
+        partition.save(directory.partition_file)
+        initial = ServerState(model=clone(problem.model.state_dict()))
+        return _execute(config, dataset, partition, replace(problem, config=config), directory, initial, notify)
+
+
+def resume(path: Path, *, notify: Notify | None = None) -> RunResult:
+    """Go on with a run from its last checkpoint, with the same options and to the same bits.
+
+    :raises RunDirectoryError: there is no run in ``path``, or none of its checkpoints is whole.
+    """
+    with one_thread():
+        config, dataset, partition, problem, directory = _reopen(path)
+        state = directory.checkpoints.load() or ServerState(model=clone(problem.model.state_dict()))
+        directory.truncate_metrics(state.metrics_bytes)
+        return _execute(config, dataset, partition, problem, directory, state, notify)
+
+
+def evaluate_run(path: Path) -> dict[str, Any]:
+    """Recompute the metrics of a run's last checkpoint; writes nothing.
+
+    :raises RunDirectoryError: there is no checkpoint.
+    """
+    with one_thread():
+        config, dataset, partition, problem, directory = _reopen(path)
+        state = directory.checkpoints.load()
+        if state is None:
+            raise RunDirectoryError(f"{path} has no checkpoint yet; run fedcore resume {path} first")
+        with engine_for(config, dataset, partition, directory) as engine:
+            experiment = Experiment(Federation(problem, dataset, partition, engine), directory, _silent)
+            return experiment.final_metrics(state)
+
+
+def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
+    """Replace every ``auto`` by what it stands for and load the data; checks names before any long work."""
+    plugins = PluginSet.create(config.plugins)
+    names = [name for name in config.plugins if name != BUILTIN]
+    options = {name: plugin.options.model_dump(mode="json") for name, plugin in zip(names, plugins, strict=True)}
+    registry.resolve("engine", config.engine)
+    device = resolve_device(config.device)
+    if config.precision == "tf32" and device.type != "cuda":
+        raise ConfigError("--precision tf32 is arithmetic of CUDA devices; on a CPU use float32 or bf16")
+    if config.model != "auto":
+        registry.resolve("model", config.model)
+    dataset = load_dataset(config.dataset, config.data_dir)
+    if config.augment and dataset.augmentation is None:
+        raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
+    model = usual_model(dataset) if config.model == "auto" else config.model
+    return config.model_copy(update={"plugins": options, "model": model, "device": str(device)}), dataset
+
+
+def usual_model(dataset: Dataset) -> str:
+    """Return the model that ``--model auto`` stands for."""
+    channels, height, _ = (*dataset.input_shape, 0, 0)[:3]
+    if height < 16:
+        return "mlp"
+    return "fdcl-cnn" if channels == 1 else "simple-cnn"
+
+
+def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
+    """Deal the samples, or read who holds what from a file."""
+    if config.partition.endswith(".json"):
+        partition = load_partition(Path(config.partition), dataset)
+        if partition.num_clients != config.clients:
+            raise ConfigError(
+                f"--clients is {config.clients}, but {config.partition} deals to {partition.num_clients} clients; "
+                f"write --clients {partition.num_clients}"
+            )
+        return partition
+    return make_partition(
+        dataset,
+        partitioner=config.partition,
+        clients=config.clients,
+        alpha=config.alpha,
+        classes_per_client=config.classes_per_client,
+        client_test_fraction=config.client_test_fraction,
+        seed=config.seed,
+    )
+
+
+@contextmanager
+def engine_for(config: RunConfig, dataset: Dataset, partition: Partition, directory: RunDirectory) -> Iterator[Engine]:
+    """Start the configured engine, and stop it whatever happens."""
+    engine: Engine = registry.resolve("engine", config.engine)(Site(config, dataset, partition, directory.clients.root))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as everything must that reaches weights or state; undone at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Experiment:
+    """One run under way."""
+
+    def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
+        self.federation, self.directory, self.notify = federation, directory, notify
+        self.config = federation.config
+        self.device = torch.device(self.config.device)
+        self._unsaved: set[int] = set()
+        self._latest: dict[str, Any] | None = None
+        self._seconds: list[dict[str, Any]] = []
+        self._began = time.perf_counter()
+
+    def train(self, state: ServerState) -> RunResult:
+        """Run what is left of the run."""
+        try:
+            while state.phase == "train":
+                state = self.one_round(state)
+            before = None
+            if state.phase == "post_train":
+                state, before = self.post_train(state)
+            return self.finish(state, before)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted. Go on with: fedcore resume {self.directory.path}") from None
+
+    def one_round(self, state: ServerState) -> ServerState:
+        """Run, evaluate and record one round; returns the committed state."""
+        saved = state
+        try:
+            result = run_round(self.federation, state, self.notify)
+        except BaseException:
+            self.checkpoint(saved)  # what is committed stays, whatever became of this round
+            raise
+        state = result.state
+        last = state.round == self.config.rounds
+        state = replace(state, phase="post_train" if last else "train")
+        began = time.perf_counter()
+        metrics = None
+        if last or state.round % self.config.eval_every == 0:
+            every = self.config.silhouette_every
+            metrics = self.evaluate(state, with_silhouette=bool(every) and state.round % every == 0)
+            state = replace(state, best=self.best(state, metrics))
+        self._latest = metrics
+        seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
+        self._seconds.append(seconds)
+        record = {**result.record, "metrics": metrics, "time": seconds}
+        state = replace(state, metrics_bytes=self.directory.append_metrics(record))
+        current = Round.open(self.federation, state)
+        for _ in self.federation.problem.plugins.each("round_end", server=current.context(), record=record):
+            pass
+        self._unsaved.update(client for client, version in state.manifest.items() if version == state.round - 1)
+        if last or state.round % self.config.checkpoint_every == 0:
+            self.checkpoint(state)
+        self.notify("round", record)
+        return state
+
+    def post_train(self, state: ServerState) -> tuple[ServerState, dict[str, Any] | None]:
+        """Run every ``post_train``; returns the state and the global figures before, if it changed the model."""
+        before = self._latest or self.evaluate(state)
+        after, failures = run_post_train(self.federation, state)
+        changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
+        if changed or failures:
+            record = {"phase": "post_train", "failures": failures, "bytes": after.ledger}
+            after = replace(after, metrics_bytes=self.directory.append_metrics(record))
+        after = replace(after, phase="done")
+        if changed:
+            self._latest = None
+            after = replace(after, best={**after.best, "before_correction": before["global"]})
+        self.checkpoint(after)
+        return after, before["global"] if changed else None
+
+    def finish(self, state: ServerState, before: dict[str, Any] | None) -> RunResult:
+        """Write the model and the summary."""
+        metrics = self.final_metrics(state)
+        self.directory.write_model(state.model)
+        seconds = time.perf_counter() - self._began
+        summary = {
+            "run_dir": str(self.directory.path),
+            "plugins": list(self.config.plugins),
+            "rounds": state.round,
+            "seconds": seconds,
+            "metrics": metrics,
+            "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
+            "time": self.time_split(),
+        }
+        self.directory.write_summary(summary)
+        self.notify("done", summary)
+        model = self.federation.problem.model.to("cpu").eval()
+        load_state(model.state_dict(), state.model)
+        return RunResult(metrics, model, self.directory.path, summary)
+
+    def final_metrics(self, state: ServerState) -> dict[str, Any]:
+        """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
+        metrics = self._latest if self._latest is not None else self.evaluate(state)
+        if "silhouette" not in metrics:
+            metrics = {**metrics, "silhouette": self.silhouette(state)}
+        best = dict(state.best)
+        before = best.pop("before_correction", None)
+        if before is not None:
+            metrics["global_before_correction"] = before
+        return {**metrics, "best_by_validation": best or None}
+
+    def evaluate(self, state: ServerState, *, with_silhouette: bool = False) -> dict[str, Any]:
+        """Return the figures of every protocol that applies to this run."""
+        federation, layout = self.federation, self.federation.problem.layout
+        metrics: dict[str, Any] = {"global": None}
+        if layout.personal:
+            metrics["global_reason"] = (
+                f"no global model: {sorted(layout.personal)[0]!r} and the like stay on the clients"
+            )
+        else:
+            model = self.load_model(state)
+            threads = cores() if self.device.type == "cpu" else 1
+            counts = evaluate(
+                model, federation.dataset.test, federation.dataset.num_classes, self.device, threads=threads
+            )
+            metrics["global"] = rates(counts)
+        metrics.update(self.evaluate_clients(state))
+        if with_silhouette:
+            metrics["silhouette"] = self.silhouette(state)
+        return metrics
+
+    def evaluate_clients(self, state: ServerState) -> dict[str, Any]:
+        """Return the figures of the protocols that run on clients."""
+        federation, plugins = self.federation, self.federation.problem.plugins
+        personal = bool(federation.problem.layout.personal or plugins.implementers("personal_model"))
+        held_out = [client for client, part in enumerate(federation.partition.test) if len(part)]
+        protocols = ["global_local"] if held_out and not federation.problem.layout.personal else []
+        if personal:
+            protocols += ["personal", "personal_global"] if held_out else ["personal_global"]
+        if not protocols:
+            return {}
+        current = Round.open(federation, state)
+        key = current.share(f"evaluate-{state.round}-{state.phase}", current.broadcast())
+        tasks = [
+            ClientTask(
+                id=f"{key}-{client}",
+                kind="evaluate",
+                client=client,
+                round=state.round,
+                state_round=state.manifest.get(client),
+                shared=key,
+                meta={"protocols": protocols, "took_part": client in state.manifest},
+            )
+            for client in (range(self.config.clients) if personal else held_out)
+        ]
+        try:
+            results = {
+                task.client: outcome.meta
+                for task, outcome in federation.engine.run(tasks)
+                if not isinstance(outcome, ClientFailure)
+            }
+        finally:
+            current.close()
+        found = summarise_clients(results, set(range(self.config.clients)) - set(state.manifest))
+        if len(results) < len(tasks):
+            found["failed"] = len(tasks) - len(results)
+        return found
+
+    def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""
+        protocol = next((name for name in ("personal", "global_local") if name in metrics), None)
+        if protocol is None:
+            return {}
+        accuracy = metrics[protocol]["accuracy"]
+        if state.best and accuracy <= state.best["validation_accuracy"]:
+            return state.best
+        found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy}
+        if metrics["global"] is not None:
+            found["global_accuracy"] = metrics["global"]["accuracy"]
+        return found
+
+    def silhouette(self, state: ServerState) -> float | None:
+        """Return the silhouette of the features on test samples; None where there is no global encoder."""
+        if any(name.startswith("encoder.") for name in self.federation.problem.layout.personal):
+            return None
+        return silhouette(self.load_model(state), self.federation.dataset.test, self.config.seed, self.device)
+
+    def load_model(self, state: ServerState) -> SplitModel:
+        """Return the server's model with the committed weights, in eval mode."""
+        model = self.federation.problem.model.to(self.device)
+        load_state(model.state_dict(), state.model)
+        return model.eval()
+
+    def checkpoint(self, state: ServerState) -> None:
+        """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""
+        changed = {client: state.manifest[client] for client in self._unsaved if client in state.manifest}
+        self.directory.clients.settle(changed)
+        self.directory.checkpoints.save(state)
+        self.directory.clients.prune(changed)
+        self._unsaved.clear()
+
+    def time_split(self) -> dict[str, Any]:
+        """Return the mean seconds per round by part, and what the machine was asked for."""
+        rounds = max(1, len(self._seconds))
+        parts = ("round", "local_training", "aggregation", "evaluation", "client_seconds")
+        split: dict[str, Any] = {part: sum(s[part] for s in self._seconds) / rounds for part in parts}
+        names = sorted({name for s in self._seconds for name in s["plugin_terms"]})
+        split["plugin_terms"] = {
+            name: sum(s["plugin_terms"].get(name, 0.0) for s in self._seconds) / rounds for name in names
+        }
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+        return {
+            "per_round": split,
+            "workers": self.federation.engine.workers,
+            "peak_memory_mib": kilobytes / 1024,
+        }
+
+
+def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """Return a ledger's totals divided by the number of rounds."""
+    return {direction: ledger.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}
+
+
+def _execute(
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    problem: Problem,
+    directory: RunDirectory,
+    state: ServerState,
+    notify: Notify | None,
+) -> RunResult:
+    notify = notify or _silent
+    notify(
+        "start",
+        {
+            "directory": directory.path,
+            "config": config,
+            "round": state.round,
+            "notes": partition.info["notes"],
+        },
+    )
+    with engine_for(config, dataset, partition, directory) as engine:
+        return Experiment(Federation(problem, dataset, partition, engine), directory, notify).train(state)
+
+
+def _reopen(path: Path) -> tuple[RunConfig, Dataset, Partition, Problem, RunDirectory]:
+    directory = RunDirectory.open(path)
+    config, dataset = resolve_config(directory.read_config())
+    partition = load_partition(directory.partition_file, dataset)
+    return config, dataset, partition, Problem.build(config, dataset), directory
+
+
+def _silent(event: str, details: Mapping[str, Any]) -> None:
+    """Take no notice."""

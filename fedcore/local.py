@@ -1,0 +1,265 @@
+"""Local training: THE ONLY loop over epochs and batches.
+
+Every method trains through :func:`train_epochs`; what distinguishes methods are the hooks that it calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.errors import PluginContractError
+from fedcore.frozen import FrozenModel
+from fedcore.models import Outputs, SplitModel
+from fedcore.plugins import Plugin, PluginSet
+from fedcore.seeding import random_stream
+from fedcore.types import Loss
+
+if TYPE_CHECKING:
+    from fedcore.client import ClientContext, LocalSession
+
+
+class Batch:
+    """One mini-batch of one client, shared by the views of all plugins."""
+
+    def __init__(self, session: LocalSession, epoch: int, number: int, indices: Tensor) -> None:
+        self.session = session
+        self.epoch = epoch
+        self.number = number
+        self.indices = indices
+        stream = session.generator(f"augment/{epoch}/{number}") if session.data.varies else None
+        data = session.data
+        self.x = data.inputs(indices) if stream is None else data.training_inputs(indices, stream)
+        self.y = data.labels[indices]
+        self.outputs: Outputs
+        self._frozen: dict[str, Outputs | None] = {}
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return a frozen model's outputs on this batch, computed at most once."""
+        if name not in self._frozen:
+            model = self.session.frozen[name]
+            if not model.present:
+                self._frozen[name] = None
+            elif self.session.data.varies:
+                self._frozen[name] = model.outputs(self.x)
+            else:
+                self._frozen[name] = model.cached_outputs(self.indices, self.session.data)
+        return self._frozen[name]
+
+
+class Step:
+    """What a plugin sees of one mini-batch.
+
+    :ivar x: inputs (B, ...); ``y`` labels (B,) int64; ``indices`` positions in the client's training part (B,).
+    :ivar features: encoder(x), (B, d); ``logits`` classifier(features), (B, C).
+    """
+
+    def __init__(self, batch: Batch, plugin: str | None = None) -> None:
+        self._batch = batch
+        self._plugin = plugin
+        self.x, self.y, self.indices = batch.x, batch.y, batch.indices
+        self.features, self.logits = batch.outputs
+
+    def scoped(self, plugin: str) -> Step:
+        """Return the view of one plugin."""
+        return Step(self._batch, plugin)
+
+    @property
+    def client(self) -> ClientContext:
+        """The client that trains."""
+        return self._batch.session.context(self._plugin or "")
+
+    @property
+    def model(self) -> SplitModel:
+        """The local model in training."""
+        return self._batch.session.model
+
+    @property
+    def round(self) -> int:
+        """The round, from 0."""
+        return self._batch.session.round
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, T."""
+        return self._batch.session.config.rounds
+
+    @property
+    def progress(self) -> float:
+        """round / rounds: 0 in the first round, (T - 1) / T in the last."""
+        return self.round / self.rounds
+
+    @property
+    def epoch(self) -> int:
+        """The local epoch, from 0."""
+        return self._batch.epoch
+
+    @property
+    def added(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that this plugin added in ``begin_local``."""
+        return self._batch.session.added.get(self._plugin or "", {})
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable shared parameters."""
+        return self._batch.session.shared_parameters
+
+    @property
+    def reference(self) -> list[Tensor]:
+        """The values of ``parameters`` at the start of the round."""
+        return self._batch.session.reference
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch; None if there is none.
+
+        :raises PluginContractError: the plugin did not declare that it ``reads`` the model.
+        """
+        self._require(name)
+        return self._batch.frozen(name)
+
+    @property
+    def global_model(self) -> SplitModel:
+        """The frozen model that the client started the round from."""
+        self._require("global")
+        return self._batch.session.frozen["global"].module
+
+    @property
+    def previous_model(self) -> SplitModel | None:
+        """The client's frozen model of its last committed participation; None on the first."""
+        self._require("previous")
+        previous: FrozenModel = self._batch.session.frozen["previous"]
+        return previous.module if previous.present else None
+
+    @contextmanager
+    def random(self, purpose: str) -> Iterator[None]:
+        """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
+        batch = self._batch
+        seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
+        with random_stream(seed, batch.session.device):
+            yield
+
+    def _require(self, name: str) -> None:
+        if name not in self._batch.session.frozen:
+            raise PluginContractError(
+                f"plugin {self._plugin!r} reads the {name!r} model without declaring it; "
+                f"set reads = ({name!r},) on the class",
+                plugin=self._plugin,
+            )
+
+
+class LossTotals:
+    """Sums of losses by name, kept on the device: read once, after the last epoch."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add one batch's value."""
+        value = value.detach()
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._counts[name] += 1
+
+    def means(self) -> dict[str, float]:
+        """Return the mean over the batches in which each loss took part; syncs with the host."""
+        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+
+
+def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: int) -> None:
+    """Run local epochs ``start`` to ``stop - 1`` of one client on its session."""
+    config, model = session.config, session.model
+    model.train()
+    for epoch in range(start, stop):
+        order = torch.randperm(len(session.data), generator=session.generator(f"shuffle/{epoch}"))
+        with random_stream(session.derive_seed(f"epoch/{epoch}"), session.device):
+            for number, indices in enumerate(order.split(config.batch_size)):
+                if len(indices) == 1 and session.has_batch_norm:
+                    continue  # BatchNorm has no variance to normalise by
+                train_batch(session, plugins, Batch(session, epoch, number, indices))
+
+
+def train_batch(session: LocalSession, plugins: PluginSet, batch: Batch) -> None:
+    """Take one optimizer step."""
+    with session.autocast():
+        batch.outputs = Outputs(*session.model(batch.x))
+        step = Step(batch)
+        total = objective(session, plugins, step)
+    session.optimizer.zero_grad(set_to_none=True)
+    total.backward()  # type: ignore[no-untyped-call]
+    if session.config.clip_norm is not None:
+        nn.utils.clip_grad_norm_(session.model.parameters(), session.config.clip_norm)
+    with torch.no_grad():
+        for _ in plugins.each("observe", step=step):
+            pass
+    session.optimizer.step()
+    session.steps += 1
+
+
+def objective(session: LocalSession, plugins: PluginSet, step: Step) -> Tensor:
+    """Return task_scale * task + sum of weight * value, parts of scale exactly 0 left out."""
+    task_scale, total = 1.0, None
+    began = time.perf_counter()
+    for plugin, result in plugins.each("local_loss", step=step):
+        ended = time.perf_counter()
+        session.seconds[plugin.name] += ended - began
+        began = ended
+        for loss in _losses(plugin, result, step):
+            session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
+            if loss.task_scale != 1.0:
+                if not plugin.scales_task:
+                    raise PluginContractError(
+                        f"plugin {plugin.name!r} hook local_loss: returned task_scale {loss.task_scale} without "
+                        "declaring scales_task = True",
+                        plugin=plugin.name,
+                        hook="local_loss",
+                    )
+                task_scale *= loss.task_scale
+            if isinstance(loss.weight, Tensor) or loss.weight != 0:
+                term = loss.value if _is_one(loss.weight) else loss.weight * loss.value
+                total = term if total is None else total + term
+    if task_scale != 0:
+        task = plugins.first("task_loss", step=step)
+        session.losses.add("task", task)
+        scaled = task if task_scale == 1.0 else task_scale * task
+        total = scaled if total is None else total + scaled
+    if total is None or not total.requires_grad:
+        raise PluginContractError(
+            f"round {step.round}: no part of the local objective depends on the model "
+            f"(task_scale is {task_scale}, and no plugin added a term that has a gradient)"
+        )
+    return total
+
+
+def _is_one(weight: float | Tensor) -> bool:
+    return not isinstance(weight, Tensor) and weight == 1.0
+
+
+def _losses(plugin: Plugin, result: Any, step: Step) -> list[Loss]:
+    losses = [] if result is None else result if isinstance(result, list) else [result]
+    for loss in losses:
+        problem = hint = ""
+        if not isinstance(loss, Loss):
+            problem, hint = (
+                f"returned {type(loss).__name__}, expected Loss, a list of Loss or None",
+                "wrap it: Loss(value)",
+            )
+        elif not isinstance(loss.value, Tensor) or loss.value.ndim != 0:
+            shape = tuple(loss.value.shape) if isinstance(loss.value, Tensor) else type(loss.value).__name__
+            problem, hint = (
+                f"returned a value of shape {shape}, expected a 0-dim tensor",
+                "did you forget .mean()?",
+            )
+        if problem:
+            raise PluginContractError(
+                f"plugin {plugin.name!r} hook local_loss (round {step.round}, client {step.client.id}): {problem}. "
+                f"Hint: {hint}",
+                plugin=plugin.name,
+                hook="local_loss",
+            )
+    return losses

@@ -1,0 +1,23 @@
+"""Models: an encoder and a classifier, built by name and seed.
+
+A model of one's own is a function ``factory(num_classes, input_shape) -> SplitModel``, named on the command
+line as ``--model module:package.factory`` or installed under the entry point group ``fedcore.models``.
+"""
+
+from fedcore.models.split import ModelTask, Outputs, SplitModel, build_model, has_batch_norm
+from fedcore.models.zoo import PadTo, alexnet, fdcl_cnn, fedcme_cnn, mlp, resnet50, simple_cnn
+
+__all__ = [
+    "ModelTask",
+    "Outputs",
+    "PadTo",
+    "SplitModel",
+    "alexnet",
+    "build_model",
+    "fdcl_cnn",
+    "fedcme_cnn",
+    "has_batch_norm",
+    "mlp",
+    "resnet50",
+    "simple_cnn",
+]

@@ -1,0 +1,159 @@
+"""The one shape every model has, encoder then classifier, and how a run builds it from a name and a seed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedcore.errors import PluginConflictError, PluginContractError
+from fedcore.registry import resolve
+from fedcore.seeding import derive_seed, random_stream
+
+PROJECTION_WIDTH = 256
+
+
+class Outputs(NamedTuple):
+    """What a model returns: ``features`` (B, d) = encoder(x) and ``logits`` (B, C) = classifier(features)."""
+
+    features: Tensor
+    logits: Tensor
+
+
+class SplitModel(nn.Module):
+    """An encoder and a classifier; every method of the framework sees features and logits through this split.
+
+    ``encoder`` is a Sequential: ``base``, then ``projection`` once :meth:`ModelTask.ensure_projection` added
+    it. ``classifier`` starts as one linear layer; a plugin may replace it, or move layers between the two (it
+    then sets ``feature_dim``). Override :meth:`make_classifier` for a model with another head.
+
+    :param base: maps a batch of inputs to features of shape (B, feature_dim).
+    :param feature_dim: d, the width of the features, which the classifier takes.
+    :param num_classes: C, the width that it returns.
+    """
+
+    encoder: nn.Sequential
+    classifier: nn.Module
+
+    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(OrderedDict(base=base))
+        self.num_classes = num_classes
+        self.projection_width: int | None = None
+        self.renew_classifier(feature_dim)
+
+    def forward(self, x: Any) -> Outputs:
+        """Return features and logits of a batch: images (B, channels, height, width) or what base takes."""
+        features = self.encoder(x)  # (B, d)
+        return Outputs(features, self.classifier(features))
+
+    def make_classifier(self, feature_dim: int) -> nn.Module:
+        """Return a freshly initialised head, (B, feature_dim) -> (B, num_classes)."""
+        return nn.Linear(feature_dim, self.num_classes)
+
+    def renew_classifier(self, feature_dim: int) -> None:
+        """Put a fresh head on features of the given width."""
+        self.feature_dim = feature_dim
+        self.classifier = self.make_classifier(feature_dim)
+        # In a tuple it is no second submodule, yet deepcopy keeps the two references to one object.
+        self._made = (self.classifier,)
+
+    @property
+    def has_own_classifier(self) -> bool:
+        """Whether the classifier is still the one made here, so that renewing it loses nothing."""
+        return self.classifier is self._made[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTask:
+    """What ``configure_model(model, task)`` is told about the task, and the tools it builds with.
+
+    :param num_classes: C.
+    :param input_shape: shape of one input, without the batch.
+    :param seed: the run's seed.
+    """
+
+    num_classes: int
+    input_shape: tuple[int, ...]
+    seed: int
+
+    def random(self, purpose: str) -> AbstractContextManager[None]:
+        """Return a block inside which modules are drawn from (seed, purpose), whatever was built before.
+
+        The purpose names the part that is built, not the plugin that asks: so two plugins that build the same
+        part, or a run without either, start from the same weights.
+        """
+        return random_stream(derive_seed(self.seed, purpose))
+
+    def ensure_projection(self, model: SplitModel, width: int = PROJECTION_WIDTH) -> None:
+        """Append the projection head, once, whoever asks, and renew the classifier on top of it.
+
+        Linear(d, d), ReLU, Linear(d, width), no ReLU after it: from here on the features are z, (B, width).
+
+        :raises PluginConflictError: the model already has a head of another width, or a plugin has replaced
+            the classifier, which would be lost.
+        :source: MOON (Li, He, Song, CVPR 2021, arXiv 2103.16257), ``l1`` and ``l2`` of its code.
+        """
+        if model.projection_width == width:
+            return
+        if model.projection_width is not None:
+            raise PluginConflictError(
+                f"a projection head of width {width} is asked for, but the model already has one of width "
+                f"{model.projection_width}. Hint: give every plugin that projects the same width."
+            )
+        if not model.has_own_classifier:
+            raise PluginConflictError(
+                f"a projection head of width {width} is asked for, but a plugin has already replaced the "
+                f"classifier by a {type(model.classifier).__name__}. "
+                "Hint: list the plugin that projects first, or use --projection."
+            )
+        d = model.feature_dim
+        with self.random("projection"):
+            layers = OrderedDict(l1=nn.Linear(d, d), relu=nn.ReLU(), l2=nn.Linear(d, width))
+        model.encoder.add_module("projection", nn.Sequential(layers))
+        model.projection_width = width
+        with self.random("classifier"):
+            model.renew_classifier(width)
+
+
+def build_model(
+    name: str, *, num_classes: int, input_shape: tuple[int, ...], seed: int, projection: bool
+) -> tuple[SplitModel, ModelTask]:
+    """Build a model by name, and the task that plugins configure it with.
+
+    ``name`` is an entry point of ``fedcore.models`` or ``module:package.factory``; behind it stands a
+    ``factory(num_classes, input_shape) -> SplitModel``. Base, projection and classifier are drawn from (seed,
+    "model"), (seed, "projection") and (seed, "classifier"), so that the base has the same weights whatever
+    follows it. torch's global generator is left as it was.
+
+    :raises UnknownNameError: nobody provides the name.
+    :raises PluginContractError: what stands behind it is no factory, or returns no SplitModel.
+    """
+    factory = resolve("model", name)
+    if not callable(factory):
+        raise PluginContractError(
+            f"model {name!r}: expected a factory(num_classes, input_shape), got {type(factory).__name__}"
+        )
+    task = ModelTask(num_classes, tuple(input_shape), seed)
+    with task.random("model"):
+        model = factory(num_classes, task.input_shape)
+    if not isinstance(model, SplitModel):
+        raise PluginContractError(
+            f"model {name!r}: its factory returned {type(model).__name__}, expected a SplitModel. Hint: "
+            "return fedcore.models.SplitModel(base, feature_dim, num_classes), base without the last layer."
+        )
+    if projection:
+        task.ensure_projection(model)
+    else:
+        with task.random("classifier"):
+            model.renew_classifier(model.feature_dim)
+    return model, task
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Say whether any module is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -1,0 +1,115 @@
+"""What server and clients must agree on: plugins, model and layout, rebuilt on each side from names and config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedcore.config import RunConfig
+from fedcore.data import Dataset
+from fedcore.errors import ConfigError, PluginContractError
+from fedcore.models import ModelTask, SplitModel, build_model
+from fedcore.plugins import PluginSet, match
+from fedcore.tensors import Layout
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One side's view of a run.
+
+    :param breaks: epoch -> the plugins that exchange at its start, in user order.
+    """
+
+    config: RunConfig
+    plugins: PluginSet
+    model: SplitModel
+    task: ModelTask
+    layout: Layout
+    breaks: dict[int, list[str]]
+
+    @classmethod
+    def build(cls, config: RunConfig, dataset: Dataset) -> Problem:
+        """Build fresh plugins and the model as all of them configure it.
+
+        :raises ConfigError: and its kin, for everything that cannot be combined or does not fit.
+        """
+        plugins = PluginSet.create(config.plugins)
+        model, task = build_model(
+            config.model,
+            num_classes=dataset.num_classes,
+            input_shape=dataset.input_shape,
+            seed=config.seed,
+            projection=config.projection,
+        )
+        for plugin, changed in plugins.each("configure_model", model=model, task=task):
+            if changed is not None and not isinstance(changed, SplitModel):
+                raise PluginContractError(
+                    f"plugin {plugin.name!r} hook configure_model: returned {type(changed).__name__}, "
+                    "expected a SplitModel or None",
+                    plugin=plugin.name,
+                    hook="configure_model",
+                )
+            model = changed or model
+        _check_forward(config, model, task)
+        names = list(model.state_dict())
+        personal: set[str] = set()
+        for plugin, patterns in plugins.each("personal_parameters", model=model):
+            personal.update(match(patterns or (), names, plugin, "personal_parameters"))
+        plugins.check_names(names, personal)
+        if config.buffers == "local":
+            personal.update(Layout.of(model).buffers)
+        return cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that ``--device`` names.
+
+    :raises ConfigError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device: {name!r} is no device; write auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device: {name!r} is not supported; write auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(
+            f"--device: {name!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices. Use --device cpu."
+        )
+    return device
+
+
+def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask) -> None:
+    """Try one sample, so that a model that does not fit the data fails before the run starts."""
+    model.eval()
+    try:
+        with torch.no_grad():
+            features, logits = model(torch.zeros(1, *task.input_shape))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"model {config.model!r} does not take samples of shape {tuple(task.input_shape)} "
+            f"(data set {config.dataset!r}): {error}"
+        ) from error
+    if features.ndim != 2 or logits.shape != (1, task.num_classes):
+        raise PluginContractError(
+            f"model {config.model!r} gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one "
+            f"sample, expected (1, d) and (1, {task.num_classes})"
+        )
+
+
+def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for plugin, epochs in plugins.each("local_epoch_breaks", config=config):
+        for epoch in epochs or ():
+            if not 0 < epoch < config.local_epochs:
+                raise PluginContractError(
+                    f"plugin {plugin.name!r} hook local_epoch_breaks: {epoch} is not between 1 and "
+                    f"{config.local_epochs - 1} (local_epochs is {config.local_epochs})",
+                    plugin=plugin.name,
+                    hook="local_epoch_breaks",
+                )
+            found.setdefault(epoch, []).append(plugin.name)
+    return dict(sorted(found.items()))

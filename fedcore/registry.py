@@ -1,0 +1,105 @@
+"""Names to objects: entry points first, ``module:package.attr`` for the user's own code.
+
+Looking a name up reads package metadata only; the object's module is imported when it is resolved.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from fedcore.errors import ConfigError, PluginContractError, UnknownNameError
+
+GROUPS = {
+    "plugin": "fedcore.plugins",
+    "dataset": "fedcore.datasets",
+    "model": "fedcore.models",
+    "partitioner": "fedcore.partitioners",
+    "engine": "fedcore.engines",
+    "tracker": "fedcore.trackers",
+}
+
+# Where a known plugin comes from when it is not installed here.
+PACKAGES = {
+    "fedprox": "fedcore-fedprox",
+    "moon": "fedcore-moon",
+    "fedcd": "fedcore-fedcd",
+    "fedproc": "fedcore-fedproc",
+    "fedeccr": "fedcore-fedeccr",
+    "uscc": "fedcore-fedeccr",
+    "fdcl": "fedcore-fdcl",
+    "fedcme": "fedcore-fedcme",
+    "scaffold": "fedcore-scaffold",
+    "feddyn": "fedcore-feddyn",
+    "feddc": "fedcore-feddc",
+    "fedrs": "fedcore-fedrs",
+    "ditto": "fedcore-ditto",
+    "fedper": "fedcore-fedper",
+    "fedcp": "fedcore-fedcp",
+    "solo": "fedcore-solo",
+    "ccvr": "fedcore-ccvr",
+    "fednova": "fedcore-fednova",
+    "fedavgm": "fedcore-fedavgm",
+    "ray": "fedcore-ray",
+    "flower": "fedcore-flower",
+}
+
+
+def available(kind: str) -> dict[str, EntryPoint]:
+    """Return the installed entry points of a kind by name, fedcore's own first; imports nothing.
+
+    :raises ConfigError: two distributions provide the same name.
+    """
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUPS[kind]):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ConfigError(
+                f"{kind} {point.name!r} is provided twice: by {_origin(other)} and by {_origin(point)}. "
+                "Uninstall one of the two packages."
+            )
+    return dict(sorted(found.items(), key=lambda item: (_origin(item[1]) != "fedcore", item[0])))
+
+
+def resolve(kind: str, name: str) -> Any:
+    """Return the object behind a name.
+
+    :raises UnknownNameError: nobody provides the name; says the nearest one and, where known, its package.
+    :raises PluginContractError: the module behind the name cannot be imported.
+    """
+    if name.startswith("module:"):
+        return _import_attribute(kind, name)
+    points = available(kind)
+    if name not in points:
+        package = PACKAGES.get(name) if kind in ("plugin", "engine") else None
+        hint = f"{name!r} is in the package {package}: pip install {package}" if package else ""
+        raise UnknownNameError(kind, name, points, hint)
+    try:
+        return points[name].load()
+    except (ImportError, AttributeError) as error:
+        raise PluginContractError(
+            f"{kind} {name!r} of {_origin(points[name])} cannot be imported from {points[name].value!r}: {error}",
+            plugin=name,
+        ) from error
+
+
+def summary(point: EntryPoint) -> str:
+    """Return the one-line summary of the distribution behind an entry point."""
+    return (point.dist.metadata["Summary"] or "") if point.dist else ""
+
+
+def _origin(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "an unknown distribution"
+
+
+def _import_attribute(kind: str, name: str) -> Any:
+    path = name.removeprefix("module:")
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{kind} {name!r}: cannot import {attribute!r} from module {module!r} ({error}). "
+            "Write module:package.module.attribute, and make sure the package is installed or on PYTHONPATH."
+        ) from error

@@ -1,0 +1,299 @@
+"""What hooks see of the server, and what it can ask of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcore.config import RunConfig
+from fedcore.data import Dataset, Partition
+from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, Engine, Outcome
+from fedcore.errors import ConfigError, PluginContractError
+from fedcore.frozen import load_state
+from fedcore.ledger import Ledger
+from fedcore.plugins import match
+from fedcore.problem import Problem
+from fedcore.seeding import derive_seed, generator, random_stream
+from fedcore.state import ServerState, State, States, flatten
+from fedcore.tensors import bytes_of
+from fedcore.types import Answer, Tensors
+
+Phase = Literal["select_clients", "begin_round", "round", "post_train"]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the server works with, all run long."""
+
+    problem: Problem
+    dataset: Dataset
+    partition: Partition
+    engine: Engine
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.problem.config
+
+
+@dataclass
+class Round:
+    """The server's side of one round (or of post_train) while it is under way; nothing here is committed."""
+
+    federation: Federation
+    committed: ServerState
+    model: Tensors
+    states: States
+    phase: Phase = "round"
+    cohort: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    shared_keys: list[str] = field(default_factory=list)
+    asked: int = 0
+
+    @classmethod
+    def open(cls, federation: Federation, committed: ServerState) -> Round:
+        """Begin from what is committed."""
+        return cls(federation, committed, dict(committed.model), States(committed.plugins))
+
+    @property
+    def number(self) -> int:
+        """The round, from 0."""
+        return self.committed.round
+
+    @property
+    def lr(self) -> float:
+        """The local learning rate of the round."""
+        return self.federation.config.lr * self.federation.config.lr_decay**self.number
+
+    def context(self, plugin: str = "") -> ServerContext:
+        """Return what one plugin sees of the server."""
+        return ServerContext(self, plugin)
+
+    def broadcast(self) -> dict[str, Tensors]:
+        """Return what every plugin sends down beside the model."""
+        found = {}
+        for plugin, tensors in self.federation.problem.plugins.each("broadcast", server=self.context()):
+            if tensors:
+                found[plugin.name] = dict(tensors)
+        return found
+
+    def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
+        """Send the model and broadcasts to the engine once, under a key of this round."""
+        layout = self.federation.problem.layout
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.items()}
+        tensors.update({f"broadcast/{name}": tensor for name, tensor in flatten(broadcast)[0].items()})
+        self.federation.engine.share(key, tensors, {"lr": self.lr})
+        self.shared_keys.append(key)
+        self._down = {"model": bytes_of({name: self.model[name] for name in layout.shared})}
+        self._down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
+        return key
+
+    def count_down(self) -> None:
+        """Enter the shared payload into the ledger, for one client."""
+        for sender, size in self._down.items():
+            self.ledger.down(sender, size)
+
+    def close(self) -> None:
+        """Free what was shared."""
+        for key in self.shared_keys:
+            self.federation.engine.unshare(key)
+        self.shared_keys.clear()
+
+    def fail(self, client: int, kind: str, message: str) -> None:
+        """Record a client that gave nothing usable."""
+        self.failures.append({"client": client, "kind": kind, "message": message})
+
+
+class ServerContext:
+    """What one plugin sees of the server.
+
+    :ivar round: the round, from 0; ``rounds`` their number; ``num_clients`` all registered clients.
+    :ivar cohort: the clients sampled in this round; ``accepted`` those whose updates were accepted so far.
+    :ivar model: the global model w_t by name; read-only.
+    :ivar state: this plugin's tensors and JSON values; what is written in a round counts when it commits.
+    :ivar lr: the local learning rate of this round.
+    """
+
+    def __init__(self, current: Round, plugin: str) -> None:
+        self._round, self._plugin = current, plugin
+        self.config = current.federation.config
+        self.round, self.rounds = current.number, self.config.rounds
+        self.num_clients, self.lr = self.config.clients, current.lr
+        self.num_classes = current.federation.dataset.num_classes
+        self.cohort, self.accepted = current.cohort, current.accepted
+
+    def scoped(self, plugin: str) -> ServerContext:
+        """Return the view of one plugin."""
+        return ServerContext(self._round, plugin)
+
+    @property
+    def model(self) -> Mapping[str, Tensor]:
+        """The global model w_t by name, on the CPU."""
+        return self._round.model
+
+    @property
+    def state(self) -> State:
+        """This plugin's state."""
+        return self._round.states.of(self._plugin)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the stream of this seed, round and purpose, from its start."""
+        return generator(self.config.seed, purpose, round=self.round)
+
+    def ask(
+        self,
+        question: str,
+        *,
+        clients: Literal["all", "cohort"] | Iterable[int],
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[Answer]:
+        """Put a question to this plugin's client side; yields answers in ascending client id, as they come.
+
+        Clients that fail are skipped and recorded. Allowed in ``begin_round`` and ``post_train`` only.
+        :param clients: ``"all"`` registered ones, the ``"cohort"``, or ids.
+        """
+        current = self._round
+        if current.phase not in ("begin_round", "post_train"):
+            raise PluginContractError(
+                f"plugin {self._plugin!r}: server.ask works in begin_round and post_train only",
+                plugin=self._plugin,
+            )
+        chosen = (
+            {"all": range(self.num_clients), "cohort": self.cohort}[clients] if isinstance(clients, str) else clients
+        )
+        current.asked += 1
+        key = current.share(f"ask-{self.round}-{current.phase}-{current.asked}", {})
+        sent = dict(tensors or {})
+        tasks = [
+            ClientTask(
+                id=f"{key}-{client}",
+                kind="ask",
+                client=client,
+                round=self.round,
+                state_round=current.committed.manifest.get(client),
+                shared=key,
+                tensors=sent,
+                meta={"plugin": self._plugin, "question": question},
+            )
+            for client in sorted(set(chosen))
+        ]
+        return self._answers(tasks, bytes_of(sent))
+
+    def _answers(self, tasks: list[ClientTask], size: int) -> Iterator[Answer]:
+        current = self._round
+        engine, window = current.federation.engine, current.federation.config.max_waiting
+        for task, outcome in in_order(tasks, engine.run(tasks, window=window)):
+            current.count_down()
+            current.ledger.down(self._plugin, size)
+            if isinstance(outcome, ClientFailure):
+                current.fail(task.client, outcome.kind, outcome.message)
+                continue
+            current.ledger.up(self._plugin, bytes_of(outcome.tensors))
+            yield Answer(task.client, outcome.tensors)
+
+    def update_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
+        current = self._round
+        if current.phase != "post_train":
+            raise PluginContractError(
+                f"plugin {self._plugin!r}: the global model can be changed in post_train only; "
+                "in a round return tensors from aggregate or server_step",
+                plugin=self._plugin,
+            )
+        plugin = next(p for p in current.federation.problem.plugins if p.name == self._plugin)
+        allowed = match(plugin.corrects, current.model, plugin, "corrects")
+        check_partial(current.federation.problem, tensors, allowed, self._plugin, "post_train")
+        current.model = {**current.model, **{name: t.detach().clone().cpu() for name, t in tensors.items()}}
+
+    def retrain_classifier(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        epochs: int,
+        lr: float,
+        batch_size: int,
+        momentum: float = 0.0,
+    ) -> None:
+        """Go on training the global classifier on given features by cross-entropy; the encoder stays as it is.
+
+        :param features: (n, d); ``labels`` (n,) int64. Shuffled in each epoch from the run's seed.
+        """
+        current, problem = self._round, self._round.federation.problem
+        classifier = problem.model.to("cpu").classifier
+        load_state(problem.model.state_dict(), current.model)
+        x = features.to(next(classifier.parameters()).dtype)
+        optimizer = torch.optim.SGD(classifier.parameters(), lr=lr, momentum=momentum)
+        seed = derive_seed(self.config.seed, "retrain", round=self.round)
+        with random_stream(seed), torch.enable_grad():
+            classifier.train()
+            for _ in range(epochs):
+                for batch in torch.randperm(len(x)).split(batch_size):
+                    optimizer.zero_grad(set_to_none=True)
+                    F.cross_entropy(classifier(x[batch]), labels[batch]).backward()
+                    optimizer.step()
+        self.update_model({f"classifier.{name}": tensor for name, tensor in classifier.state_dict().items()})
+
+
+def check_partial(
+    problem: Problem, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str
+) -> None:
+    """Refuse a partial state that a plugin returned: names it may not set, a wrong layout, values not finite.
+
+    :raises PluginContractError: says which tensor, and what is wrong with it.
+    """
+    from fedcore.errors import RejectUpdate
+
+    extra = sorted(set(tensors) - set(allowed))
+    where = f"plugin {plugin!r} hook {hook}"
+    if extra:
+        raise PluginContractError(f"{where}: may not set {extra[0]!r}", plugin=plugin, hook=hook)
+    try:
+        problem.layout.check(tensors, tensors, where)
+    except RejectUpdate as error:
+        raise PluginContractError(str(error), plugin=plugin, hook=hook) from None
+
+
+def in_order(
+    tasks: list[ClientTask], outcomes: Iterable[tuple[ClientTask, Outcome]]
+) -> Iterator[tuple[ClientTask, Outcome]]:
+    """Yield outcomes in the order of their tasks: an early one waits for its turn.
+
+    A second outcome of a task is dropped.
+    """
+    position = {task.id: index for index, task in enumerate(tasks)}
+    waiting: dict[int, tuple[ClientTask, Outcome]] = {}
+    turn = 0
+    for task, outcome in outcomes:
+        if position[task.id] >= turn:
+            waiting.setdefault(position[task.id], (task, outcome))
+        while turn in waiting:
+            yield waiting.pop(turn)
+            turn += 1
+
+
+def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[int]:
+    """Return a cohort in ascending order.
+
+    :raises PluginContractError: an id that does not exist or is there twice, or nobody.
+    """
+    ids = [int(client) for client in cohort]
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= num_clients:
+        raise PluginContractError(
+            f"plugin {plugin!r} hook select_clients: returned {ids[:10]}; expected distinct ids from 0 to {num_clients - 1}",
+            plugin=plugin,
+            hook="select_clients",
+        )
+    return sorted(ids)
+
+
+Notify = Callable[[str, Mapping[str, Any]], None]
+
+__all__ = ["ClientResult", "ConfigError", "Federation", "Notify", "Round", "ServerContext", "in_order"]

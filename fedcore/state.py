@@ -1,0 +1,253 @@
+"""State that lasts: versioned client state, server state, checkpoints.
+
+Client state is versioned by round. A task names the version to start from; the client writes a new one and
+never edits an old one. Which version counts is decided by the server's manifest, when the round commits, so
+a repeated, late, rejected or lost task changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedcore.errors import PluginContractError, RunDirectoryError
+from fedcore.serial import read_tensors, sync_file, write_tensors
+
+SEPARATOR = "/"
+
+
+class State(MutableMapping[str, Any]):
+    """One plugin's named tensors and JSON values.
+
+    Reading a tensor gives this state's own copy, so that an edit in place reaches the next version only and
+    never the committed one.
+    """
+
+    def __init__(self, base: Mapping[str, Any] | None = None, *, read_only: str = "") -> None:
+        self._base = dict(base or {})
+        self._own: dict[str, Any] = {}
+        self._read_only = read_only
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._own:
+            value = self._base[key]
+            self._own[key] = value.clone() if isinstance(value, Tensor) else json.loads(json.dumps(value))
+        return self._own[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self._read_only:
+            raise PluginContractError(f"state is read-only in {self._read_only}; {key!r} cannot be written here")
+        if not isinstance(value, Tensor):
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:
+                raise PluginContractError(
+                    f"state[{key!r}] is a {type(value).__name__}; state holds tensors and JSON values ({error})"
+                ) from None
+        self._own[key] = value.detach().clone() if isinstance(value, Tensor) else value
+
+    def __delitem__(self, key: str) -> None:
+        if self._read_only:
+            raise PluginContractError(f"state is read-only in {self._read_only}; {key!r} cannot be deleted here")
+        if key not in self:
+            raise KeyError(key)
+        self._own.pop(key, None)
+        self._base.pop(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._base, **self._own})
+
+    def __len__(self) -> int:
+        return len({**self._base, **self._own})
+
+    def values_to_keep(self) -> dict[str, Any]:
+        """Return what the next version holds."""
+        return {**self._base, **({} if self._read_only else self._own)}
+
+
+class States:
+    """The states of all plugins of one client or of the server, each its own namespace."""
+
+    def __init__(self, saved: Mapping[str, Mapping[str, Any]] | None = None, *, read_only: str = "") -> None:
+        self._saved = saved or {}
+        self._read_only = read_only
+        self._open: dict[str, State] = {}
+
+    def of(self, plugin: str) -> State:
+        """Return a plugin's state."""
+        if plugin not in self._open:
+            self._open[plugin] = State(self._saved.get(plugin), read_only=self._read_only)
+        return self._open[plugin]
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """Return everything the next version holds, by plugin."""
+        kept = {plugin: dict(values) for plugin, values in self._saved.items()}
+        kept.update({plugin: state.values_to_keep() for plugin, state in self._open.items()})
+        return {plugin: values for plugin, values in sorted(kept.items()) if values}
+
+
+def flatten(
+    namespaces: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Split nested states into tensors named ``plugin/key`` and the JSON rest."""
+    tensors = {
+        f"{plugin}{SEPARATOR}{key}": value
+        for plugin, values in namespaces.items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
+    rest = {
+        plugin: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+        for plugin, values in namespaces.items()
+    }
+    return tensors, {plugin: values for plugin, values in rest.items() if values}
+
+
+def unflatten(tensors: Mapping[str, Tensor], rest: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Join what :func:`flatten` split."""
+    namespaces: dict[str, dict[str, Any]] = {plugin: dict(values) for plugin, values in (rest or {}).items()}
+    for name, tensor in tensors.items():
+        plugin, _, key = name.partition(SEPARATOR)
+        namespaces.setdefault(plugin, {})[key] = tensor
+    return namespaces
+
+
+class ClientStore:
+    """Versions of clients' states as files ``root/<client>/<round>.safetensors``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, client: int, version: int) -> Path:
+        """Return the file of one version."""
+        return self.root / f"{client:06d}" / f"{version:06d}.safetensors"
+
+    def read(self, client: int, version: int | None) -> dict[str, dict[str, Any]]:
+        """Return a version by plugin; None is the empty state.
+
+        :raises RunDirectoryError: the file is missing or damaged.
+        """
+        if version is None:
+            return {}
+        try:
+            return unflatten(*read_tensors(self.path(client, version)))
+        except (ValueError, OSError) as error:
+            raise RunDirectoryError(f"client {client}'s state of round {version} is lost: {error}") from error
+
+    def write(self, client: int, version: int, namespaces: Mapping[str, Mapping[str, Any]]) -> int | None:
+        """Write a new version and return its name; an empty state takes no file and is None."""
+        if not namespaces:
+            return None
+        path = self.path(client, version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(path, *flatten(namespaces), sync=False)
+        return version
+
+    def settle(self, manifest: Mapping[int, int | None]) -> None:
+        """Make these versions durable; call before the checkpoint that names them."""
+        for client, version in manifest.items():
+            if version is not None:
+                sync_file(self.path(client, version))
+
+    def prune(self, manifest: Mapping[int, int | None]) -> None:
+        """Delete every other version of these clients; call after the checkpoint that names them."""
+        for client, version in manifest.items():
+            for path in self.path(client, 0).parent.glob("*.safetensors"):
+                if version is None or path != self.path(client, version):
+                    path.unlink(missing_ok=True)
+
+
+@dataclass
+class ServerState:
+    """What commits at the end of a round, and all that a checkpoint needs.
+
+    :param round: the next round to run.
+    :param phase: ``train``, ``post_train`` or ``done``.
+    :param model: the global model w_t, personal names at their initial values.
+    :param plugins: server state by plugin.
+    :param manifest: for every client that took part, the version of its state; None where it keeps nothing.
+    :param ledger: totals of bytes and the like.
+    :param best: best value so far of the validation protocol.
+    :param metrics_bytes: length of metrics.jsonl that belongs to the committed rounds.
+    """
+
+    model: dict[str, Tensor]
+    round: int = 0
+    phase: str = "train"
+    plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
+    manifest: dict[int, int | None] = field(default_factory=dict)
+    ledger: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+    metrics_bytes: int = 0
+
+
+class CheckpointStore:
+    """Checkpoints as single files, each whole or absent; the one before goes only when the new one is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def save(self, state: ServerState) -> None:
+        """Write a checkpoint and delete older ones."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        tensors, rest = flatten(state.plugins)
+        meta = {
+            "format": 1,
+            "round": state.round,
+            "phase": state.phase,
+            "plugins": rest,
+            "manifest": {str(client): version for client, version in sorted(state.manifest.items())},
+            "ledger": state.ledger,
+            "best": state.best,
+            "metrics_bytes": state.metrics_bytes,
+        }
+        named = {f"model{SEPARATOR}{k}": v for k, v in state.model.items()}
+        named.update({f"plugins{SEPARATOR}{k}": v for k, v in tensors.items()})
+        phase = {"train": 0, "post_train": 1, "done": 2}[state.phase]
+        path = self.root / f"{state.round:06d}-{phase}-{state.phase}.safetensors"
+        write_tensors(path, named, meta)
+        for other in self._files():
+            if other != path:
+                other.unlink(missing_ok=True)
+
+    def load(self) -> ServerState | None:
+        """Return the newest whole checkpoint, or None where there is none.
+
+        :raises RunDirectoryError: there are checkpoints, but none is whole.
+        """
+        problems = []
+        for path in reversed(self._files()):
+            try:
+                tensors, meta = read_tensors(path)
+                groups: dict[str, dict[str, Tensor]] = {"model": {}, "plugins": {}}
+                for name, tensor in tensors.items():
+                    group, _, key = name.partition(SEPARATOR)
+                    groups[group][key] = tensor.clone()
+                return ServerState(
+                    model=groups["model"],
+                    round=int(meta["round"]),
+                    phase=str(meta["phase"]),
+                    plugins=unflatten(groups["plugins"], meta["plugins"]),
+                    manifest={int(client): version for client, version in meta["manifest"].items()},
+                    ledger=meta["ledger"],
+                    best=meta["best"],
+                    metrics_bytes=int(meta["metrics_bytes"]),
+                )
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                problems.append(f"{path.name}: {error}")
+        if problems:
+            raise RunDirectoryError(f"no checkpoint in {self.root} is whole: {'; '.join(problems)}")
+        return None
+
+    def clear(self) -> None:
+        """Delete all checkpoints."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.root.glob("*.safetensors"))

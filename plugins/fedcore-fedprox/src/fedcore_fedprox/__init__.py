@@ -1,0 +1,37 @@
+"""FedProx as a fedcore plugin."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedcore.functional import proximal_term
+from fedcore.hookspecs import hookimpl
+from fedcore.local import Step
+from fedcore.plugins import Plugin, PluginOptions
+from fedcore.types import Loss
+
+__all__ = ["FedProx", "FedProxOptions"]
+
+
+class FedProxOptions(PluginOptions):
+    """Options of FedProx."""
+
+    mu: float = Field(0.01, ge=0, description="Strength mu of the proximal term (Eq. 2); 0 is FedAvg.")
+
+
+class FedProx(Plugin):
+    """FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, arXiv 1812.06127).
+
+    Each client minimises F_k(w) + mu/2 ||w - w_t||^2 (Eq. 2) over the trainable shared parameters.
+    """
+
+    Options = FedProxOptions
+    neutral = {"mu": 0.0}
+    options: FedProxOptions
+
+    @hookimpl
+    def local_loss(self, step: Step) -> Loss | None:
+        """Add the proximal term."""
+        if self.options.mu == 0:
+            return None
+        return Loss(proximal_term(step.parameters, step.reference), weight=self.options.mu, name="proximal")

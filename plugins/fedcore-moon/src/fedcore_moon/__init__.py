@@ -1,0 +1,50 @@
+"""MOON as a fedcore plugin."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fedcore.functional import model_contrastive_loss
+from fedcore.hookspecs import hookimpl
+from fedcore.local import Step
+from fedcore.models import ModelTask, SplitModel
+from fedcore.plugins import Plugin, PluginOptions
+from fedcore.types import Loss
+
+__all__ = ["Moon", "MoonOptions"]
+
+
+class MoonOptions(PluginOptions):
+    """Options of MOON."""
+
+    mu: float = Field(1.0, ge=0, description="Weight mu of the contrastive term (Eq. 4); 0 is FedAvg.")
+    temperature: float = Field(0.5, gt=0, description="Temperature tau of the contrast (Eq. 3).")
+    projection: bool = Field(True, description="Put MOON's projection head (256 wide) on the encoder.")
+
+
+class Moon(Plugin):
+    """MOON, model-contrastive FL (Li, He, Song, CVPR 2021, arXiv 2103.16257): CE + mu * l_con (Eq. 4).
+
+    l_con (Eq. 3) pulls a sample's representation z towards the global model's and away from that of the
+    client's own model of its previous participation.
+    """
+
+    Options = MoonOptions
+    neutral = {"mu": 0.0, "projection": False}
+    reads = ("global", "previous")
+    options: MoonOptions
+
+    @hookimpl
+    def configure_model(self, model: SplitModel, task: ModelTask) -> None:
+        """Contrast projected features, as the paper does."""
+        if self.options.projection:
+            task.ensure_projection(model)
+
+    @hookimpl
+    def local_loss(self, step: Step) -> Loss | None:
+        """Add l_con; a client's first participation has no previous model, and the official code's term is 0 there."""
+        near, far = step.frozen("global"), step.frozen("previous")
+        if self.options.mu == 0 or near is None or far is None:
+            return None
+        value = model_contrastive_loss(step.features, near.features, far.features, temperature=self.options.temperature)
+        return Loss(value, weight=self.options.mu, name="contrast")

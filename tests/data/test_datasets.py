@@ -1,0 +1,446 @@
+"""Data sets: tiny files in each layout, damaged files, and the real ones where FEDCORE_TEST_DATA has them."""
+
+import hashlib
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedcore.data import Dataset, datasets, load_dataset
+from fedcore.errors import DataError, PluginContractError, UnknownNameError
+from fedcore.vision import load_torchvision
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Make every attempt to reach the network fail at once, and count them."""
+    attempts = []
+
+    def refuse(request, *args, **kwargs):
+        attempts.append(getattr(request, "full_url", request))
+        raise urllib.error.URLError("no network in tests")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    return attempts
+
+
+def write_idx(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def write_mnist(root, folder="MNIST", prefixes=("train", "t10k"), labels=range(10)):
+    arrays = {}
+    for prefix, n in zip(prefixes, (20, 10), strict=True):
+        arrays[prefix] = RNG.integers(0, 256, (n, 28, 28)), np.resize(list(labels), n)
+        write_idx(root / folder / "raw" / f"{prefix}-images-idx3-ubyte", arrays[prefix][0])
+        write_idx(root / folder / "raw" / f"{prefix}-labels-idx1-ubyte", arrays[prefix][1])
+    return arrays
+
+
+def write_npz(path, **changes):
+    arrays = {
+        "x_train": RNG.integers(0, 256, (30, 6, 5, 3), dtype=np.uint8),
+        "y_train": np.arange(30) % 3,
+        "x_test": RNG.integers(0, 256, (9, 6, 5, 3), dtype=np.uint8),
+        "y_test": np.arange(9) % 3,
+    } | changes
+    np.savez(path, **{key: array for key, array in arrays.items() if array is not None})
+    return arrays
+
+
+def test_digits():
+    dataset = load_dataset("digits")
+    assert (dataset.name, dataset.num_classes, dataset.input_shape) == ("digits", 10, (1, 8, 8))
+    assert (len(dataset.train), len(dataset.test)) == (1437, 360)
+    everything = dataset.train.gather(torch.arange(1437))
+    assert everything.shape == (1437, 1, 8, 8)
+    assert abs(float(everything.mean())) < 1e-5
+    assert float(everything.std()) == pytest.approx(1, abs=1e-3)
+    mean, std = dataset.train.mean[0], dataset.train.std[0]
+    values = (everything * std + mean) * 16
+    torch.testing.assert_close(values, values.round(), atol=1e-3, rtol=0)
+    assert (values.min().round(), values.max().round()) == (0, 16)
+    counts = torch.bincount(dataset.test.labels)
+    assert counts.min() >= 34
+    assert torch.equal(dataset.train.images, load_dataset("digits").train.images)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "mean", "std"),
+    [("mnist", "MNIST", 0.1307, 0.3081), ("fashion-mnist", "FashionMNIST", 0.2860, 0.3530)],
+)
+def test_idx_files_are_read_without_the_network(tmp_path, offline, name, folder, mean, std):
+    arrays = write_mnist(tmp_path, folder)
+    dataset = load_dataset(name, tmp_path)
+    assert offline == []
+    assert (dataset.input_shape, dataset.num_classes, len(dataset.class_names)) == ((1, 28, 28), 10, 10)
+    for samples, prefix in ((dataset.train, "train"), (dataset.test, "t10k")):
+        images, labels = arrays[prefix]
+        assert samples.labels.tolist() == labels.tolist()
+        expected = (images[:, None] / 255 - mean) / std
+        np.testing.assert_allclose(samples.gather(torch.arange(len(labels))), expected, atol=1e-5)
+
+
+def test_emnist_letters_are_turned_and_counted_from_zero(tmp_path, offline):
+    arrays = write_mnist(tmp_path, "EMNIST", ("emnist-letters-train", "emnist-letters-test"), labels=range(1, 27))
+    dataset = load_dataset("emnist", tmp_path)
+    images, labels = arrays["emnist-letters-train"]
+    assert (dataset.num_classes, dataset.class_names[0]) == (26, "a")
+    assert dataset.train.labels.tolist() == (labels - 1).tolist()
+    turned = images.transpose(0, 2, 1)[:, None] / 255
+    expected = (turned - turned.mean()) / turned.std()
+    np.testing.assert_allclose(dataset.train.gather(torch.arange(20)), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte"),
+        ("emnist", "EMNIST/raw/emnist-letters-train-images-idx3-ubyte"),
+        ("cifar10", "cifar10.npz"),
+        ("cifar100", "cifar-100-python"),
+    ],
+)
+def test_missing_files_say_what_is_expected_where(tmp_path, offline, name, expected):
+    with pytest.raises(DataError, match="--data-dir") as caught:
+        load_dataset(name, tmp_path)
+    assert str(tmp_path / expected) in str(caught.value)
+    assert "no network in tests" in str(caught.value)
+    assert 1 <= len(offline) <= 2  # each mirror once, the first missing file only
+
+
+def test_a_directory_that_cannot_be_written_is_the_same_error(tmp_path, offline):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="--data-dir"):
+        load_dataset("mnist", tmp_path / "file")
+
+
+def test_default_directory(tmp_path, monkeypatch, offline):
+    write_mnist(tmp_path)
+    monkeypatch.setenv("FEDCORE_DATA", str(tmp_path))
+    assert len(load_dataset("mnist").train) == 20
+    monkeypatch.delenv("FEDCORE_DATA")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert datasets.default_data_dir() == Path("/home/somebody/.cache/fedcore/data")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content[:6],
+        lambda content: b"\x00\x00\x08\x02" + content[4:],
+        lambda content: b"\x1f\x8b" + content,
+        lambda content: content.replace(struct.pack(">I", 28), struct.pack(">I", 14), 1),
+    ],
+)
+def test_damaged_idx_files(tmp_path, offline, damage):
+    write_mnist(tmp_path)
+    path = tmp_path / "MNIST/raw/t10k-images-idx3-ubyte"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match="t10k-images"):
+        load_dataset("mnist", tmp_path)
+
+
+def test_idx_labels_out_of_range(tmp_path, offline):
+    write_mnist(tmp_path, labels=range(11))
+    with pytest.raises(DataError, match="labels 0..10"):
+        load_dataset("mnist", tmp_path)
+
+
+def cifar_arrays(n_classes=10):
+    return {
+        "x_train": RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8),
+        "y_train": np.arange(10) % n_classes,
+        "x_test": RNG.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8),
+        "y_test": np.arange(4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "mean", "std"),
+    [
+        ("cifar10", 10, np.array([125.3, 123.0, 113.9]) / 255, np.array([63.0, 62.1, 66.7]) / 255),
+        ("cifar100", 100, (0.50707516, 0.48654887, 0.44091784), (0.26733429, 0.25643846, 0.27615047)),
+    ],
+)
+def test_cifar_from_npz(tmp_path, offline, name, classes, mean, std):
+    arrays = cifar_arrays()
+    np.savez(tmp_path / f"{name}.npz", **arrays)
+    dataset = load_dataset(name, tmp_path)
+    assert (dataset.num_classes, dataset.input_shape, dataset.augmentation) == (classes, (3, 32, 32), name)
+    expected = (arrays["x_test"] / 255 - mean) / std
+    np.testing.assert_allclose(dataset.test.gather(torch.arange(4)), expected.transpose(0, 3, 1, 2), atol=1e-5)
+
+
+def test_cifar_from_torchvisions_pickles_equals_the_npz(tmp_path, offline, monkeypatch):
+    arrays = cifar_arrays()
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+
+    def write(name, content):
+        (folder / name).write_bytes(pickle.dumps(content))
+        return [name, hashlib.md5((folder / name).read_bytes(), usedforsecurity=False).hexdigest()]
+
+    def batch(x, y):
+        return {"data": x.transpose(0, 3, 1, 2).reshape(len(x), -1), "labels": y.tolist()}
+
+    reader = load_torchvision().datasets.CIFAR10
+    train = [write("data_batch_1", batch(arrays["x_train"][:6], arrays["y_train"][:6]))]
+    train.append(write("data_batch_2", batch(arrays["x_train"][6:], arrays["y_train"][6:])))
+    monkeypatch.setattr(reader, "train_list", train)
+    monkeypatch.setattr(reader, "test_list", [write("test_batch", batch(arrays["x_test"], arrays["y_test"]))])
+    name, md5 = write("batches.meta", {"label_names": list("abcdefghij")})
+    monkeypatch.setattr(reader, "meta", {"filename": name, "key": "label_names", "md5": md5})
+    by_torchvision = load_dataset("cifar10", tmp_path)
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    (folder / "test_batch").unlink()  # the archive comes first
+    by_npz = load_dataset("cifar10", tmp_path)
+    for one, other in ((by_torchvision.train, by_npz.train), (by_torchvision.test, by_npz.test)):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+    assert offline == []
+
+
+def test_pickles_that_are_not_the_official_ones_are_not_opened(tmp_path, offline):
+    reader = load_torchvision().datasets.CIFAR10
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    for name, _ in (*reader.train_list, *reader.test_list):
+        (tmp_path / "cifar-10-batches-py" / name).write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(DataError, match="not the official ones"):
+        load_dataset("cifar10", tmp_path)
+    assert offline == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x_train": RNG.integers(0, 256, (10, 28, 28, 3), dtype=np.uint8)},
+        {"x_train": RNG.random((10, 32, 32, 3))},
+        {"y_test": np.array([0, 1, 2, 10])},
+        {"y_test": np.array([0, 1, 2, -1])},
+        {"y_test": np.array([0, 1, 2])},
+        {"y_test": np.array([0.0, 1, 2, 3])},
+    ],
+)
+def test_wrong_cifar_archives(tmp_path, offline, changes):
+    np.savez(tmp_path / "cifar10.npz", **(cifar_arrays() | changes))
+    with pytest.raises(DataError, match=r"cifar10\.npz"):
+        load_dataset("cifar10", tmp_path)
+
+
+def test_npz_layouts_agree(tmp_path):
+    arrays = write_npz(tmp_path / "nhwc.npz")
+    planes = {key: arrays[key].transpose(0, 3, 1, 2) for key in ("x_train", "x_test")}
+    write_npz(tmp_path / "nchw.npz", **planes)
+    floats = {key: (arrays[key] / 255).astype(np.float32) for key in ("x_train", "x_test")}
+    write_npz(tmp_path / "float.npz", **floats)
+    one, two, three = (load_dataset(f"npz:{tmp_path / f}.npz") for f in ("nhwc", "nchw", "float"))
+    unit = planes["x_train"] / 255
+    expected = (unit - unit.mean((0, 2, 3), keepdims=True)) / unit.std((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(one.train.gather(torch.arange(30)), expected, atol=1e-5)
+    assert torch.equal(one.test.images, two.test.images)
+    torch.testing.assert_close(one.test.images, three.test.images, atol=1e-5, rtol=0)
+    assert (one.name, one.num_classes, one.input_shape) == ("npz:nhwc.npz", 3, (3, 6, 5))
+
+
+def test_npz_of_grey_images_constant_pixels_and_column_labels(tmp_path):
+    flat = np.full((30, 6, 5), 7, dtype=np.uint8)
+    write_npz(tmp_path / "a.npz", x_train=flat, x_test=flat[:9], y_train=(np.arange(30) % 3)[:, None])
+    dataset = load_dataset(f"npz:{tmp_path / 'a.npz'}")
+    assert dataset.input_shape == (1, 6, 5)
+    assert float(dataset.train.images.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "without y_test"),
+        ({"x_train": np.array([{}] * 30)}, "not a usable"),
+        ({"x_train": np.zeros((30, 6, 5, 3), np.int64)}, "convert"),
+        ({"x_train": np.full((30, 6, 5, 3), np.nan), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
+        ({"x_train": np.full((30, 6, 5, 3), 1e300), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
+        ({"x_train": np.zeros((30, 6, 5, 3))}, "same type"),
+        ({"x_train": np.zeros((30, 6), np.uint8)}, "shape"),
+        ({"x_train": np.zeros((30, 6, 5, 7), np.uint8)}, "shape"),
+        ({"x_train": np.zeros((0, 6, 5, 3), np.uint8), "y_train": np.zeros(0, int)}, "no pixels"),
+        ({"x_test": np.zeros((9, 8, 8, 3), np.uint8)}, "one size"),
+        ({"y_train": np.arange(30) % 3 + 1}, "Renumber"),
+        ({"y_train": np.arange(30) % 3 * 2}, "Renumber"),
+        ({"y_test": np.arange(9)}, "Renumber"),
+        ({"y_train": np.arange(30) % 3 - 1}, "0..C-1"),
+        ({"y_train": np.full(30, 2**63, np.uint64)}, "0..C-1"),
+        ({"y_train": np.arange(29) % 3}, "one for each image"),
+        ({"y_train": np.array(["a"] * 30)}, "integers"),
+    ],
+)
+def test_wrong_npz_files_say_what_is_wrong(tmp_path, changes, message):
+    write_npz(tmp_path / "a.npz", **changes)
+    with pytest.raises(DataError, match=message):
+        load_dataset(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_damaged_npz_files(tmp_path):
+    path = tmp_path / "a.npz"
+    write_npz(path)
+    content = path.read_bytes()
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    single = (tmp_path / "array.npy").read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 4] ^= 255
+    for damaged in (b"", b"PK\x03\x04", content[: len(content) // 2], bytes(flipped), single, b"text"):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"a\.npz"):
+            load_dataset(f"npz:{path}")
+    with pytest.raises(DataError, match="does not exist"):
+        load_dataset(f"npz:{tmp_path / 'b.npz'}")
+
+
+def write_image(path, size=(8, 6), colour=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    colour = colour or tuple(RNG.integers(0, 256, 3).tolist())
+    Image.new("RGB", size, colour).save(path)
+    return colour
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_imagefolder(tmp_path, held_out):
+    red = write_image(tmp_path / "train/cat/1.png", colour=(255, 0, 51))
+    for name in ("cat/2.png", "dog/1.png"):
+        write_image(tmp_path / "train" / name)
+    Image.new("L", (8, 6), 102).save(tmp_path / "train/dog/grey.png")
+    write_image(tmp_path / held_out / "dog/3.png")  # without cats: still class 1
+    dataset = load_dataset(f"imagefolder:{tmp_path}")
+    assert (dataset.input_shape, dataset.num_classes) == ((3, 6, 8), 2)
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.train.labels.tolist() == [0, 0, 1, 1]
+    assert dataset.test.labels.tolist() == [1]
+    first, grey = dataset.train.gather(torch.tensor([0, 3]))
+    assert first[:, 2, 2].tolist() == pytest.approx([c / 127.5 - 1 for c in red], abs=1e-6)
+    assert grey.unique().tolist() == pytest.approx([102 / 127.5 - 1], abs=1e-6)
+
+
+def test_imagefolder_in_tiny_imagenets_layout(tmp_path):
+    for name in ("n01", "n02"):
+        write_image(tmp_path / f"train/{name}/images/{name}_0.JPEG")
+    colours = [write_image(tmp_path / f"val/images/val_{i}.JPEG") for i in range(3)]
+    write_image(tmp_path / "test/images/test_0.JPEG")  # without labels, not the test set
+    rows = "val_0.JPEG\tn02\t0\t0\t9\t9\nval_2.JPEG\tn01\t0\t0\t9\t9\nval_1.JPEG\tn02\t0\t0\t9\t9\n"
+    (tmp_path / "val/val_annotations.txt").write_text(rows)
+    dataset = load_dataset(f"imagefolder:{tmp_path}")
+    assert dataset.class_names == ("n01", "n02")
+    assert dataset.test.labels.tolist() == [1, 0, 1]
+    third = dataset.test.gather(torch.tensor([2]))[0, :, 0, 0]
+    assert third.tolist() == pytest.approx([c / 127.5 - 1 for c in colours[1]], abs=0.06)  # JPEG
+
+
+def test_wrong_imagefolders(tmp_path):
+    def refused(message):
+        with pytest.raises(DataError, match=message):
+            load_dataset(f"imagefolder:{tmp_path}")
+
+    refused("train is not a directory")
+    (tmp_path / "train").mkdir()
+    refused("one folder of images per class")
+    write_image(tmp_path / "train/cat/1.png")
+    refused("neither test/ nor val/")
+    write_image(tmp_path / "val/cow/1.png")
+    refused("'cow'")
+    (tmp_path / "val/cow").rename(tmp_path / "val/cat")
+    write_image(tmp_path / "train/cat/2.png", size=(8, 7))
+    refused("resize")
+    (tmp_path / "train/cat/2.png").write_bytes(b"not an image")
+    refused("cannot read")
+    write_image(tmp_path / "train/cat/2.png")
+    write_image(tmp_path / "val/cat/1.png", size=(9, 9))
+    refused("one size")
+    for text in ("", "no tabs", "../../etc/passwd\tcat"):
+        (tmp_path / "val/val_annotations.txt").write_text(text)
+        refused("must hold lines")
+    (tmp_path / "val/val_annotations.txt").write_text("gone.png\tcat")
+    refused("cannot read")
+
+
+def test_unknown_and_broken_loaders(monkeypatch):
+    with pytest.raises(UnknownNameError, match="cifar10"):
+        load_dataset("cifar-10")
+    monkeypatch.setattr(datasets, "resolve", lambda kind, name: lambda data_dir: None)
+    with pytest.raises(PluginContractError, match="not Dataset"):
+        load_dataset("mine")
+
+
+def run_python(code, path=None):
+    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_torchvision_is_imported_late_and_always_works():
+    code = (
+        "import sys, fedcore.data; assert not any(m.startswith('torchvision') for m in sys.modules);"
+        "from fedcore.vision import load_torchvision as load; assert load() is load() is sys.modules['torchvision'];"
+        "import torchvision.transforms.functional, torchvision.datasets"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_working_torchvision_is_left_alone(tmp_path):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision/__init__.py").write_text("")
+    code = (
+        "import torch, fedcore.vision as v; t = v.load_torchvision(); print(t.__file__);"
+        "assert not v._declared and not hasattr(torch.ops.torchvision, 'nms')"
+    )
+    result = run_python(code, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert str(tmp_path) in result.stdout
+
+
+@pytest.mark.parametrize(
+    "problem", ["RuntimeError('operator torchvision::roi_align does not exist')", "ImportError('no')"]
+)
+def test_a_torchvision_broken_otherwise_is_explained(tmp_path, problem):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision/__init__.py").write_text(f"raise {problem}")
+    result = run_python("import fedcore.vision as v; v.load_torchvision()", tmp_path)
+    assert "ConfigError: torchvision cannot be imported" in result.stderr
+
+
+REAL = Path(os.environ.get("FEDCORE_TEST_DATA", "/nonexistent"))
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "sizes", "test_counts"),
+    [
+        ("mnist", "MNIST", (60000, 10000), [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]),
+        ("fashion-mnist", "FashionMNIST", (60000, 10000), [1000] * 10),
+        ("cifar10", "cifar10.npz", (50000, 10000), [1000] * 10),
+    ],
+)
+def test_the_real_files(name, needs, sizes, test_counts):
+    if not (REAL / needs).exists():
+        pytest.skip("FEDCORE_TEST_DATA does not have it")
+    started = time.perf_counter()
+    dataset = load_dataset(name, REAL)
+    assert isinstance(dataset, Dataset)
+    assert (len(dataset.train), len(dataset.test)) == sizes
+    assert torch.bincount(dataset.test.labels).tolist() == test_counts
+    # The published constants are those of the training images.
+    everything = dataset.train.images
+    assert everything.mean(dim=(0, 2, 3)).abs().max() < 1e-3
+    assert (everything.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2
+    assert time.perf_counter() - started < 60
