@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedcore._version import __version__
 
 if TYPE_CHECKING:
+    from fedcore.client import ClientContext as ClientContext
     from fedcore.config import RunConfig as RunConfig
     from fedcore.errors import FedcoreError as FedcoreError
     from fedcore.errors import RejectUpdate as RejectUpdate
@@ -19,20 +20,31 @@ if TYPE_CHECKING:
     from fedcore.experiment import resume as resume
     from fedcore.experiment import run as run
     from fedcore.hookspecs import hookimpl as hookimpl
+    from fedcore.local import Step as Step
+    from fedcore.models import ModelTask as ModelTask
+    from fedcore.models import SplitModel as SplitModel
     from fedcore.plugins import Plugin as Plugin
     from fedcore.plugins import PluginOptions as PluginOptions
+    from fedcore.server import ServerContext as ServerContext
+    from fedcore.types import Answer as Answer
     from fedcore.types import ClientUpdate as ClientUpdate
     from fedcore.types import Loss as Loss
 
 _HOMES = {
+    "Answer": "types",
+    "ClientContext": "client",
     "ClientUpdate": "types",
     "FedcoreError": "errors",
     "Loss": "types",
+    "ModelTask": "models",
     "Plugin": "plugins",
     "PluginOptions": "plugins",
     "RejectUpdate": "errors",
     "RunConfig": "config",
     "RunResult": "experiment",
+    "ServerContext": "server",
+    "SplitModel": "models",
+    "Step": "local",
     "evaluate_run": "experiment",
     "hookimpl": "hookspecs",
     "resume": "experiment",

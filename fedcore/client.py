@@ -44,7 +44,7 @@ class LocalSession:
         self.received, self.lr = shared.received, float(shared.meta["lr"])
         saved = runtime.store.read(task.client, task.state_round)
         self.saved_core: dict[str, Any] = saved.pop(CORE, {})
-        self.states = States(saved, read_only=read_only)
+        self.states = States(saved, read_only=read_only, device=runtime.device)
         self.start = {**shared.model, **prefixed(self.saved_core, "personal.")}
         self.scratch: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self.added: dict[str, dict[str, nn.Parameter]] = {}
@@ -215,16 +215,16 @@ class ClientContext:
 
 
 class Shared:
-    """A payload sent once per round, in this process's own memory: global model and broadcasts."""
+    """A payload sent once per round, copied to the device's own memory: global model and broadcasts."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        groups = unflatten({name: tensor.clone() for name, tensor in tensors.items()})
+    def __init__(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], device: torch.device) -> None:
+        groups = unflatten({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
         self.model: Tensors = groups.pop("model", {})
         self.received: dict[str, Tensors] = unflatten(groups.pop("broadcast", {}))
         self.meta = meta
 
 
-class Failed(Exception):  # noqa: N818 - a verdict on a task, not an error
+class Failed(Exception):
     """Ends a task with a failure of a kind."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:

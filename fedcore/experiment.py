@@ -102,7 +102,9 @@ def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
     """Replace every ``auto`` by what it stands for and load the data; checks names before any long work."""
     plugins = PluginSet.create(config.plugins)
     names = [name for name in config.plugins if name != BUILTIN]
-    options = {name: plugin.options.model_dump(mode="json") for name, plugin in zip(names, plugins, strict=True)}
+    options = {
+        name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)
+    }
     registry.resolve("engine", config.engine)
     device = resolve_device(config.device)
     if config.precision == "tf32" and device.type != "cuda":

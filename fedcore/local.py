@@ -191,7 +191,7 @@ def train_batch(session: LocalSession, plugins: PluginSet, batch: Batch) -> None
         step = Step(batch)
         total = objective(session, plugins, step)
     session.optimizer.zero_grad(set_to_none=True)
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     if session.config.clip_norm is not None:
         nn.utils.clip_grad_norm_(session.model.parameters(), session.config.clip_norm)
     with torch.no_grad():

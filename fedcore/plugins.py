@@ -234,13 +234,19 @@ def parse_options(name: str, cls: type[Plugin], options: Mapping[str, Any]) -> P
     :raises UnknownNameError: an option that does not exist.
     :raises ConfigError: a value that its option does not take.
     """
+    known = option_names(cls)
     for option in options:
-        if option not in cls.Options.model_fields:
-            raise UnknownNameError(f"option of plugin {name!r}", option, cls.Options.model_fields)
+        if option not in known:
+            raise UnknownNameError(f"option of plugin {name!r}", option, known)
     try:
         return cls.Options.model_validate(dict(options))
     except ValidationError as error:
         raise ConfigError(describe(error, f"plugin {name!r}: ", flags=False)) from None
+
+
+def option_names(cls: type[Plugin]) -> dict[str, str]:
+    """Return what users call a plugin's options (an alias such as ``lambda``) -> the field's name."""
+    return {field.alias or name: name for name, field in cls.Options.model_fields.items()}
 
 
 def check_class(name: str, cls: Any) -> None:
@@ -346,13 +352,9 @@ def _invoke(call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
 
 def _where(arguments: Mapping[str, Any]) -> str:
     """Return `` (round 3, client 7)`` as far as the arguments tell."""
-    parts = []
-    for argument in ("server", "client", "step", "update"):
-        value = arguments.get(argument)
-        round_ = getattr(value, "round", None)
-        client = (
-            value.client.id if argument == "step" else getattr(value, "id" if argument == "client" else "client", None)
-        )
-        parts += [f"round {round_}"] if round_ is not None else []
-        parts += [f"client {client}"] if client is not None else []
-    return f" ({', '.join(dict.fromkeys(parts))})" if parts else ""
+    step, server, update = arguments.get("step"), arguments.get("server"), arguments.get("update")
+    client = step.client if step is not None else arguments.get("client")
+    round_ = getattr(client or server, "round", None)
+    number = getattr(client, "id", None) if client is not None else getattr(update, "client", None)
+    parts = [f"{what} {value}" for what, value in (("round", round_), ("client", number)) if value is not None]
+    return f" ({', '.join(parts)})" if parts else ""

@@ -41,7 +41,7 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
     device = torch.device(device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices, device_type="cuda"):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         if devices:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)

@@ -287,7 +287,8 @@ def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[i
     ids = [int(client) for client in cohort]
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= num_clients:
         raise PluginContractError(
-            f"plugin {plugin!r} hook select_clients: returned {ids[:10]}; expected distinct ids from 0 to {num_clients - 1}",
+            f"plugin {plugin!r} hook select_clients: returned {ids[:10]}; "
+            f"expected distinct ids from 0 to {num_clients - 1}",
             plugin=plugin,
             hook="select_clients",
         )

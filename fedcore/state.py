@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedcore.errors import PluginContractError, RunDirectoryError
@@ -29,15 +30,19 @@ class State(MutableMapping[str, Any]):
     never the committed one.
     """
 
-    def __init__(self, base: Mapping[str, Any] | None = None, *, read_only: str = "") -> None:
+    def __init__(
+        self, base: Mapping[str, Any] | None = None, *, read_only: str = "", device: torch.device | None = None
+    ) -> None:
         self._base = dict(base or {})
         self._own: dict[str, Any] = {}
         self._read_only = read_only
+        self._device = device or torch.device("cpu")
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._own:
             value = self._base[key]
-            self._own[key] = value.clone() if isinstance(value, Tensor) else json.loads(json.dumps(value))
+            own = value.to(self._device, copy=True) if isinstance(value, Tensor) else json.loads(json.dumps(value))
+            self._own[key] = own
         return self._own[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -74,15 +79,21 @@ class State(MutableMapping[str, Any]):
 class States:
     """The states of all plugins of one client or of the server, each its own namespace."""
 
-    def __init__(self, saved: Mapping[str, Mapping[str, Any]] | None = None, *, read_only: str = "") -> None:
+    def __init__(
+        self,
+        saved: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        read_only: str = "",
+        device: torch.device | None = None,
+    ) -> None:
         self._saved = saved or {}
-        self._read_only = read_only
+        self._read_only, self._device = read_only, device
         self._open: dict[str, State] = {}
 
     def of(self, plugin: str) -> State:
         """Return a plugin's state."""
         if plugin not in self._open:
-            self._open[plugin] = State(self._saved.get(plugin), read_only=self._read_only)
+            self._open[plugin] = State(self._saved.get(plugin), read_only=self._read_only, device=self._device)
         return self._open[plugin]
 
     def snapshot(self) -> dict[str, dict[str, Any]]:

@@ -43,8 +43,8 @@ def load_torchvision() -> ModuleType:
                     f"torchvision cannot be imported: {error}. Install the torchvision that belongs to torch "
                     f"{torch.__version__}, from the same package index as torch."
                 ) from error
-            library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-            library.define(_SCHEMAS[operator])  # type: ignore[no-untyped-call]
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            library.define(_SCHEMAS[operator])
             _declared[operator] = library
             for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
                 del sys.modules[name]

@@ -56,7 +56,7 @@ class InProcessEngine:
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Keep a payload under a key."""
-        self._shared[key] = Shared(tensors, meta)
+        self._shared[key] = Shared(tensors, meta, self._runtime.device)
 
     def unshare(self, key: str) -> None:
         """Forget a payload."""
@@ -78,7 +78,7 @@ class _Worker:
     def __init__(self, spool: Spool) -> None:
         connection, theirs = socket_pair()
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
                 [sys.executable, "-m", "fedcore.engines.worker", str(theirs.fileno()), str(spool.path)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

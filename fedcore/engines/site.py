@@ -44,11 +44,12 @@ def pack_site(site: Site) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def unpack_site(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Site:
     """Join what :func:`pack_site` split, without copying."""
     config = RunConfig.model_validate(meta["config"])
-    parts = [
+    train, test = (
         list(tensors[f"partition/{part}/indices"].split(tensors[f"partition/{part}/sizes"].tolist()))
         for part in ("train", "test")
-    ]
-    return Site(config, _dataset(config, tensors, meta), Partition(*parts, meta["info"]), Path(meta["state_dir"]))
+    )
+    dataset = _dataset(config, tensors, meta)
+    return Site(config, dataset, Partition(train, test, meta["info"]), Path(meta["state_dir"]))
 
 
 def _dataset(config: RunConfig, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Dataset:

@@ -158,7 +158,7 @@ def test_damaged_idx_files(tmp_path, offline, damage):
 
 def test_idx_labels_out_of_range(tmp_path, offline):
     write_mnist(tmp_path, labels=range(11))
-    with pytest.raises(DataError, match="labels 0..10"):
+    with pytest.raises(DataError, match=r"labels 0\.\.10"):
         load_dataset("mnist", tmp_path)
 
 
@@ -410,14 +410,12 @@ def test_a_working_torchvision_is_left_alone(tmp_path):
     assert str(tmp_path) in result.stdout
 
 
-@pytest.mark.parametrize(
-    "problem", ["RuntimeError('operator torchvision::roi_align does not exist')", "ImportError('no')"]
-)
-def test_a_torchvision_broken_otherwise_is_explained(tmp_path, problem):
+def test_a_torchvision_broken_otherwise_is_explained(tmp_path):
     (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision/__init__.py").write_text(f"raise {problem}")
+    broken = "raise RuntimeError('operator torchvision::roi_align does not exist')"
+    (tmp_path / "torchvision/__init__.py").write_text(broken)
     result = run_python("import fedcore.vision as v; v.load_torchvision()", tmp_path)
-    assert "ConfigError: torchvision cannot be imported" in result.stderr
+    assert "ConfigError: torchvision cannot be imported: operator torchvision::roi_align" in result.stderr
 
 
 REAL = Path(os.environ.get("FEDCORE_TEST_DATA", "/nonexistent"))

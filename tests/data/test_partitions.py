@@ -83,9 +83,9 @@ def test_dirichlet_has_the_distribution_of_the_reference(alpha):
 def test_dirichlet_redraws_until_everybody_has_the_minimum():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for seed in range(20):
-            sizes = [len(p) for p in dirichlet_partition(LABELS, 10, 0.3, seed=seed, min_size=100)]
-            assert min(sizes) >= 100
+        for seed in range(10):  # one draw in about twenty is good enough
+            sizes = [len(p) for p in dirichlet_partition(LABELS, 10, 0.3, seed=seed, min_size=350)]
+            assert min(sizes) >= 350
             assert sum(sizes) == 5000
 
 
@@ -147,6 +147,18 @@ def test_classes_gives_each_client_k_and_each_class_an_owner(clients, k):
             owners = column[column > 0]
             assert owners.max() - owners.min() <= 1
         assert notes == []
+
+
+def test_classes_without_choice_are_spread_evenly():
+    parts, _ = quiet("classes", LABELS, 20, 0.5, 0, classes_per_client=1)
+    assert ((counts(parts) > 0).sum(axis=0) == 2).all()
+
+
+def test_owners_of_a_class_too_small_for_them_get_other_samples():
+    labels = np.array([0] + [1] * 30)
+    parts, notes = quiet("classes", labels, 5, 0.5, 0, classes_per_client=1)
+    assert sorted(map(len, parts)) == [1, 1, 1, 14, 14]  # two of class 0's three owners took one of class 1
+    assert notes[0].startswith("classes: 2 clients")
 
 
 def test_classes_nobody_owns_are_unused_and_reported():

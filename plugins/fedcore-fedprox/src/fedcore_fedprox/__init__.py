@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from fedcore import Loss, Plugin, PluginOptions, Step, hookimpl
 from fedcore.functional import proximal_term
-from fedcore.hookspecs import hookimpl
-from fedcore.local import Step
-from fedcore.plugins import Plugin, PluginOptions
-from fedcore.types import Loss
 
 __all__ = ["FedProx", "FedProxOptions"]
 

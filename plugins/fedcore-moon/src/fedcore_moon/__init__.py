@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from fedcore import Loss, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
 from fedcore.functional import model_contrastive_loss
-from fedcore.hookspecs import hookimpl
-from fedcore.local import Step
-from fedcore.models import ModelTask, SplitModel
-from fedcore.plugins import Plugin, PluginOptions
-from fedcore.types import Loss
 
 __all__ = ["Moon", "MoonOptions"]
 

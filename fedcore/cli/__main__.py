@@ -1,0 +1,5 @@
+"""``python -m fedcore.cli``."""
+
+from fedcore.cli import main
+
+main()

@@ -1,0 +1,104 @@
+"""``data list`` and ``data split``."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcore import registry
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError, FedcoreError
+
+app = typer.Typer(help="Data sets and how they are dealt to clients.", no_args_is_help=True)
+
+KINDS = {"dataset": "data sets (--dataset)", "partitioner": "partitions (--partition)", "model": "models (--model)"}
+SPLIT_FIELDS = (
+    "dataset",
+    "data_dir",
+    "partition",
+    "alpha",
+    "classes_per_client",
+    "clients",
+    "client_test_fraction",
+    "seed",
+)
+
+
+@app.command("list")
+@guarded
+def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
+    """List the data sets, the ways to deal them, and the models."""
+    found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
+    from fedcore.data import datasets
+
+    found["dataset"]["npz:FILE"] = _line(datasets.npz)
+    found["dataset"]["imagefolder:DIR"] = _line(datasets.imagefolder)
+    if as_json:
+        output.print_json(found)
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("name", style="bold", no_wrap=True)
+    table.add_column("what it is")
+    for kind, title in KINDS.items():
+        table.add_section()
+        table.add_row(output.text(title, style="bold cyan"))
+        for name, line in found[kind].items():
+            table.add_row(output.text(f"  {name}"), output.text(line))
+    output.stdout().print(table)
+
+
+@app.command("split")
+@guarded
+@options.config_flags(only=SPLIT_FIELDS)
+def split(
+    given: dict[str, Any],
+    *,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Where to write the partition.")] = Path(
+        "partition.json"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Deal a data set to clients, write who holds what, and draw it.
+
+    The file works in train as --partition FILE.json.
+    """
+    config = RunConfig.create(given)
+    if config.partition.endswith(".json"):
+        raise ConfigError(f"--partition {config.partition}: split makes such a file; name a way to deal instead")
+    if out.suffix != ".json":
+        raise ConfigError(f"--out {out}: the name must end with .json, by which --partition knows a file")
+    if out.exists() and not force:
+        raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
+
+    from fedcore.data import load_dataset
+    from fedcore.data.partition import draw_table
+    from fedcore.experiment import resolve_partition
+
+    dataset = load_dataset(config.dataset, config.data_dir)
+    partition = resolve_partition(config, dataset)
+    partition.save(out)
+    console = output.stdout()
+    console.print(draw_table(partition, dataset.train.labels, dataset.num_classes))
+    for message in partition.info.get("notes") or []:
+        output.note(message)
+    console.print(output.text(f"written: {out} (use it with --partition {out})"), soft_wrap=True)
+
+
+def _first_line(kind: str, name: str) -> str:
+    try:
+        return _line(registry.resolve(kind, name))
+    except FedcoreError as error:  # one broken package does not hide the others
+        return f"broken: {error}"
+
+
+def _line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -1,0 +1,251 @@
+"""What a person sees of a run under way: live on a terminal, a line per round elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedcore.cli.output import clean, duration, note, number, percent, text
+
+ROWS = 8
+PROTOCOLS = ("global", "global_local", "personal", "personal_global")
+
+Record = Mapping[str, Any]
+
+
+def make_display(console: Console, *, quiet: bool = False) -> Display:
+    """Return the display that fits: ``console`` is that of stderr."""
+    if quiet:
+        return QuietDisplay(console)
+    return LiveDisplay(console) if console.is_interactive and console.file.isatty() else PlainDisplay(console)
+
+
+class Display:
+    """Follows a run's events; an instance is what ``run`` calls as ``notify``.
+
+    Rounds are numbered as in metrics.jsonl and in error messages, from 0.
+
+    :ivar directory: the run directory, once there is one.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.clock = console, clock
+        self.directory: Path | None = None
+        self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
+        self.began = clock()
+        self._round_began = self.began
+        self._pace: deque[float] = deque(maxlen=20)
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the terminal as it should be."""
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Take an event of the run; unknown ones are none of ours."""
+        if event == "start":
+            self.directory, self.done = details["directory"], details["round"]
+            self.rounds, self.cohort = details["config"].rounds, details["config"].cohort_size
+            self._round_began = self.clock()
+            self.started(details)
+        elif event == "client":
+            self.clients += 1
+            self.failed += bool(details["failed"])
+            self.client_done(details)
+        elif event == "round":
+            now = self.clock()
+            self._pace.append(now - self._round_began)
+            self._round_began, self.clients, self.failed, self.done = now, 0, 0, details["round"] + 1
+            self.round_done(details)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end at the pace of the last rounds; None before there is one."""
+        if not self._pace:
+            return None
+        return sum(self._pace) / len(self._pace) * (self.rounds - self.done)
+
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Show that a run begins, or goes on."""
+
+    def client_done(self, details: Mapping[str, Any]) -> None:
+        """Show that a client's update is in, or that it failed."""
+
+    def round_done(self, record: Record) -> None:
+        """Show a round's record."""
+
+
+class QuietDisplay(Display):
+    """Shows nothing."""
+
+
+class PlainDisplay(Display):
+    """A line per round, for files and pipes."""
+
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Print what the run is, and its notes."""
+        self._print(text(headline(details)))
+        for message in details.get("notes", ()):
+            note(message, self.console)
+
+    def round_done(self, record: Record) -> None:
+        """Print the round in one line, and one for each kind of failure."""
+        parts = [f"round {record['round']} ({self.done}/{self.rounds})"]
+        parts += [f"{name} {value} %" for name, value in accuracies(record).items()]
+        parts += [f"{clean(name)} {number(value)}" for name, value in ordered(record["losses"])]
+        if record["failures"]:
+            parts.append(f"{len(record['failures'])} of {len(record['cohort'])} clients failed")
+        parts.append(f"{duration(seconds(record))}/round")
+        if self.left:
+            parts.append(f"{duration(self.left)} left")
+        self._print(Text("  ".join(parts)))
+        for line in failures(record):
+            self._print(Text(f"  {line}"))
+
+    def _print(self, line: Text) -> None:
+        self.console.print(line, soft_wrap=True)
+
+
+class LiveDisplay(Display):
+    """A line of progress and the last rounds, redrawn in place; notes and failures stay above it."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console, clock=clock)
+        self._records: deque[Record] = deque(maxlen=ROWS)
+        self._live = Live(get_renderable=self.render, console=console, refresh_per_second=5, vertical_overflow="crop")
+        self._showing = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing; what was drawn last stays."""
+        if self._showing:
+            self._live.stop()
+
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Print what the run is, and begin to draw."""
+        self.console.print(text(headline(details), style="bold"), soft_wrap=True)
+        for message in details.get("notes", ()):
+            note(message, self.console)
+        self._showing = True
+        self._live.start(refresh=True)
+
+    def round_done(self, record: Record) -> None:
+        """Take the round into the table, and print its failures above."""
+        self._records.append(record)
+        for line in failures(record):
+            self.console.print(Text.assemble((f"round {record['round']}: ", "yellow"), line), soft_wrap=True)
+
+    def render(self) -> Group:
+        """Return what stands on the terminal now."""
+        parts: list[Any] = [self._progress()]
+        if self._records:
+            parts.insert(0, rounds_table(self._records, self.console.width))
+        return Group(*parts)
+
+    def _progress(self) -> Table:
+        line = Table.grid(padding=(0, 2))
+        doing = self._doing()
+        bar = ProgressBar(total=max(1, self.rounds), completed=self._completed(), width=24)
+        left = self.left
+        times = f"{duration(self.clock() - self.began)} elapsed"
+        if left is not None and self.done < self.rounds:
+            times += f", {duration(left)} left"
+        line.add_row(bar, f"{self.done}/{self.rounds} rounds", Text(doing, style="cyan"), Text(times, style="dim"))
+        return line
+
+    def _completed(self) -> float:
+        return min(self.rounds, self.done + min(1.0, self.clients / max(1, self.cohort)) * 0.999)
+
+    def _doing(self) -> str:
+        if self.done >= self.rounds:
+            return "" if self._ended() else "finishing"
+        what = f"round {self.done}: {self.clients}/{max(self.cohort, self.clients)} clients"
+        if self.failed:
+            what += f", {self.failed} failed"
+        return what if self.clients < self.cohort else f"round {self.done}: evaluating"
+
+    def _ended(self) -> bool:
+        return not self._live.is_started
+
+
+def rounds_table(records: Sequence[Record], width: int) -> Table:
+    """Return the rounds as a table no wider than ``width``: of many losses the last ones give way."""
+    protocols = [name for name in PROTOCOLS if any(name in accuracies(record) for record in records)]
+    losses = list(dict.fromkeys(name for record in records for name, _ in ordered(record["losses"])))
+    failing = any(record["failures"] for record in records)
+    room = width - sum(len(name) + 4 for name in protocols) - 20 - (8 if failing else 0)
+    shown: list[str] = []
+    for name in losses:
+        room -= max(7, len(clean(name))) + 2
+        if room < 0:
+            break
+        shown.append(name)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("round", justify="right")
+    for name in protocols:
+        table.add_column(f"{name} %", justify="right", style="bold", no_wrap=True)
+    for name in shown:
+        table.add_column(text(name), justify="right", no_wrap=True)
+    if failing:
+        table.add_column("failed", justify="right", style="yellow", no_wrap=True)
+    table.add_column("s/round", justify="right", style="dim", no_wrap=True)
+    for record in records:
+        row = [str(record["round"])]
+        row += [accuracies(record).get(name, "-") for name in protocols]
+        row += [number(record["losses"].get(name)) for name in shown]
+        row += [str(len(record["failures"]) or "")] if failing else []
+        table.add_row(*row, f"{seconds(record):.2f}")
+    return table
+
+
+def headline(details: Mapping[str, Any]) -> str:
+    """Return a run in one line: its methods, its data, where it is kept."""
+    config = details["config"]
+    methods = " + ".join(config.plugins) or "fedavg"
+    began = f", from round {details['round']}" if details["round"] else ""
+    return (
+        f"{methods} on {config.dataset} ({config.model}), {config.partition}, {config.clients} clients, "
+        f"{config.rounds} rounds{began}, in {details['directory']}"
+    )
+
+
+def accuracies(record: Record) -> dict[str, str]:
+    """Return the accuracies of a round in percent, by protocol; empty where it was not evaluated."""
+    metrics = record["metrics"] or {}
+    return {name: percent(metrics[name]["accuracy"]) for name in PROTOCOLS if metrics.get(name)}
+
+
+def ordered(losses: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return losses by name, the task's first."""
+    return sorted(losses.items(), key=lambda item: (item[0] != "task", item[0]))
+
+
+def seconds(record: Record) -> float:
+    """Return how long a round took with its evaluation."""
+    spent = record["time"]
+    return float(spent["round"] + spent.get("evaluation", 0.0))
+
+
+def failures(record: Record) -> Iterator[str]:
+    """Yield a line for each kind of failure: how many clients, and the first one's message."""
+    kinds = Counter(failure["kind"] for failure in record["failures"])
+    for kind, count in kinds.items():
+        first = next(failure for failure in record["failures"] if failure["kind"] == kind)
+        others = f" and {count - 1} more" if count > 1 else ""
+        yield clean(f"client {first['client']}{others} failed ({kind}): {first['message']}")

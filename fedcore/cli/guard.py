@@ -1,0 +1,55 @@
+"""Every way in which a command can end, turned into one message and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from fedcore.cli import output
+from fedcore.errors import FedcoreError
+
+BUG, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def guarded(function: Callable[..., None]) -> Callable[..., None]:
+    """Print a command's errors as people read them; its ``debug`` argument adds the traceback.
+
+    Exit codes: 2 for a FedcoreError, 130 for Ctrl-C, 1 for what is a bug.
+    """
+
+    @functools.wraps(function)
+    def command(*arguments: Any, **options: Any) -> None:
+        debug = bool(options.get("debug"))
+        try:
+            function(*arguments, **options)
+            sys.stdout.flush()
+        except typer.Exit:
+            raise
+        except BrokenPipeError:  # the reader, `head` for example, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BUG) from None
+        except KeyboardInterrupt:
+            output.error("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except FedcoreError as error:
+            _trace(debug)
+            output.error(error)
+            raise typer.Exit(BAD_INPUT) from None
+        except Exception as error:
+            _trace(debug)
+            hint = "" if debug else "; run again with --debug for the traceback"
+            output.error(f"{type(error).__name__}: {error}{hint}", label="internal error")
+            raise typer.Exit(BUG) from None
+
+    return command
+
+
+def _trace(wanted: bool) -> None:
+    if wanted:
+        traceback.print_exc(file=sys.stderr)

@@ -1,0 +1,123 @@
+"""The flags of a run, generated from RunConfig: a field's name is its flag, its description the help."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedcore import registry
+from fedcore.cli import fields
+from fedcore.config import RunConfig
+
+METHODS, DATA, CLIENTS = "Methods", "Data and model", "Clients"
+TRAINING, EXECUTION, RECORDS = "Training", "Execution", "Records"
+
+_PANELS = {
+    METHODS: ("plugins",),
+    DATA: ("dataset", "data_dir", "augment", "model", "projection"),
+    CLIENTS: (
+        "partition",
+        "alpha",
+        "classes_per_client",
+        "clients",
+        "participation",
+        "client_test_fraction",
+    ),
+    EXECUTION: ("engine", "workers", "device", "precision", "min_clients", "max_waiting"),
+    RECORDS: ("eval_every", "silhouette_every", "checkpoint_every", "out"),
+}
+_NAMES_OF = {
+    "plugins": "plugin",
+    "dataset": "dataset",
+    "model": "model",
+    "partition": "partitioner",
+    "engine": "engine",
+}
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, only the result.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+RunJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print summary.json on stdout, and nothing else there.", rich_help_panel=RECORDS),
+]
+RunQuiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, only the result.", rich_help_panel=RECORDS)]
+RunDebug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=RECORDS)]
+
+
+def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of RunConfig's fields (of some ``only``), before its own.
+
+    The command is called with the values that the user gave as its first argument, by field name.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        flags = [flag(name) for name in RunConfig.model_fields if not only or name in only]
+        names = [parameter.name for parameter in flags]
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+        @functools.wraps(function)
+        def command(**arguments: Any) -> None:
+            given = {name: arguments.pop(name) for name in names}
+            function({name: value for name, value in given.items() if value not in (None, [])}, **arguments)
+
+        command.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in (*flags, *own)}
+        return command
+
+    return decorate
+
+
+def flag(name: str) -> inspect.Parameter:
+    """Return a field of RunConfig as a command's parameter; None (or no value) when it is not given."""
+    field = RunConfig.model_fields[name]
+    inner = fields.base_type(field.annotation)
+    default = fields.default(field)
+    text = field.description or ""
+    if fields.bounds(field):
+        text = f"{text.removesuffix('.')} ({fields.bounds(field)})."
+    long = "--" + name.replace("_", "-")
+    declarations, kind, metavar = [long], inner, None
+    if name == "plugins":
+        declarations, kind, metavar = ["--plugin"], list[str], "NAME"
+        text = "A method; give it once for each, in the order in which their hooks are called. None is FedAvg."
+    elif inner is bool:
+        declarations = [f"{long}/--no-{long.removeprefix('--')}"]
+    elif fields.choices(inner):
+        kind, metavar = str, "|".join(fields.choices(inner))
+    elif inner not in (int, float, str, Path):
+        raise TypeError(f"RunConfig.{name}: the command line has no flag for {field.annotation}")
+    shown = "" if default is None or name == "plugins" else str(default)
+    if inner is bool:
+        shown = f"{'' if default else 'no-'}{name.replace('_', '-')}"
+    option = typer.Option(
+        *declarations,
+        help=escape(text),
+        show_default=shown or False,
+        metavar=metavar,
+        rich_help_panel=panel(name),
+        autocompletion=_completer(_NAMES_OF[name]) if name in _NAMES_OF else None,
+    )
+    # Annotated with a value, and `X | None` of one: both are things a static checker has no words for.
+    annotation = Annotated[typing.Optional[kind], option]  # noqa: UP045
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def panel(name: str) -> str:
+    """Return the help panel of a field; what is in no list is about training."""
+    return next((title for title, names in _PANELS.items() if name in names), TRAINING)
+
+
+def _completer(kind: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in registry.available(kind) if name.startswith(incomplete)]
+
+    return complete

@@ -1,0 +1,170 @@
+"""One plugin, described from its code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedcore import registry
+from fedcore.cli import fields
+from fedcore.cli.output import clean, text
+from fedcore.errors import ConfigError
+from fedcore.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin
+
+DECLARATIONS = (
+    "owns",
+    "exchanges",
+    "corrects",
+    "reshapes",
+    "reads",
+    "scales_task",
+    "server_optimizer",
+    "uses_displacement",
+    "neutral",
+)
+_SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return a plugin's documentation, options, hooks, declarations and package as JSON values.
+
+    :raises UnknownNameError: nobody provides the name.
+    :raises PluginContractError: it breaks the contract.
+    """
+    cls = registry.resolve("plugin", name)
+    check_class(name, cls)
+    point = registry.available("plugin").get(name)
+    dist = point.dist if point else None
+    source: Plugin | type[Plugin] = cls
+    try:
+        source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
+    except ConfigError:
+        pass  # an option without a default: what the class says
+    hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
+    return {
+        "name": name,
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "package": dist.name if dist else None,
+        "version": dist.version if dist else None,
+        "description": inspect.getdoc(cls) or "",
+        "options": [_option(option, field) for option, field in cls.Options.model_fields.items()],
+        "hooks": [
+            {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
+            for hook in hooks
+        ],
+        "declarations": {key: _plain(getattr(source, key)) for key in DECLARATIONS},
+        "excludes": [] if name == BUILTIN else _excludes(source, hooks),
+    }
+
+
+def draw(card: Mapping[str, Any]) -> Group:
+    """Return a description as it is drawn on a terminal."""
+    package = f"{card['package']} {card['version']}" if card["package"] else "no installed package"
+    parts: list[RenderableType] = [
+        Text.assemble((clean(card["name"]), "bold"), "  ", (clean(f"{card['class']}, {package}"), "dim")),
+        "",
+        text(card["description"]),
+        "",
+    ]
+    if card["options"]:
+        parts.append(
+            _table(
+                "Options (--set)",
+                ("option", "type", "default", "bounds", "description"),
+                [
+                    (f"{card['name']}.{o['name']}", o["type"], o["default"], o["bounds"], o["description"])
+                    for o in card["options"]
+                ],
+            )
+        )
+    else:
+        parts += [Text("No options.", style="dim"), ""]
+    if card["hooks"]:
+        rows = [(h["name"], h["side"], "exclusive" if h["exclusive"] else "", h["summary"]) for h in card["hooks"]]
+        parts.append(_table("Hooks", ("hook", "side", "", "what it is for"), rows))
+    declared = [
+        (key, _say(value))
+        for key, value in card["declarations"].items()
+        if value not in (None, False, []) or key == "neutral"
+    ]
+    parts.append(_table("Declarations", ("declaration", "value"), declared))
+    if card["excludes"]:
+        parts.append(Text("Cannot be combined with", style="bold"))
+        parts += [text(f"  - {line}") for line in card["excludes"]]
+    return Group(*parts)
+
+
+def _option(name: str, field: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": fields.type_name(field.annotation),
+        "default": _plain(fields.default(field)),
+        "bounds": fields.bounds(field),
+        "description": field.description or "",
+    }
+
+
+def _side(hook: str) -> str:
+    first = next(iter(inspect.signature(HOOKS[hook]).parameters), "")
+    return _SIDES.get(first, "both")
+
+
+def _first_line(hook: str) -> str:
+    return (inspect.getdoc(HOOKS[hook]) or "").partition("\n")[0]
+
+
+def _excludes(plugin: Plugin | type[Plugin], hooks: list[str]) -> list[str]:
+    found = [f"another plugin that implements {hook}" for hook in hooks if hook in EXCLUSIVE]
+    if plugin.scales_task:
+        found.append("another plugin that scales the task loss (scales_task)")
+    if plugin.server_optimizer:
+        found.append("another server optimizer, or a plugin that owns parameters")
+    for declaration in ("owns", "exchanges", "corrects", "reshapes"):
+        patterns = getattr(plugin, declaration)
+        if patterns:
+            found.append(f"another plugin that {declaration} any of {', '.join(patterns)}")
+            if declaration != "reshapes":
+                found.append(f"a plugin that keeps any of {', '.join(patterns)} on the clients")
+    if plugin.owns:
+        found.append("a server optimizer")
+    if plugin.exchanges:
+        found.append("a plugin that derives state from how far a client's model moved (uses_displacement)")
+    if plugin.uses_displacement:
+        found.append("a plugin that exchanges parameters in mid-epoch (exchanges)")
+    return list(dict.fromkeys(found))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _say(value: Any) -> str:
+    if value is None:
+        return "none: no options make it FedAvg"
+    if isinstance(value, dict):
+        settings = ", ".join(f"{key}={item}" for key, item in value.items())
+        return f"{settings or 'as it is'} (is FedAvg, bit by bit)"
+    return ", ".join(map(str, value)) if isinstance(value, list) else {True: "yes"}.get(value, str(value))
+
+
+def _table(title: str, headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=not index)
+    for row in rows:
+        table.add_row(*(text(_say_cell(cell)) for cell in row))
+    return table
+
+
+def _say_cell(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,99 @@
+"""A finished run's figures as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedcore.cli.output import clean, duration, number, percent, size, text
+
+PROTOCOLS = {
+    "global": "global model, server test set",
+    "global_local": "global model, clients' held-out parts",
+    "personal": "each client's model, its held-out part",
+    "personal_global": "each client's model, server test set",
+    "global_before_correction": "global model before its correction",
+}
+
+
+def summary_tables(summary: Mapping[str, Any]) -> Group:
+    """Return everything worth reading of a ``summary.json`` but the run's directory."""
+    return Group(
+        metrics_tables(summary["metrics"]),
+        traffic_table(summary["bytes"], summary["rounds"]),
+        time_line(summary),
+    )
+
+
+def metrics_tables(metrics: Mapping[str, Any]) -> Group:
+    """Return the table of all protocols, and below it what does not fit into one."""
+    return Group(protocol_table(metrics), *_footnotes(metrics))
+
+
+def protocol_table(metrics: Mapping[str, Any]) -> Table:
+    """Return one row for each protocol that the run has figures for."""
+    rows = {name: metrics[name] for name in PROTOCOLS if metrics.get(name)}
+    spread = any("std" in row for row in rows.values())
+    table = Table(title="Evaluation", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("protocol", no_wrap=True)
+    table.add_column("of what", style="dim")
+    for heading in ("accuracy %", "loss", *(("std %", "worst 10 %", "clients", "untrained") if spread else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if metrics.get("global") is None:
+        table.add_row("global", text(metrics.get("global_reason", "no global model")), "-", "-")
+    for name, row in rows.items():
+        cells = [percent(row["accuracy"]), number(row["loss"])]
+        if spread and "std" in row:
+            cells += [percent(row["std"]), percent(row["worst10"]), str(row["clients"]), str(row["untrained"])]
+        table.add_row(name, PROTOCOLS[name], *cells)
+    return table
+
+
+def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
+    """Return the bytes sent per round and in all, by who sent them."""
+    table = Table(title="Traffic, all clients", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("sent by", no_wrap=True)
+    for heading in ("down / round", "up / round", "down", "up"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    senders = dict(ledger.get("by_plugin", {}))
+    if len(senders) > 1:
+        senders["total"] = {"down": ledger["down"], "up": ledger["up"]}
+    for sender, counts in senders.items():
+        down, up = counts["down"], counts["up"]
+        each = max(1, rounds)
+        table.add_row(text(sender), size(down / each), size(up / each), size(down), size(up))
+    return table
+
+
+def time_line(summary: Mapping[str, Any]) -> Text:
+    """Return where the time went."""
+    spent = summary["time"]
+    each = spent["per_round"]
+    parts = [f"local training {duration(each['local_training'])}"]
+    parts += [f"aggregation {duration(each['aggregation'])}", f"evaluation {duration(each['evaluation'])}"]
+    whole = each["client_seconds"]
+    terms = [
+        f"{clean(name)} {100 * seconds / whole:.0f} %" for name, seconds in each["plugin_terms"].items() if whole > 0
+    ]
+    line = Text.assemble(("time: ", "bold"), f"{duration(summary['seconds'])}; per round {', '.join(parts)}")
+    line.append(f"; of the clients' time {', '.join(terms)}" if terms else "")
+    line.append(f"; workers {spent['workers']}, peak memory {spent['peak_memory_mib']:.0f} MiB")
+    return line
+
+
+def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
+    best = metrics.get("best_by_validation")
+    if best:
+        line = f"round {best['round']}, {best['validation']} {percent(best['validation_accuracy'])} %"
+        if "global_accuracy" in best:
+            line += f", global {percent(best['global_accuracy'])} % there"
+        yield Text.assemble(("best by validation: ", "bold"), line)
+    if metrics.get("silhouette") is not None:
+        yield Text.assemble(("silhouette of the features: ", "bold"), f"{metrics['silhouette']:.4f}")
+    if metrics.get("failed"):
+        yield Text(f"{metrics['failed']} clients could not be evaluated and are left out", style="yellow")

@@ -1,0 +1,120 @@
+"""``train``, ``resume`` and ``evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcore.cli import options, output
+from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore.cli.settings import build_config
+from fedcore.errors import FedcoreError
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder that train printed.")]
+
+
+@guarded
+@options.config_flags()
+def train(
+    given: dict[str, Any],
+    *,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PLUGIN.OPTION=VALUE",
+            help="An option of one of the plugins, such as moon.mu=5; can be given again.",
+            rich_help_panel=options.METHODS,
+        ),
+    ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="YAML file of options, a run's own config.yaml for example; flags override it.",
+            rich_help_panel=options.METHODS,
+        ),
+    ] = None,
+    as_json: options.RunJson = False,
+    quiet: options.RunQuiet = False,
+    debug: options.RunDebug = False,
+) -> None:
+    """Train a model with federated clients, in a new run directory.
+
+    Ctrl-C leaves a checkpoint: fedcore resume goes on from there, to the same bits.
+    """
+    config = build_config(given, config_file, settings or [])
+    if config_file and "out" not in given:
+        config = config.model_copy(update={"out": None})  # a run's own file names that run's directory
+
+    from fedcore.experiment import run
+
+    with training(quiet) as display:
+        result = run(config, notify=display)
+    show_summary(result.summary, as_json=as_json, quiet=quiet)
+
+
+@guarded
+def resume(
+    run_dir: RunDir, as_json: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
+) -> None:
+    """Go on with a run that was stopped, with the same options and to the same bits."""
+    from fedcore import experiment
+
+    with training(quiet) as display:
+        result = experiment.resume(run_dir, notify=display)
+    show_summary(result.summary, as_json=as_json, quiet=quiet)
+
+
+@guarded
+def evaluate(run_dir: RunDir, as_json: options.Json = False, debug: options.Debug = False) -> None:
+    """Evaluate a run's last checkpoint again under every protocol; writes nothing."""
+    from fedcore.cli.summary import metrics_tables
+    from fedcore.experiment import evaluate_run
+
+    metrics = evaluate_run(run_dir)
+    if as_json:
+        output.print_json(metrics)
+    else:
+        output.stdout().print(metrics_tables(metrics))
+
+
+@contextmanager
+def training(quiet: bool) -> Iterator[Any]:
+    """Show a run while it is under way, and say how to go on when it stops before its end."""
+    from fedcore.cli.display import make_display
+    from fedcore.experiment import Interrupted
+
+    display = make_display(output.stderr(), quiet=quiet)
+    try:
+        with display:
+            yield display
+    except (Interrupted, KeyboardInterrupt) as error:
+        if not str(error) and display.directory is None:
+            raise  # before there was a run
+        output.error(str(error) or f"interrupted. Go on with: fedcore resume {display.directory}", label="stopped")
+        raise typer.Exit(INTERRUPTED) from None
+    except FedcoreError:
+        if display.directory is not None:
+            output.note(
+                f"everything up to the last checkpoint is in {display.directory}; "
+                f"fedcore resume {display.directory} goes on from it"
+            )
+        raise
+
+
+def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool) -> None:
+    """Print a finished run's figures: as JSON on stdout, or as tables."""
+    from fedcore.cli.summary import summary_tables
+
+    if as_json:
+        output.print_json(summary)
+    if not (as_json and quiet):
+        console = output.stderr() if as_json else output.stdout()
+        console.print(summary_tables(summary))
+        console.print(output.text(f"run directory: {summary['run_dir']}"), soft_wrap=True)

@@ -1,0 +1,172 @@
+"""FedCD's equations, one function each (Long et al., ACM MM 2023, doi 10.1145/3581783.3611966).
+
+Shapes: B samples, d feature width, C classes, M fine classes per class; prototypes P (C, M, d). A prototype that
+is not known is masked, never a zero vector that takes part. Nothing here syncs with the host but k-means.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcore.functional import class_means, cosine_similarity_matrix
+
+TINY = 1e-12
+
+
+def assign_fine_classes(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Return each sample's fine class within its class: argmax_m cos(z, P_{c,m}) over the known ones (Eq. 2).
+
+    :param features: z (B, d); ``labels`` (B,); ``prototypes`` (C, M, d); ``known`` (C, M) bool.
+    :returns: (B,) int64 in 0..M-1; 0 where the class has no known prototype.
+    """
+    own = _own_class(_cosines(features.detach(), prototypes), labels)  # (B, M)
+    return own.masked_fill(~known[labels], -torch.inf).argmax(dim=1)
+
+
+def hierarchical_prototype_loss(
+    features: Tensor,
+    labels: Tensor,
+    fine: Tensor,
+    prototypes: Tensor,
+    *,
+    alpha: float = 0.1,
+    temperature: float = 1.0,
+    importance: Tensor | None = None,
+    known: Tensor | None = None,
+) -> Tensor:
+    """Return L_hpc: the importance-weighted mean of -log omega (Eqs. 3 to 5).
+
+    omega = pos / (pos + alpha * same class, other m + (1 - alpha) * other classes), psi = exp(cos / temperature).
+    A sample whose own prototype is not known contributes 0 and keeps its importance in the divisor.
+
+    :param fine: fine class within the class (B,); ``importance`` (B,), default 1; ``known`` (C, M), default all.
+    :returns: shape ().
+    """
+    classes, per_class, _ = prototypes.shape
+    known = torch.ones(classes, per_class, dtype=torch.bool, device=features.device) if known is None else known
+    logits = (_cosines(features, prototypes) / temperature).flatten(1)  # (B, CM)
+    index = torch.arange(classes * per_class, device=features.device)
+    positive = index == (labels * per_class + fine).unsqueeze(1)  # (B, CM)
+    same = (index // per_class) == labels.unsqueeze(1)  # (B, CM)
+    weights = torch.where(same, _log(alpha), _log(1 - alpha)).masked_fill(positive, 0.0)  # (B, CM), logs
+    active = (positive & known.flatten()).any(dim=1)  # (B,)
+    # Rows that are dropped keep finite entries: a sum over nothing would leave NaN in their gradient.
+    left_out = ~known.flatten() & active.unsqueeze(1)
+    denominator = (logits + weights.to(logits.dtype)).masked_fill(left_out, -torch.inf).logsumexp(dim=1)  # (B,)
+    loss = denominator - torch.where(positive, logits, 0.0).sum(dim=1)  # (B,)
+    return _weighted_mean(torch.where(active, loss, 0.0), importance)
+
+
+def batch_prototype_loss(features: Tensor, labels: Tensor, classifier: nn.Module, num_classes: int) -> Tensor:
+    """Return L_bpr: cross-entropy of the batch's class means through the global classifier (Eqs. 6, 7).
+
+    :param classifier: the frozen global classifier, W included: (C, d) -> (C, C).
+    :returns: mean over the classes in the batch, shape (); the gradient reaches the encoder through the means.
+    """
+    means, counts = class_means(features, labels, num_classes)  # (C, d), (C,)
+    own = torch.arange(num_classes, device=features.device)
+    losses = F.cross_entropy(classifier(means), own, reduction="none")  # (C,)
+    return _weighted_mean(losses, (counts > 0).to(losses.dtype))
+
+
+def decoupled_distillation_loss(
+    teacher_logits: Tensor, student_logits: Tensor, labels: Tensor, *, xi: float, importance: Tensor | None = None
+) -> Tensor:
+    """Return L_gid: TCKD + xi * NCKD, importance-weighted mean (Eqs. 8, 9).
+
+    TCKD is the KL divergence of (target, rest), NCKD that of the renormalised non-target classes; both through
+    log-sum-exp.
+
+    :param teacher_logits: (B, C), as is ``student_logits``; ``labels`` (B,); C is at least 2.
+    :returns: shape ().
+    """
+    teacher, student = teacher_logits.log_softmax(dim=1), student_logits.log_softmax(dim=1)
+    own = labels.unsqueeze(1)  # (B, 1)
+    places = torch.arange(teacher.shape[1] - 1, device=labels.device)
+    others = places + (places >= own).long()  # (B, C - 1): every class but the own
+    target_t, target_s = teacher.gather(1, own).squeeze(1), student.gather(1, own).squeeze(1)  # (B,) log p_c
+    other_t, other_s = teacher.gather(1, others), student.gather(1, others)  # (B, C - 1) log p_j
+    rest_t, rest_s = other_t.logsumexp(dim=1), other_s.logsumexp(dim=1)  # (B,) log(1 - p_c)
+    tckd = target_t.exp() * (target_t - target_s) + rest_t.exp() * (rest_t - rest_s)
+    hat_t, hat_s = other_t - rest_t.unsqueeze(1), other_s - rest_s.unsqueeze(1)  # (B, C - 1)
+    nckd = (hat_t.exp() * (hat_t - hat_s)).sum(dim=1)
+    return _weighted_mean(tckd + xi * nckd, importance)
+
+
+def distillation_loss(teacher_logits: Tensor, student_logits: Tensor, importance: Tensor | None = None) -> Tensor:
+    """Return plain KL(teacher || student), importance-weighted mean (FedCD/kd of Table 4)."""
+    teacher, student = teacher_logits.log_softmax(dim=1), student_logits.log_softmax(dim=1)
+    return _weighted_mean((teacher.exp() * (teacher - student)).sum(dim=1), importance)
+
+
+def debiased_classifier_loss(logits: Tensor, labels: Tensor, importance: Tensor | None = None) -> Tensor:
+    """Return L_dcl: the importance-weighted mean cross-entropy (Eq. 10)."""
+    return _weighted_mean(F.cross_entropy(logits, labels, reduction="none"), importance)
+
+
+def class_vector_weights(weights: Tensor, biases: Tensor, prototypes: Tensor) -> Tensor:
+    """Return v^j[k], what client k's class vector j weighs in the global classifier (Eqs. 13, 14).
+
+    p_k = softmax(phi_k(P_j)) over all CM outputs; v^j = softmax over clients of p_k[j].
+
+    :param weights: the clients' fine classifiers (K, CM, d); ``biases`` (K, CM); ``prototypes`` (CM, d).
+    :returns: (CM, K), each row sums to 1.
+    """
+    logits = torch.einsum("kjd,pd->kpj", weights, prototypes) + biases.unsqueeze(1)  # (K, CM prototypes, CM outputs)
+    own = logits.softmax(dim=2).diagonal(dim1=1, dim2=2)  # (K, CM): p_k^j[j]
+    return own.softmax(dim=0).T
+
+
+def fine_counts(labels: Tensor, fine: Tensor, known: Tensor) -> Tensor:
+    """Return n_{c,m}, how many samples each known fine class has: (C, M) int64."""
+    classes, per_class = known.shape
+    counts = torch.bincount(labels * per_class + fine, minlength=classes * per_class).view(classes, per_class)
+    return counts * known
+
+
+def fine_means(features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tensor) -> Tensor:
+    """Return the mean feature of each fine class, the given prototype where it has no sample: (C, M, d)."""
+    classes, per_class, width = prototypes.shape
+    means, counts = class_means(features, labels * per_class + fine, classes * per_class)
+    held = (counts > 0).view(classes, per_class, 1)
+    return torch.where(held, means.view(classes, per_class, width), prototypes)
+
+
+def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
+    """Return the k-means centres of one class's features, at most ``per_class``, no more than distinct samples.
+
+    :param features: (n, d), n >= 1.
+    :returns: (m, d) with 1 <= m <= per_class, in the features' dtype.
+    """
+    from sklearn.cluster import KMeans
+
+    points = features.double().cpu().numpy()
+    distinct = len(np.unique(points, axis=0))
+    centres = KMeans(min(per_class, distinct), n_init=10, random_state=seed).fit(points).cluster_centers_
+    return torch.from_numpy(centres).to(features)
+
+
+def _cosines(features: Tensor, prototypes: Tensor) -> Tensor:
+    """Return cos(z, P_{c,m}), (B, C, M)."""
+    return cosine_similarity_matrix(features, prototypes.flatten(0, 1)).unflatten(1, prototypes.shape[:2])
+
+
+def _own_class(cosines: Tensor, labels: Tensor) -> Tensor:
+    index = labels.view(-1, 1, 1).expand(-1, 1, cosines.shape[2])  # (B, 1, M)
+    return cosines.gather(1, index).squeeze(1)  # (B, M)
+
+
+def _weighted_mean(values: Tensor, importance: Tensor | None) -> Tensor:
+    if importance is None:
+        return values.mean()
+    importance = importance.to(values.dtype)
+    return (importance * values).sum() / importance.sum().clamp(min=TINY)
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf

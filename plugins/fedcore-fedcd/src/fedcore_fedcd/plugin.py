@@ -1,0 +1,280 @@
+"""The FedCD plugin: which equation is computed where, and what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Loss,
+    ModelTask,
+    Plugin,
+    PluginOptions,
+    ServerContext,
+    SplitModel,
+    Step,
+    hookimpl,
+)
+from fedcore_fedcd import equations as eq
+
+WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
+
+
+class FedCDOptions(PluginOptions):
+    """Options of FedCD; the defaults are the paper's for CIFAR-10."""
+
+    fine_classes: int = Field(3, ge=1, description="M, fine-grained prototypes per class (section 3.2).")
+    alpha: float = Field(0.1, ge=0, le=1, description="alpha of Eq. 4: weight of the same class's other prototypes.")
+    temperature: float = Field(1.0, gt=0, description="tau of psi = exp(cos / tau) (Eq. 3).")
+    gamma: float = Field(0.1, ge=0, description="gamma of Eq. 11: weight of L_bpr.")
+    lambda_: float = Field(0.1, ge=0, alias="lambda", description="lambda of Eq. 11: weight of L_gid.")
+    xi: float = Field(0.5, ge=0, description="xi of Eq. 8: weight of NCKD; 0.5 for 10 classes, 8 for many.")
+    rebalance: Literal["appended", "mixed", "none"] = Field(
+        "appended",
+        description="How the global prototypes enter D^k+: a term of their own in every batch, shuffled among the "
+        "samples (Algorithm 1 to the letter), or not.",
+    )
+    prototype_weight: float = Field(1.0, ge=0, description="Weight of the prototypes' mean where they are appended.")
+    W: Literal["sum", "mean"] = Field("sum", description="W of Eq. 6: class logits are sums or means of fine ones.")
+    hpc: bool = Field(True, description="L_hpc; without it prototypes are feature means (FedCD-hpc of Table 4).")
+    bpr: bool = Field(True, description="L_bpr (FedCD-bpr of Table 4 without it).")
+    gid: bool = Field(True, description="L_gid (FedCD-dkd of Table 4 without it).")
+    acla: bool = Field(True, description="Adaptive class-level aggregation; without it the classifier is averaged.")
+    distillation: Literal["dkd", "kl"] = Field("dkd", description="L_gid decoupled (Eq. 8), or plain KL (FedCD/kd).")
+    aggregation: Literal["adaptive", "count", "fedavg"] = Field(
+        "adaptive", description="Weights of class vectors: Eqs. 13 and 14, fine sample counts (FedCD/cla), or FedAvg's."
+    )
+
+
+class FineClassifier(nn.Module):
+    """phi and W of Eq. 6: C * M fine logits (index j = c * M + m), added up to C class logits."""
+
+    def __init__(self, width: int, num_classes: int, per_class: int, reduction: str) -> None:
+        super().__init__()
+        self.fine = nn.Linear(width, num_classes * per_class)
+        self.shape, self.reduction = (num_classes, per_class), reduction
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features (B, d) to class logits (B, C)."""
+        fine: Tensor = self.fine(features).unflatten(1, self.shape)  # (B, C, M)
+        return fine.sum(dim=2) if self.reduction == "sum" else fine.mean(dim=2)
+
+
+class FedCD(Plugin):
+    """FedCD (Long, Xue, Chu, Zhang, Wu, Zang, Du, ACM MM 2023, doi 10.1145/3581783.3611966).
+
+    Local objective (Eq. 11): mu * L_dcl + (1 - mu) * L_hpc + gamma * L_bpr + lambda * L_gid, mu = 1 - t/T. The server
+    averages prototypes by fine counts (Eq. 1) and class vectors by their quality (Eqs. 12 to 15).
+    """
+
+    Options = FedCDOptions
+    options: FedCDOptions
+    reads = ("global",)
+    reshapes = ("classifier.*",)
+    scales_task = True
+
+    def __init__(self, options: FedCDOptions) -> None:
+        super().__init__(options)
+        self.adaptive = options.acla and options.aggregation != "fedavg"
+        self.owns = ("classifier.*",) if self.adaptive else ()
+
+    # --- both sides ----------------------------------------------------------------------------------------
+
+    @hookimpl
+    def configure_model(self, model: SplitModel, task: ModelTask) -> None:
+        """Project to z in R^256 and put the fine-grained classifier on it."""
+        task.ensure_projection(model)
+        with task.random("classifier"):
+            model.classifier = FineClassifier(
+                model.feature_dim, task.num_classes, self.options.fine_classes, self.options.W
+            )
+
+    # --- client --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Start P^k from P^g; classes without a global prototype start from k-means on the client's features."""
+        shape = (client.num_classes, self.options.fine_classes, client.model.feature_dim)
+        device = next(client.model.parameters()).device
+        start = torch.zeros(shape, device=device)
+        known = torch.zeros(shape[:2], dtype=torch.bool, device=device)
+        if client.received:
+            start, known = client.received["prototypes"].clone(), client.received["counts"] > 0
+        new = [c for c, n in enumerate(client.class_counts.tolist()) if n and not known[c].any()]
+        if new:
+            features, _, labels = client.forward()
+            for c in new:
+                seed = int(torch.randint(2**31, (), generator=client.generator(f"kmeans/{c}")))
+                centres = eq.cluster_class(features[labels == c], self.options.fine_classes, seed)
+                start[c, : len(centres)], known[c, : len(centres)] = centres, True
+        partners = torch.randint(client.n, shape[:2], generator=client.generator("mixed")).to(device)
+        client.scratch.update(start=start, known=known, partners=partners)
+        if self.options.hpc:
+            client.add_parameters({"prototypes": start}, weight_decay=0.0)
+
+    @hookimpl
+    def task_loss(self, step: Step) -> Tensor:
+        """Return L_dcl on the rebalanced set (Eq. 10)."""
+        samples = eq.debiased_classifier_loss(step.logits, step.y)
+        points = self._prototype_points(step)
+        if points is None:
+            return samples
+        features, labels, _, importance = points
+        logits = step.model.classifier(features)
+        if self.options.rebalance == "appended":
+            return samples + self.options.prototype_weight * eq.debiased_classifier_loss(logits, labels, importance)
+        return eq.debiased_classifier_loss(
+            *_joined((step.logits, logits), (step.y, labels)), _weights(step, importance)
+        )
+
+    @hookimpl
+    def local_loss(self, step: Step) -> list[Loss]:
+        """Return L_hpc, L_bpr and L_gid with their weights in Eq. 11."""
+        options, mu = self.options, 1.0 - step.progress
+        hpc = self._hierarchical(step) if options.hpc else step.features.new_zeros(())
+        losses = [Loss(hpc, weight=1.0 - mu if options.hpc else 0.0, task_scale=mu, name="hpc")]
+        if options.bpr:
+            bpr = eq.batch_prototype_loss(step.features, step.y, step.global_model.classifier, step.client.num_classes)
+            losses.append(Loss(bpr, weight=options.gamma, name="bpr"))
+        if options.gid:
+            losses.append(Loss(self._distillation(step), weight=options.lambda_, name="gid"))
+        return losses
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> dict[str, Tensor]:
+        """Send P^k and the counts n^k_{c,m} of the final model's features (Eq. 2)."""
+        start, known = client.scratch["start"], client.scratch["known"]
+        features, _, labels = client.forward()
+        fine = eq.assign_fine_classes(features, labels, start, known)
+        prototypes = client.added["prototypes"] if self.options.hpc else eq.fine_means(features, labels, fine, start)
+        return {"prototypes": prototypes, "counts": eq.fine_counts(labels, fine, known)}
+
+    def _prototype_points(self, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Return the known global prototypes as samples of D^k+: z, class, fine class, importance; None without."""
+        received = step.client.received
+        if self.options.rebalance == "none" or not received:
+            return None
+        prototypes, importance = received["prototypes"], received["counts"]  # (C, M, d), (C, M)
+        classes, per_class = importance.shape
+        if self.options.rebalance == "mixed":
+            # A prototype goes into the batch that holds its partner, a sample drawn once per round.
+            present = (step.client.scratch["partners"].unsqueeze(2) == step.indices).any(dim=2)  # (C, M)
+            importance = importance * present
+        index = torch.arange(classes * per_class, device=importance.device)
+        return prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten()
+
+    def _hierarchical(self, step: Step) -> Tensor:
+        scratch, prototypes = step.client.scratch, step.added["prototypes"]
+        fine = eq.assign_fine_classes(step.features, step.y, scratch["start"], scratch["known"])
+
+        def loss(features: Tensor, labels: Tensor, fine: Tensor, importance: Tensor | None = None) -> Tensor:
+            return eq.hierarchical_prototype_loss(
+                features,
+                labels,
+                fine,
+                prototypes,
+                alpha=self.options.alpha,
+                temperature=self.options.temperature,
+                importance=importance,
+                known=scratch["known"],
+            )
+
+        points = self._prototype_points(step)
+        if points is None:
+            return loss(step.features, step.y, fine)
+        z, labels, own, importance = points
+        if self.options.rebalance == "appended":
+            extra = loss(z, labels, own, importance)
+            return loss(step.features, step.y, fine) + self.options.prototype_weight * extra
+        joined = _joined((step.features, z), (step.y, labels), (fine, own))
+        return loss(*joined, _weights(step, importance))
+
+    def _distillation(self, step: Step) -> Tensor:
+        teacher, student = step.global_model.classifier, step.model.classifier
+
+        def loss(teacher_logits: Tensor, logits: Tensor, labels: Tensor, importance: Tensor | None = None) -> Tensor:
+            if self.options.distillation == "kl":
+                return eq.distillation_loss(teacher_logits, logits, importance)
+            return eq.decoupled_distillation_loss(
+                teacher_logits, logits, labels, xi=self.options.xi, importance=importance
+            )
+
+        with torch.no_grad():
+            teacher_logits = teacher(step.features)
+        points = self._prototype_points(step)
+        if points is None:
+            return loss(teacher_logits, step.logits, step.y)
+        z, labels, _, importance = points
+        with torch.no_grad():
+            of_points = teacher(z)
+        if self.options.rebalance == "appended":
+            extra = loss(of_points, student(z), labels, importance)
+            return loss(teacher_logits, step.logits, step.y) + self.options.prototype_weight * extra
+        joined = _joined((teacher_logits, of_points), (step.logits, student(z)), (step.y, labels))
+        return loss(*joined, _weights(step, importance))
+
+    # --- server --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> dict[str, Tensor] | None:
+        """Send P^g and its counts; a count of 0 is a prototype that is not known."""
+        if "prototypes" not in server.state:
+            return None
+        return {"prototypes": server.state["prototypes"], "counts": server.state["counts"]}
+
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Add n^k_{c,m} P^k_{c,m} and n^k_{c,m} to the sums of Eq. 1."""
+        counts = update.payload["counts"]  # (C, M)
+        weighted = counts.unsqueeze(2) * update.payload.pop("prototypes").double()  # (C, M, d)
+        server.state["sum"] = server.state["sum"] + weighted if "sum" in server.state else weighted
+        server.state["total"] = server.state["total"] + counts if "total" in server.state else counts
+
+    @hookimpl
+    def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
+        """Renew P^g (Eq. 1), then weigh the clients' class vectors by what they make of it (Eqs. 12 to 15)."""
+        prototypes, counts = self._global_prototypes(server)
+        if not self.adaptive:
+            return None
+        weights = torch.stack([update.model[WEIGHT].double() for update in updates])  # (K, CM, d)
+        biases = torch.stack([update.model[BIAS].double() for update in updates])  # (K, CM)
+        samples = torch.tensor([update.samples for update in updates], dtype=torch.float64)
+        fedavg = (samples / samples.sum()).expand(biases.shape[1], -1)  # (CM, K)
+        if self.options.aggregation == "adaptive":
+            known = counts.flatten() > 0  # (CM,)
+            shares = eq.class_vector_weights(weights, biases, prototypes.flatten(0, 1).double())
+        else:
+            fine = torch.stack([update.payload["counts"].flatten().double() for update in updates], dim=1)  # (CM, K)
+            known = fine.sum(dim=1) > 0
+            shares = fine / fine.sum(dim=1, keepdim=True).clamp(min=1)
+        shares = torch.where(known.unsqueeze(1), shares, fedavg)  # (CM, K)
+        return {
+            WEIGHT: torch.einsum("jk,kjd->jd", shares, weights).to(updates[0].model[WEIGHT].dtype),
+            BIAS: torch.einsum("jk,kj->j", shares, biases).to(updates[0].model[BIAS].dtype),
+        }
+
+    def _global_prototypes(self, server: ServerContext) -> tuple[Tensor, Tensor]:
+        """Return P^g and its counts after this round; what nobody in the cohort has keeps its previous value."""
+        total, sums = server.state.pop("total"), server.state.pop("sum")
+        held = total > 0
+        prototypes, counts = (sums / total.clamp(min=1).unsqueeze(2)).float(), total
+        if "prototypes" in server.state:
+            prototypes = torch.where(held.unsqueeze(2), prototypes, server.state["prototypes"])
+            counts = torch.where(held, total, server.state["counts"])
+        server.state["prototypes"], server.state["counts"] = prototypes, counts
+        return prototypes, counts
+
+
+def _joined(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
+    return [torch.cat(pair) for pair in pairs]
+
+
+def _weights(step: Step, importance: Tensor) -> Tensor:
+    """Return the importance of a batch's samples, 1 each, and of the prototypes among them."""
+    return torch.cat([step.features.new_ones(len(step.y)), importance.to(step.features.dtype)])
