@@ -5,7 +5,9 @@ The same ``ClientRuntime`` runs behind every engine, in whatever process the eng
 
 from __future__ import annotations
 
+import os
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from fedcore.data.client import ClientData
 from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome, Site
-from fedcore.errors import FedcoreError, PluginContractError
+from fedcore.errors import FedcoreError, PluginCallError, PluginContractError
 from fedcore.evaluation import evaluate_client
 from fedcore.frozen import FrozenModel, all_outputs, load_state
 from fedcore.local import LossTotals, train_epochs
@@ -99,7 +101,7 @@ class LocalSession:
                 trained.append(parameter)
                 if name not in layout.personal:
                     self.shared_parameters.append(parameter)
-                    self.reference.append(self.start[name].to(self.device))
+                    self.reference.append(self.start[name])
         groups: list[dict[str, Any]] = [{"params": trained}] if trained else []
         for plugin, added in self.added.items():
             groups.append({"params": list(added.values()), **self.added_options[plugin]})
@@ -167,6 +169,21 @@ class ClientContext:
     def added(self) -> Mapping[str, nn.Parameter]:
         """The parameters that this plugin added in this round."""
         return self._session.added.get(self._plugin, {})
+
+    @property
+    def previous_model(self) -> SplitModel | None:
+        """The frozen model of this client's last committed participation; None before the first.
+
+        Also in evaluation. For plugins that declare ``reads = ("previous",)``.
+        """
+        if "previous" not in self._session.frozen:
+            raise PluginContractError(
+                f"plugin {self._plugin!r} reads the 'previous' model without declaring it; "
+                "set reads = ('previous',) on the class",
+                plugin=self._plugin,
+            )
+        previous = self._session.frozen["previous"]
+        return previous.module if previous.present else None
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the stream of this seed, round, client and purpose, from its start."""
@@ -238,6 +255,9 @@ class ClientRuntime:
     def __init__(self, site: Site) -> None:
         self.config, self.dataset, self.partition = site.config, site.dataset, site.partition
         self.device = resolve_device(self.config.device)
+        if self.device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
         self.problem = Problem.build(self.config, self.dataset)
         self.model = self.problem.model.to(self.device)
         self.model_state = self.model.state_dict()
@@ -257,21 +277,27 @@ class ClientRuntime:
     def handle(self, task: ClientTask, shared: Shared | None) -> Outcome:
         """Run one task; whatever happens to the client becomes a value.
 
-        :raises FedcoreError: a broken plugin or run directory, which no other client would survive either.
+        :raises FedcoreError: a broken contract or run directory, which no other client would survive either.
         """
         began = time.perf_counter()
         try:
             result = self._handlers[task.kind](task, shared)
         except Failed as verdict:
-            self._sessions.pop(task.session or "", None)
-            return ClientFailure(task.id, verdict.kind, str(verdict))
+            return self._failed(task, verdict.kind, str(verdict))
+        except PluginCallError as error:
+            return self._failed(task, "raised", str(error))
         except FedcoreError:
             raise
-        except (RuntimeError, ValueError, ArithmeticError, MemoryError) as error:
-            self._sessions.pop(task.session or "", None)
-            return ClientFailure(task.id, "raised", f"{type(error).__name__}: {error}")
+        except Exception as error:
+            return self._failed(task, "raised", f"{type(error).__name__}: {error}")
         result.meta["seconds"] = time.perf_counter() - began
-        return result
+        return ClientResult(result.task_id, {name: t.cpu() for name, t in result.tensors.items()}, result.meta)
+
+    def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
+        self._sessions.pop(task.session or "", None)
+        if kind == "raised" and os.environ.get("FEDCORE_DEBUG"):
+            traceback.print_exc()
+        return ClientFailure(task.id, kind, message)
 
     def training_data(self, client: int) -> ClientData:
         """Return a client's training part."""
@@ -354,6 +380,7 @@ class ClientRuntime:
         assert shared is not None
         session = LocalSession(self, task, shared, read_only="answer")
         session.load(session.start)
+        session.load_frozen()
         plugin = str(task.meta["plugin"])
         answer = self.problem.plugins.call(
             plugin,
@@ -367,6 +394,7 @@ class ClientRuntime:
     def _evaluate(self, task: ClientTask, shared: Shared | None) -> ClientResult:
         assert shared is not None
         session = LocalSession(self, task, shared, read_only="personal_model")
+        session.load_frozen()
         return ClientResult(task.id, {}, evaluate_client(session, task.meta))
 
     def _end_session(self, task: ClientTask, shared: Shared | None) -> ClientResult:

@@ -218,7 +218,7 @@ class Experiment:
         current = Round.open(self.federation, state)
         for _ in self.federation.problem.plugins.each("round_end", server=current.context(), record=record):
             pass
-        self._unsaved.update(client for client, version in state.manifest.items() if version == state.round - 1)
+        self._unsaved.update(result.accepted)
         if last or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
         self.notify("round", record)
@@ -354,7 +354,7 @@ class Experiment:
 
     def checkpoint(self, state: ServerState) -> None:
         """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""
-        changed = {client: state.manifest[client] for client in self._unsaved if client in state.manifest}
+        changed = {client: state.manifest[client] for client in sorted(self._unsaved) if client in state.manifest}
         self.directory.clients.settle(changed)
         self.directory.checkpoints.save(state)
         self.directory.clients.prune(changed)

@@ -40,10 +40,9 @@ class FrozenModel:
             return Outputs(*self.module(x))
 
     def cached_outputs(self, positions: Tensor, data: ClientData) -> Outputs:
-        """Return features and logits of a client's samples by position."""
+        """Return features and logits of a client's samples by position (an index on the device)."""
         if self._cache is None:
             self._cache = all_outputs(self.module, data)
-        positions = positions.to(self._cache.features.device)
         return Outputs(self._cache.features[positions], self._cache.logits[positions])
 
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class Batch:
     """One mini-batch of one client, shared by the views of all plugins."""
 
-    def __init__(self, session: LocalSession, epoch: int, number: int, indices: Tensor) -> None:
-        self.session = session
-        self.epoch = epoch
-        self.number = number
-        self.indices = indices
-        stream = session.generator(f"augment/{epoch}/{number}") if session.data.varies else None
+    def __init__(self, session: LocalSession, epoch: int, number: int, positions: Tensor) -> None:
+        self.session, self.epoch, self.number = session, epoch, number
         data = session.data
-        self.x = data.inputs(indices) if stream is None else data.training_inputs(indices, stream)
-        self.y = data.labels[indices]
+        if data.varies:
+            self.x = data.augmented_inputs(positions, session.generator(f"augment/{epoch}/{number}"))
+        else:
+            self.x = data.inputs(positions)
+        self.indices = positions.to(session.device)
+        self.y = data.labels[self.indices]
         self.outputs: Outputs
         self._frozen: dict[str, Outputs | None] = {}
 

@@ -35,6 +35,7 @@ class RoundResult:
     """A finished round: the state to commit, its record, and what was measured of it."""
 
     state: ServerState
+    accepted: list[int]
     record: dict[str, Any]
     seconds: dict[str, Any]
 
@@ -102,7 +103,7 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
         "client_seconds": collector.client_seconds,
         "aggregation": ended - trained + collector.seconds,
     }
-    return RoundResult(state, record, seconds)
+    return RoundResult(state, current.accepted, record, seconds)
 
 
 def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[ClientTask, Outcome]]:
@@ -184,7 +185,7 @@ class Collector:
             plugin.name: match(plugin.owns, problem.layout.shapes, plugin, "owns")
             for plugin in problem.plugins.implementers("aggregate")
         }
-        owned = {name for names in self._owners.values() for name in names}
+        self._names = {plugin.name for plugin in problem.plugins.plugins}
         self.fold = Fold(problem.layout, problem.layout.shared)
         self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
         self.versions: dict[int, int | None] = {}
@@ -192,7 +193,6 @@ class Collector:
         self.client_seconds = 0.0
         self.plugin_seconds: dict[str, float] = {}
         self._losses: list[tuple[int, Mapping[str, float]]] = []
-        self._owned = owned
 
     def take(self, task: ClientTask, outcome: Outcome) -> None:
         """Accept one outcome, or record why not; a rejected update leaves no trace."""
@@ -244,6 +244,9 @@ class Collector:
             if not isinstance(number, int) or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
         layout.check(update.model, layout.shared, what)
+        strangers = sorted(set(update.payload) - self._names)
+        if strangers:
+            raise RejectUpdate(f"{what}: sent tensors for {strangers[0]!r}, which is no plugin of this run")
         for plugin, tensors in update.payload.items():
             broken = first_nonfinite(tensors)
             if broken:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition
-from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, Engine, Outcome
-from fedcore.errors import ConfigError, PluginContractError
+from fedcore.engines.base import ClientFailure, ClientTask, Engine, Outcome
+from fedcore.errors import PluginContractError, RejectUpdate
 from fedcore.frozen import load_state
 from fedcore.ledger import Ledger
 from fedcore.plugins import match
@@ -23,6 +23,7 @@ from fedcore.state import ServerState, State, States, flatten
 from fedcore.tensors import bytes_of
 from fedcore.types import Answer, Tensors
 
+Notify = Callable[[str, Mapping[str, Any]], None]
 Phase = Literal["select_clients", "begin_round", "round", "post_train"]
 
 
@@ -55,6 +56,7 @@ class Round:
     failures: list[dict[str, Any]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     shared_keys: list[str] = field(default_factory=list)
+    down: dict[str, int] = field(default_factory=dict)
     asked: int = 0
 
     @classmethod
@@ -91,13 +93,13 @@ class Round:
         tensors.update({f"broadcast/{name}": tensor for name, tensor in flatten(broadcast)[0].items()})
         self.federation.engine.share(key, tensors, {"lr": self.lr})
         self.shared_keys.append(key)
-        self._down = {"model": bytes_of({name: self.model[name] for name in layout.shared})}
-        self._down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
+        self.down = {"model": bytes_of({name: self.model[name] for name in layout.shared})}
+        self.down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
         return key
 
     def count_down(self) -> None:
         """Enter the shared payload into the ledger, for one client."""
-        for sender, size in self._down.items():
+        for sender, size in self.down.items():
             self.ledger.down(sender, size)
 
     def close(self) -> None:
@@ -249,8 +251,6 @@ def check_partial(
 
     :raises PluginContractError: says which tensor, and what is wrong with it.
     """
-    from fedcore.errors import RejectUpdate
-
     extra = sorted(set(tensors) - set(allowed))
     where = f"plugin {plugin!r} hook {hook}"
     if extra:
@@ -293,8 +293,3 @@ def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[i
             hook="select_clients",
         )
     return sorted(ids)
-
-
-Notify = Callable[[str, Mapping[str, Any]], None]
-
-__all__ = ["ClientResult", "ConfigError", "Federation", "Notify", "Round", "ServerContext", "in_order"]

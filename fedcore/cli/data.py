@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -36,8 +35,8 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
     from fedcore.data import datasets
 
-    found["dataset"]["npz:FILE"] = _line(datasets.npz)
-    found["dataset"]["imagefolder:DIR"] = _line(datasets.imagefolder)
+    found["dataset"]["npz:FILE"] = output.first_line(datasets.npz)
+    found["dataset"]["imagefolder:DIR"] = output.first_line(datasets.imagefolder)
     if as_json:
         output.print_json(found)
         return
@@ -88,17 +87,13 @@ def split(
     partition.save(out)
     console = output.stdout()
     console.print(draw_table(partition, dataset.train.labels, dataset.num_classes))
-    for message in partition.info.get("notes") or []:
+    for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)
     console.print(output.text(f"written: {out} (use it with --partition {out})"), soft_wrap=True)
 
 
 def _first_line(kind: str, name: str) -> str:
     try:
-        return _line(registry.resolve(kind, name))
+        return output.first_line(registry.resolve(kind, name))
     except FedcoreError as error:  # one broken package does not hide the others
         return f"broken: {error}"
-
-
-def _line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.cli.output import clean, duration, note, number, percent, text
+from fedcore.cli.output import clean, duration, note, number, percent, stopwatch, text
 
 ROWS = 8
 PROTOCOLS = ("global", "global_local", "personal", "personal_global")
@@ -43,6 +43,7 @@ class Display:
         self.console, self.clock = console, clock
         self.directory: Path | None = None
         self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
+        self.finished = False
         self.began = clock()
         self._round_began = self.began
         self._pace: deque[float] = deque(maxlen=20)
@@ -72,6 +73,8 @@ class Display:
             self._pace.append(now - self._round_began)
             self._round_began, self.clients, self.failed, self.done = now, 0, 0, details["round"] + 1
             self.round_done(details)
+        elif event == "done":
+            self.finished = True
 
     @property
     def left(self) -> float | None:
@@ -163,9 +166,9 @@ class LiveDisplay(Display):
         doing = self._doing()
         bar = ProgressBar(total=max(1, self.rounds), completed=self._completed(), width=24)
         left = self.left
-        times = f"{duration(self.clock() - self.began)} elapsed"
+        times = f"{stopwatch(self.clock() - self.began)} elapsed"
         if left is not None and self.done < self.rounds:
-            times += f", {duration(left)} left"
+            times += f", {stopwatch(left)} left"
         line.add_row(bar, f"{self.done}/{self.rounds} rounds", Text(doing, style="cyan"), Text(times, style="dim"))
         return line
 
@@ -174,14 +177,11 @@ class LiveDisplay(Display):
 
     def _doing(self) -> str:
         if self.done >= self.rounds:
-            return "" if self._ended() else "finishing"
+            return "done" if self.finished else "finishing"
         what = f"round {self.done}: {self.clients}/{max(self.cohort, self.clients)} clients"
         if self.failed:
             what += f", {self.failed} failed"
         return what if self.clients < self.cohort else f"round {self.done}: evaluating"
-
-    def _ended(self) -> bool:
-        return not self._live.is_started
 
 
 def rounds_table(records: Sequence[Record], width: int) -> Table:
@@ -221,7 +221,7 @@ def headline(details: Mapping[str, Any]) -> str:
     began = f", from round {details['round']}" if details["round"] else ""
     return (
         f"{methods} on {config.dataset} ({config.model}), {config.partition}, {config.clients} clients, "
-        f"{config.rounds} rounds{began}, in {details['directory']}"
+        f"{config.rounds} round{'s' * (config.rounds > 1)}{began}, in {details['directory']}"
     )
 
 

@@ -40,16 +40,23 @@ def bounds(field: FieldInfo) -> str:
     for item in field.metadata:
         for name, sign in (("gt", "<"), ("ge", "<=")):
             if getattr(item, name, None) is not None:
-                low = f"{getattr(item, name)} {sign}"
+                low = f"{_number(getattr(item, name))} {sign}"
         for name, sign in (("lt", "<"), ("le", "<=")):
             if getattr(item, name, None) is not None:
-                high = f"{sign} {getattr(item, name)}"
+                high = f"{sign} {_number(getattr(item, name))}"
     if low and high:
         return f"{low} x {high}"
     if low:
         number, sign = low.split()
         return f"{sign.replace('<', '>')} {number}"
     return high
+
+
+def _number(value: Any) -> str:
+    """Write a limit of the machine's integers as the power of two it is."""
+    if isinstance(value, int) and value >= 2**31 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def default(field: FieldInfo) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
+import operator
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,10 +82,10 @@ def flag(name: str) -> inspect.Parameter:
     inner = fields.base_type(field.annotation)
     default = fields.default(field)
     text = field.description or ""
-    if fields.bounds(field):
-        text = f"{text.removesuffix('.')} ({fields.bounds(field)})."
     long = "--" + name.replace("_", "-")
-    declarations, kind, metavar = [long], inner, None
+    declarations: list[str] = [long]
+    kind: Any = inner
+    metavar: str | None = None
     if name == "plugins":
         declarations, kind, metavar = ["--plugin"], list[str], "NAME"
         text = "A method; give it once for each, in the order in which their hooks are called. None is FedAvg."
@@ -95,19 +95,22 @@ def flag(name: str) -> inspect.Parameter:
         kind, metavar = str, "|".join(fields.choices(inner))
     elif inner not in (int, float, str, Path):
         raise TypeError(f"RunConfig.{name}: the command line has no flag for {field.annotation}")
-    shown = "" if default is None or name == "plugins" else str(default)
-    if inner is bool:
-        shown = f"{'' if default else 'no-'}{name.replace('_', '-')}"
+    shown = [fields.bounds(field)] if fields.bounds(field) else []
+    if default is not None and name != "plugins" and inner is not bool:
+        shown.append(f"default {default}")
+    elif default is True:
+        shown.append("on by default")
+    if shown:
+        text += f" [{'; '.join(shown)}]"
     option = typer.Option(
         *declarations,
         help=escape(text),
-        show_default=shown or False,
+        show_default=False,
         metavar=metavar,
         rich_help_panel=panel(name),
         autocompletion=_completer(_NAMES_OF[name]) if name in _NAMES_OF else None,
     )
-    # Annotated with a value, and `X | None` of one: both are things a static checker has no words for.
-    annotation = Annotated[typing.Optional[kind], option]  # noqa: UP045
+    annotation = operator.getitem(Annotated, (kind | None, option))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import sys
 from typing import IO, Any
 
@@ -44,6 +46,17 @@ def note(message: object, console: Console | None = None) -> None:
     (console or stderr()).print(line, soft_wrap=True)
 
 
+def prose(thing: object) -> str:
+    """Return what an object's docstring says, without the marks that are there for Sphinx."""
+    return re.sub(r"(?::\w+)?:`~?([^`]*)`", r"\1", inspect.getdoc(thing) or "").replace("``", "")
+
+
+def first_line(thing: object) -> str:
+    """Return an object's documentation in one line, as one says what a thing is."""
+    line = prose(thing).partition("\n")[0].removeprefix("Return ")
+    return line[:1].upper() + line[1:]
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout."""
     print(json.dumps(value, indent=2))
@@ -55,8 +68,17 @@ def percent(fraction: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with four significant digits; a dash for None."""
-    return "-" if value is None else f"{value:.4g}"
+    """Return a number with four decimals, or short when that says nothing; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
+
+
+def stopwatch(seconds: float) -> str:
+    """Return a time that is redrawn while it runs: ``0:07``, ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def duration(seconds: float) -> str:

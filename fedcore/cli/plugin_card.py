@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rich import box
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from fedcore import registry
 from fedcore.cli import fields
-from fedcore.cli.output import clean, text
+from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.errors import ConfigError
 from fedcore.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin
 
@@ -42,17 +43,15 @@ def describe(name: str) -> dict[str, Any]:
     point = registry.available("plugin").get(name)
     dist = point.dist if point else None
     source: Plugin | type[Plugin] = cls
-    try:
+    with suppress(ConfigError):  # an option without a default: what the class says must do
         source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
-    except ConfigError:
-        pass  # an option without a default: what the class says
     hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
     return {
         "name": name,
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "package": dist.name if dist else None,
         "version": dist.version if dist else None,
-        "description": inspect.getdoc(cls) or "",
+        "description": prose(cls),
         "options": [_option(option, field) for option, field in cls.Options.model_fields.items()],
         "hooks": [
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
@@ -116,7 +115,7 @@ def _side(hook: str) -> str:
 
 
 def _first_line(hook: str) -> str:
-    return (inspect.getdoc(HOOKS[hook]) or "").partition("\n")[0]
+    return first_line(HOOKS[hook])
 
 
 def _excludes(plugin: Plugin | type[Plugin], hooks: list[str]) -> list[str]:
@@ -158,7 +157,7 @@ def _say(value: Any) -> str:
 
 
 def _table(title: str, headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", title_style="bold not italic", box=box.SIMPLE_HEAD)
     for index, heading in enumerate(headings):
         table.add_column(heading, no_wrap=not index)
     for row in rows:

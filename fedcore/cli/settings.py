@@ -18,10 +18,13 @@ def build_config(given: Mapping[str, Any], file: Path | None, settings: Sequence
     :raises ConfigError: what is wrong, and whether the file or a flag said so.
     """
     source = str(file) if file else ""
-    values = {**(read_config_file(file) if file else {}), **given}
+    written = read_config_file(file) if file else {}
+    if file and "out" in written and Path(str(written["out"])).resolve() == file.parent.resolve():
+        del written["out"]  # the file of an earlier run; the new one gets a directory of its own
+    values = {**written, **given}
     listed = values.pop("plugins", {})
-    if file and "plugins" in given:
-        listed = _keep_options(given["plugins"], read_config_file(file).get("plugins", {}), source)
+    if "plugins" in given:
+        listed = _keep_options(given["plugins"], written.get("plugins", {}), source)
     values["plugins"] = set_options(
         RunConfig.create({"plugins": listed}, source="" if "plugins" in given else source).plugins, settings
     )

@@ -13,11 +13,11 @@ from rich.text import Text
 from fedcore.cli.output import clean, duration, number, percent, size, text
 
 PROTOCOLS = {
-    "global": "global model, server test set",
-    "global_local": "global model, clients' held-out parts",
-    "personal": "each client's model, its held-out part",
-    "personal_global": "each client's model, server test set",
-    "global_before_correction": "global model before its correction",
+    "global": "global model on the test set",
+    "global_local": "global model on held-out parts",
+    "personal": "own models on held-out parts",
+    "personal_global": "own models on the test set",
+    "global_before_correction": "before the correction",
 }
 
 
@@ -25,21 +25,23 @@ def summary_tables(summary: Mapping[str, Any]) -> Group:
     """Return everything worth reading of a ``summary.json`` but the run's directory."""
     return Group(
         metrics_tables(summary["metrics"]),
+        "",
         traffic_table(summary["bytes"], summary["rounds"]),
+        "",
         time_line(summary),
     )
 
 
 def metrics_tables(metrics: Mapping[str, Any]) -> Group:
     """Return the table of all protocols, and below it what does not fit into one."""
-    return Group(protocol_table(metrics), *_footnotes(metrics))
+    return Group("", protocol_table(metrics), "", *_footnotes(metrics))
 
 
 def protocol_table(metrics: Mapping[str, Any]) -> Table:
     """Return one row for each protocol that the run has figures for."""
     rows = {name: metrics[name] for name in PROTOCOLS if metrics.get(name)}
     spread = any("std" in row for row in rows.values())
-    table = Table(title="Evaluation", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = _table("Evaluation")
     table.add_column("protocol", no_wrap=True)
     table.add_column("of what", style="dim")
     for heading in ("accuracy %", "loss", *(("std %", "worst 10 %", "clients", "untrained") if spread else ())):
@@ -56,7 +58,7 @@ def protocol_table(metrics: Mapping[str, Any]) -> Table:
 
 def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
     """Return the bytes sent per round and in all, by who sent them."""
-    table = Table(title="Traffic, all clients", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = _table("Traffic of all clients")
     table.add_column("sent by", no_wrap=True)
     for heading in ("down / round", "up / round", "down", "up"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -84,6 +86,13 @@ def time_line(summary: Mapping[str, Any]) -> Text:
     line.append(f"; of the clients' time {', '.join(terms)}" if terms else "")
     line.append(f"; workers {spent['workers']}, peak memory {spent['peak_memory_mib']:.0f} MiB")
     return line
+
+
+def _table(title: str) -> Table:
+    look = box.SIMPLE_HEAD
+    return Table(
+        title=title, title_justify="left", title_style="bold not italic", box=look, show_edge=False, pad_edge=True
+    )
 
 
 def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -49,8 +49,6 @@ def train(
     Ctrl-C leaves a checkpoint: fedcore resume goes on from there, to the same bits.
     """
     config = build_config(given, config_file, settings or [])
-    if config_file and "out" not in given:
-        config = config.model_copy(update={"out": None})  # a run's own file names that run's directory
 
     from fedcore.experiment import run
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcore.data.augment import augment
-from fedcore.data.samples import Dataset, Samples
+from fedcore.data.samples import Dataset, ResidentSamples, Samples
 
 
 class ClientData:
@@ -44,9 +44,10 @@ class ClientData:
         """Return the inputs at these positions as they are, on the device."""
         return self._samples.gather(self._indices[positions]).to(self._device)
 
-    def training_inputs(self, positions: Tensor, stream: torch.Generator) -> Any:
-        """Return the inputs at these positions, augmented from ``stream`` where the run augments."""
-        x = self._samples.gather(self._indices[positions])
-        if self._augmentation is not None:
-            x = augment(self._augmentation, x, stream, self._samples.mean, self._samples.std)  # type: ignore[attr-defined]
-        return x.to(self._device)
+    def augmented_inputs(self, positions: Tensor, stream: torch.Generator) -> Any:
+        """Return the inputs at these positions, augmented with draws from ``stream``, on the device."""
+        samples = self._samples
+        assert self._augmentation is not None
+        assert isinstance(samples, ResidentSamples)
+        x = samples.gather(self._indices[positions])
+        return augment(self._augmentation, x, stream, samples.mean, samples.std).to(self._device)

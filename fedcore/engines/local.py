@@ -121,24 +121,21 @@ class WorkerEngine:
         order = {task.id: index for index, task in enumerate(queue)}
         done: set[int] = set()
         oldest = 0
-        try:
-            while queue or any(worker.task for worker in self._workers):
-                while oldest in done:
-                    oldest += 1
-                limit = None if window is None else oldest + window + self.workers
-                yield from self._dispatch(queue, order, limit)
-                for task, outcome in self._collect():
+        while len(done) < len(order):
+            while oldest in done:
+                oldest += 1
+            limit = None if window is None else oldest + window + self.workers
+            for task, outcome in [*self._dispatch(queue, order, limit), *self._collect()]:
+                if task.id in order:  # else a task that an earlier caller abandoned
                     done.add(order[task.id])
                     yield task, outcome
-        finally:
-            while any(worker.task for worker in self._workers):  # abandoned by the caller: drop what still comes
-                for _ in self._collect():
-                    pass
 
     def close(self) -> None:
         """Stop the workers and free shared memory."""
         for worker in self._workers:
             worker.stop()
+            if worker.task is not None:
+                worker.process.kill()
         for worker in self._workers:
             try:
                 worker.process.wait(timeout=5)
@@ -150,11 +147,12 @@ class WorkerEngine:
 
     def _dispatch(
         self, queue: deque[ClientTask], order: Mapping[str, int], limit: int | None
-    ) -> Iterator[tuple[ClientTask, Outcome]]:
-        """Give idle workers the first task each may run; yields tasks whose session is lost."""
+    ) -> list[tuple[ClientTask, Outcome]]:
+        """Give idle workers the first task each may run; returns the tasks whose session is lost."""
+        lost: list[tuple[ClientTask, Outcome]] = []
         for task in [task for task in queue if task.kind == "fit_resume" and task.session not in self._homes]:
             queue.remove(task)
-            yield task, ClientFailure(task.id, "session_lost", "the worker that held the session is gone")
+            lost.append((task, ClientFailure(task.id, "session_lost", "the worker that held the session is gone")))
         for worker in self._workers:
             if worker.task is not None or not worker.ready:
                 continue
@@ -166,6 +164,7 @@ class WorkerEngine:
                 queue.remove(task)
                 self._start(worker, task)
                 break
+        return lost
 
     def _start(self, worker: _Worker, task: ClientTask) -> None:
         try:
@@ -176,7 +175,9 @@ class WorkerEngine:
             self._homes[task.session] = worker
 
     def _collect(self) -> list[tuple[ClientTask, Outcome]]:
-        """Wait until a worker has something to say; returns finished tasks."""
+        """Wait until a worker has something to say, if any will; returns finished tasks."""
+        if not any(worker.task is not None or not worker.ready for worker in self._workers):
+            return []
         connections = {worker.channel.connection: worker for worker in self._workers}
         finished: list[tuple[ClientTask, Outcome]] = []
         for connection in wait(list(connections)):

@@ -30,7 +30,7 @@ def main(fd: int, spool: Spool) -> None:
     try:
         with threadpool_limits(1):
             serve(channel)
-    except EOFError:
+    except (EOFError, BrokenPipeError):
         pass
     finally:
         if os.getppid() != engine:
@@ -50,10 +50,8 @@ def serve(channel: Channel) -> None:
         _, tensors, meta = channel.receive()
         task = unpack_task(tensors, meta)
         if task.shared is not None and task.shared != key:
-            key, shared = (
-                task.shared,
-                Shared(*read_tensors(channel.spool.path / f"{task.shared}.safetensors")),
-            )
+            broadcast, described = read_tensors(channel.spool.path / f"{task.shared}.safetensors")
+            key, shared = task.shared, Shared(broadcast, described, runtime.device)
         try:
             channel.send(*pack_outcome(runtime.handle(task, shared)))
         except FedcoreError as error:

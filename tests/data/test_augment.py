@@ -25,7 +25,7 @@ def draws(batch):
 
 @pytest.fixture
 def pixels():
-    return torch.rand(80, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    return torch.rand(40, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def functional():
 
 def test_cifar10_is_reflecting_pad_crop_and_flip(pixels, functional):
     moved = augment("cifar10", (pixels - SHIFT) / SCALE, generator(), MEAN, STD)
-    for image, result, (top, left, flip, _) in zip(pixels, moved, draws(80), strict=True):
+    for image, result, (top, left, flip, _) in zip(pixels, moved, draws(40), strict=True):
         expected = functional.crop(functional.pad(image, 4, padding_mode="reflect"), top, left, 32, 32)
         expected = functional.hflip(expected) if flip else expected
         torch.testing.assert_close(result, (expected - SHIFT) / SCALE)
@@ -47,7 +47,7 @@ def test_cifar10_is_reflecting_pad_crop_and_flip(pixels, functional):
 def test_cifar100_is_black_pad_crop_flip_and_rotation(pixels, functional):
     moved = augment("cifar100", (pixels - SHIFT) / SCALE, generator(), MEAN, STD)
     differing = 0
-    for image, result, (top, left, flip, angle) in zip(pixels, moved, draws(80), strict=True):
+    for image, result, (top, left, flip, angle) in zip(pixels, moved, draws(40), strict=True):
         expected = functional.crop(functional.pad(image, 4), top, left, 32, 32)
         expected = functional.hflip(expected) if flip else expected
         expected = functional.rotate(expected, angle, fill=[0.0])

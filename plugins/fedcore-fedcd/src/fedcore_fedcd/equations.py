@@ -98,13 +98,13 @@ def decoupled_distillation_loss(
     return _weighted_mean(tckd + xi * nckd, importance)
 
 
-def distillation_loss(teacher_logits: Tensor, student_logits: Tensor, importance: Tensor | None = None) -> Tensor:
+def distillation_loss(teacher_logits: Tensor, student_logits: Tensor, *, importance: Tensor | None = None) -> Tensor:
     """Return plain KL(teacher || student), importance-weighted mean (FedCD/kd of Table 4)."""
     teacher, student = teacher_logits.log_softmax(dim=1), student_logits.log_softmax(dim=1)
     return _weighted_mean((teacher.exp() * (teacher - student)).sum(dim=1), importance)
 
 
-def debiased_classifier_loss(logits: Tensor, labels: Tensor, importance: Tensor | None = None) -> Tensor:
+def debiased_classifier_loss(logits: Tensor, labels: Tensor, *, importance: Tensor | None = None) -> Tensor:
     """Return L_dcl: the importance-weighted mean cross-entropy (Eq. 10)."""
     return _weighted_mean(F.cross_entropy(logits, labels, reduction="none"), importance)
 
@@ -133,7 +133,7 @@ def fine_means(features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tenso
     """Return the mean feature of each fine class, the given prototype where it has no sample: (C, M, d)."""
     classes, per_class, width = prototypes.shape
     means, counts = class_means(features, labels * per_class + fine, classes * per_class)
-    held = (counts > 0).view(classes, per_class, 1)
+    held = (counts > 0).view(classes, per_class, 1)  # (C, M, 1)
     return torch.where(held, means.view(classes, per_class, width), prototypes)
 
 
@@ -147,8 +147,8 @@ def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
 
     points = features.double().cpu().numpy()
     distinct = len(np.unique(points, axis=0))
-    centres = KMeans(min(per_class, distinct), n_init=10, random_state=seed).fit(points).cluster_centers_
-    return torch.from_numpy(centres).to(features)
+    means = KMeans(min(per_class, distinct), n_init=10, random_state=seed).fit(points)
+    return torch.as_tensor(means.cluster_centers_, dtype=features.dtype, device=features.device)
 
 
 def _cosines(features: Tensor, prototypes: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -66,6 +67,15 @@ class FineClassifier(nn.Module):
         return fine.sum(dim=2) if self.reduction == "sum" else fine.mean(dim=2)
 
 
+class PrototypePoints(NamedTuple):
+    """Global prototypes as samples: ``z`` (CM, d), ``labels``, ``fine`` and ``importance`` (CM,)."""
+
+    z: Tensor
+    labels: Tensor
+    fine: Tensor
+    importance: Tensor
+
+
 class FedCD(Plugin):
     """FedCD (Long, Xue, Chu, Zhang, Wu, Zang, Du, ACM MM 2023, doi 10.1145/3581783.3611966).
 
@@ -121,17 +131,9 @@ class FedCD(Plugin):
     @hookimpl
     def task_loss(self, step: Step) -> Tensor:
         """Return L_dcl on the rebalanced set (Eq. 10)."""
-        samples = eq.debiased_classifier_loss(step.logits, step.y)
-        points = self._prototype_points(step)
-        if points is None:
-            return samples
-        features, labels, _, importance = points
-        logits = step.model.classifier(features)
-        if self.options.rebalance == "appended":
-            return samples + self.options.prototype_weight * eq.debiased_classifier_loss(logits, labels, importance)
-        return eq.debiased_classifier_loss(
-            *_joined((step.logits, logits), (step.y, labels)), _weights(step, importance)
-        )
+        points = self._points(step)
+        of_points = points and (step.model.classifier(points.z), points.labels)
+        return self._mean(points, eq.debiased_classifier_loss, (step.logits, step.y), of_points)
 
     @hookimpl
     def local_loss(self, step: Step) -> list[Loss]:
@@ -155,8 +157,30 @@ class FedCD(Plugin):
         prototypes = client.added["prototypes"] if self.options.hpc else eq.fine_means(features, labels, fine, start)
         return {"prototypes": prototypes, "counts": eq.fine_counts(labels, fine, known)}
 
-    def _prototype_points(self, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return the known global prototypes as samples of D^k+: z, class, fine class, importance; None without."""
+    def _hierarchical(self, step: Step) -> Tensor:
+        scratch, points = step.client.scratch, self._points(step)
+        fine = eq.assign_fine_classes(step.features, step.y, scratch["start"], scratch["known"])
+        loss = partial(
+            eq.hierarchical_prototype_loss,
+            prototypes=step.added["prototypes"],
+            alpha=self.options.alpha,
+            temperature=self.options.temperature,
+            known=scratch["known"],
+        )
+        of_points = points and (points.z, points.labels, points.fine)
+        return self._mean(points, loss, (step.features, step.y, fine), of_points)
+
+    def _distillation(self, step: Step) -> Tensor:
+        teacher, student, points = step.global_model.classifier, step.model.classifier, self._points(step)
+        samples = (teacher(step.features.detach()), step.logits, step.y)
+        of_points = points and (teacher(points.z), student(points.z), points.labels)
+        if self.options.distillation == "kl":  # needs no labels
+            return self._mean(points, eq.distillation_loss, samples[:2], of_points and of_points[:2])
+        loss = partial(eq.decoupled_distillation_loss, xi=self.options.xi)
+        return self._mean(points, loss, samples, of_points)
+
+    def _points(self, step: Step) -> PrototypePoints | None:
+        """Return the global prototypes as samples of D^k+, those not known with importance 0; None without."""
         received = step.client.received
         if self.options.rebalance == "none" or not received:
             return None
@@ -164,60 +188,25 @@ class FedCD(Plugin):
         classes, per_class = importance.shape
         if self.options.rebalance == "mixed":
             # A prototype goes into the batch that holds its partner, a sample drawn once per round.
-            present = (step.client.scratch["partners"].unsqueeze(2) == step.indices).any(dim=2)  # (C, M)
-            importance = importance * present
+            importance = importance * (step.client.scratch["partners"].unsqueeze(2) == step.indices).any(dim=2)
         index = torch.arange(classes * per_class, device=importance.device)
-        return prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten()
+        return PrototypePoints(prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten())
 
-    def _hierarchical(self, step: Step) -> Tensor:
-        scratch, prototypes = step.client.scratch, step.added["prototypes"]
-        fine = eq.assign_fine_classes(step.features, step.y, scratch["start"], scratch["known"])
-
-        def loss(features: Tensor, labels: Tensor, fine: Tensor, importance: Tensor | None = None) -> Tensor:
-            return eq.hierarchical_prototype_loss(
-                features,
-                labels,
-                fine,
-                prototypes,
-                alpha=self.options.alpha,
-                temperature=self.options.temperature,
-                importance=importance,
-                known=scratch["known"],
-            )
-
-        points = self._prototype_points(step)
-        if points is None:
-            return loss(step.features, step.y, fine)
-        z, labels, own, importance = points
+    def _mean(
+        self,
+        points: PrototypePoints | None,
+        loss: Callable[..., Tensor],
+        samples: Sequence[Tensor],
+        of_points: Sequence[Tensor] | None,
+    ) -> Tensor:
+        """Return a loss over D^k+: the batch's samples with importance 1, the prototypes with theirs."""
+        if points is None or of_points is None:
+            return loss(*samples)
         if self.options.rebalance == "appended":
-            extra = loss(z, labels, own, importance)
-            return loss(step.features, step.y, fine) + self.options.prototype_weight * extra
-        joined = _joined((step.features, z), (step.y, labels), (fine, own))
-        return loss(*joined, _weights(step, importance))
-
-    def _distillation(self, step: Step) -> Tensor:
-        teacher, student = step.global_model.classifier, step.model.classifier
-
-        def loss(teacher_logits: Tensor, logits: Tensor, labels: Tensor, importance: Tensor | None = None) -> Tensor:
-            if self.options.distillation == "kl":
-                return eq.distillation_loss(teacher_logits, logits, importance)
-            return eq.decoupled_distillation_loss(
-                teacher_logits, logits, labels, xi=self.options.xi, importance=importance
-            )
-
-        with torch.no_grad():
-            teacher_logits = teacher(step.features)
-        points = self._prototype_points(step)
-        if points is None:
-            return loss(teacher_logits, step.logits, step.y)
-        z, labels, _, importance = points
-        with torch.no_grad():
-            of_points = teacher(z)
-        if self.options.rebalance == "appended":
-            extra = loss(of_points, student(z), labels, importance)
-            return loss(teacher_logits, step.logits, step.y) + self.options.prototype_weight * extra
-        joined = _joined((teacher_logits, of_points), (step.logits, student(z)), (step.y, labels))
-        return loss(*joined, _weights(step, importance))
+            return loss(*samples) + self.options.prototype_weight * loss(*of_points, importance=points.importance)
+        joined = [torch.cat(pair) for pair in zip(samples, of_points, strict=True)]
+        ones = points.importance.new_ones(len(samples[0]))
+        return loss(*joined, importance=torch.cat([ones, points.importance]))
 
     # --- server --------------------------------------------------------------------------------------------
 
@@ -269,12 +258,3 @@ class FedCD(Plugin):
             counts = torch.where(held, total, server.state["counts"])
         server.state["prototypes"], server.state["counts"] = prototypes, counts
         return prototypes, counts
-
-
-def _joined(*pairs: tuple[Tensor, Tensor]) -> list[Tensor]:
-    return [torch.cat(pair) for pair in pairs]
-
-
-def _weights(step: Step, importance: Tensor) -> Tensor:
-    """Return the importance of a batch's samples, 1 each, and of the prototypes among them."""
-    return torch.cat([step.features.new_ones(len(step.y)), importance.to(step.features.dtype)])

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fedcore
+
+from .conftest import python
+
+SMALL = ("--workers", 0, "--rounds", 1, "--clients", 2, "--local-epochs", 1)
+
+
+def test_version(cli) -> None:
+    assert cli("--version").output == f"fedcore {fedcore.__version__}\n"
+
+
+def test_train_prints_tables_and_the_directory(cli, tmp_path: Path) -> None:
+    result = cli("train", *SMALL, "--plugin", "fedprox", "--client-test-fraction", 0.2, "--out", "run")
+    assert result.exit_code == 0
+    assert "global_local" in result.stdout
+    assert "worst 10 %" in result.stdout
+    assert f"run directory: {tmp_path / 'run'}" in result.stdout
+    assert result.stderr.startswith("fedprox on digits (mlp), dirichlet, 2 clients, 1 round, in ")
+    assert "round 0 (1/1)  global " in result.stderr
+
+
+def test_json_is_alone_on_stdout_and_evaluate_finds_the_same(cli, tmp_path: Path) -> None:
+    result = cli("train", *SMALL, "--json", "--out", "run")
+    summary = json.loads(result.stdout)
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "round 0 (1/1)" in result.stderr
+    assert "run directory" in result.stderr
+
+    again = cli("evaluate", "run", "--json")
+    assert json.loads(again.stdout)["global"] == summary["metrics"]["global"]
+    assert "accuracy %" in cli("evaluate", "run").stdout
+
+    resumed = cli("resume", "run", "--json", "--quiet")
+    assert json.loads(resumed.stdout)["metrics"] == summary["metrics"]
+    assert resumed.stderr == ""
+
+
+def test_quiet_shows_the_result_only(cli) -> None:
+    result = cli("train", *SMALL, "--quiet")
+    assert result.stderr == ""
+    assert "run directory: " in result.stdout
+
+
+def test_a_config_of_a_run_makes_another_one(cli, tmp_path: Path) -> None:
+    cli("train", *SMALL, "--out", "one", "--seed", 5)
+    result = cli("train", "--config", "one/config.yaml", "--out", "two", "--json", "--quiet")
+    assert json.loads(result.stdout)["metrics"] == json.loads((tmp_path / "one/summary.json").read_text())["metrics"]
+
+
+def test_plugins_list_in_groups(cli) -> None:
+    text = cli("plugins", "list").stdout
+    order = [text.index(word) for word in ("papers", "fedcd", "comparison methods", "fedavg", "moon")]
+    assert order == sorted(order)
+    rows = {row["name"]: row for row in json.loads(cli("plugins", "list", "--json").stdout)}
+    assert rows["moon"]["package"] == "fedcore-moon"
+    assert rows["moon"]["group"] == "comparison methods"
+    assert rows["moon"]["summary"]
+
+
+def test_plugins_show_is_taken_from_the_code(cli) -> None:
+    text = cli("plugins", "show", "moon").stdout
+    for word in ("CVPR 2021", "moon.temperature", "> 0", "local_loss", "client", "global, previous", "mu=0.0"):
+        assert word in text
+    card = json.loads(cli("plugins", "show", "fedavg", "--json").stdout)
+    assert {hook["name"]: hook["side"] for hook in card["hooks"]} == {
+        "select_clients": "server",
+        "weight": "server",
+        "task_loss": "client",
+    }
+    assert card["excludes"] == []
+    fedcd = json.loads(cli("plugins", "show", "fedcd", "--json").stdout)
+    assert "another plugin that implements task_loss" in fedcd["excludes"]
+
+
+def test_data_list(cli) -> None:
+    found = json.loads(cli("data", "list", "--json").stdout)
+    assert found["dataset"]["digits"].startswith("Scikit-learn's bundled digits")
+    assert {"dirichlet", "iid"} <= set(found["partitioner"])
+    assert all(line and "`" not in line for lines in found.values() for line in lines.values())
+    assert "imagefolder:DIR" in cli("data", "list").stdout
+
+
+def test_data_split_writes_what_train_reads(cli, tmp_path: Path) -> None:
+    result = cli("data", "split", "--clients", 2, "--alpha", 0.3, "--seed", 3)
+    assert result.exit_code == 0
+    assert "written: partition.json" in result.stdout
+    digest = json.loads((tmp_path / "partition.json").read_text())["sha256"]
+    assert digest in result.stdout
+
+    refused = cli("data", "split", "--clients", 2)
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    assert json.loads((tmp_path / "partition.json").read_text())["sha256"] == digest
+    cli("train", *SMALL, "--partition", "partition.json", "--quiet", "--out", "run")
+    assert json.loads((tmp_path / "run" / "partition.json").read_text())["sha256"] == digest
+
+    assert cli("data", "split", "--clients", 2, "--force").exit_code == 0
+    assert json.loads((tmp_path / "partition.json").read_text())["sha256"] != digest
+
+
+def test_help_and_lists_need_no_torch() -> None:
+    code = """
+import sys, time
+began = time.perf_counter()
+from fedcore.cli.app import app
+for arguments in (["--help"], ["train", "--help"], ["plugins", "list"], ["--version"]):
+    try:
+        app(arguments)
+    except SystemExit as end:
+        assert end.code == 0, arguments
+print(time.perf_counter() - began, file=sys.stderr)
+heavy = {"torch", "numpy", "sklearn", "torchvision"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stderr.splitlines()[-1]) < 3  # four commands, on a busy machine
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    code = """
+import subprocess, sys
+command = [sys.executable, "-c", "from fedcore.cli import main; main()", "plugins", "list", "--json"]
+process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+process.stdout.close()
+message = process.stderr.read().decode()
+assert process.wait() in (0, 1), message
+assert message == "", message
+"""
+    result = python(code)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from fedcore.cli.display import LiveDisplay, PlainDisplay, QuietDisplay, make_display, rounds_table
+from fedcore.cli.output import clean, duration, number, percent, size, stopwatch
+from fedcore.cli.summary import metrics_tables, summary_tables
+
+from . import events
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def console(*, terminal: bool = False, width: int = 120) -> Console:
+    return Console(
+        file=io.StringIO(), force_terminal=terminal, width=width, markup=False, highlight=False, color_system=None
+    )
+
+
+def output(target: Console) -> str:
+    assert isinstance(target.file, io.StringIO)
+    return target.file.getvalue()
+
+
+def drawn(thing: object, width: int = 120) -> str:
+    target = console(width=width)
+    target.print(thing)
+    return output(target)
+
+
+def test_plain_display_prints_a_line_per_round() -> None:
+    target, clock = console(width=30), Clock()
+    display = PlainDisplay(target, clock=clock)
+    with display:
+        display("start", events.start(notes=("12 samples were moved [red]",)))
+        for client in range(4):
+            display("client", {"client": client, "failed": False})
+        clock.now += 2
+        display("round", events.record(0))
+        clock.now += 4
+        display("round", events.record(1, none=True))
+        display("done", events.summary())
+    assert output(target).splitlines() == [
+        "moon on digits (mlp), dirichlet, 4 clients, 3 rounds, in /runs/one",
+        "note: 12 samples were moved [red]",
+        "round 0 (1/3)  global 50.00 %  task 1.5000  moon.contrast 0.2500  2.00 s/round  4.00 s left",
+        "round 1 (2/3)  task 1.5000  moon.contrast 0.2500  2.00 s/round  3.00 s left",
+    ]
+
+
+def test_failures_show_their_kinds_and_first_messages() -> None:
+    target = console()
+    display = PlainDisplay(target)
+    display("start", events.start())
+    failures = (
+        events.failure(3, "nonfinite", "loss is nan\x1b[31m"),
+        events.failure(1, "nonfinite", "loss is inf"),
+        events.failure(2, "worker_lost", "gone"),
+    )
+    display("round", events.record(0, failures=failures))
+    lines = output(target).splitlines()
+    assert "3 of 4 clients failed" in lines[1]
+    assert lines[2:] == [
+        "  client 3 and 1 more failed (nonfinite): loss is nan�[31m",
+        "  client 2 failed (worker_lost): gone",
+    ]
+
+
+def test_a_resumed_run_says_where_it_goes_on() -> None:
+    target = console()
+    PlainDisplay(target)("start", events.start(round_=2))
+    assert "3 rounds, from round 2, in" in output(target)
+
+
+def test_live_display_draws_progress_and_the_last_rounds() -> None:
+    target, clock = console(terminal=True), Clock()
+    display = LiveDisplay(target, clock=clock)
+    with display:
+        display("start", events.start(notes=("a note",)))
+        display("client", {"client": 0, "failed": True})
+        assert "0/3 rounds  round 0: 1/4 clients, 1 failed  0:00 elapsed" in drawn(display.render())
+        for client in (1, 2, 3):
+            display("client", {"client": client, "failed": False})
+        assert "round 0: evaluating" in drawn(display.render())
+        clock.now += 65
+        display("round", events.record(0, failures=(events.failure(0, "error", "oh"),)))
+        picture = drawn(display.render())
+        assert "1/3 rounds  round 1: 0/4 clients  1:05 elapsed, 2:10 left" in picture
+        assert [word for word in ("round", "global %", "task", "moon.contrast", "failed", "s/round") if word in picture]
+        for round_ in range(1, 12):
+            display("round", events.record(round_))
+        assert "finishing" in drawn(display.render())
+        display("done", events.summary())
+    text = output(target)
+    assert "note: a note" in text
+    assert "round 0: client 0 failed (error): oh" in text
+    picture = drawn(display.render())
+    assert "done" in picture
+    assert [line.split()[0] for line in picture.splitlines()[3:-2]] == [str(round_) for round_ in range(4, 12)]
+
+
+def test_live_display_stops_when_the_run_fails() -> None:
+    target = console(terminal=True)
+    display = LiveDisplay(target)
+    try:
+        with display:
+            display("start", events.start())
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    assert output(target).endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_rounds_fit_into_a_narrow_terminal() -> None:
+    losses = {f"plugin.term{number}": 0.5 for number in range(12)}
+    personal = {"personal": {"accuracy": 0.25}, "global_local": {"accuracy": 0.125}}
+    picture = drawn(rounds_table([events.record(0, losses={"task": 1.0, **losses}, **personal)], 80), 80)
+    assert all(len(line) <= 80 for line in picture.splitlines())
+    for word in ("global %", "global_local %", "personal %", "25.00", "12.50", "task", "s/round"):
+        assert word in picture
+    assert "…" not in picture
+
+
+def test_the_display_that_fits() -> None:
+    assert isinstance(make_display(console(terminal=True), quiet=True), QuietDisplay)
+    assert isinstance(make_display(console()), PlainDisplay)
+    assert isinstance(make_display(console(terminal=True)), PlainDisplay)  # colours forced into a file
+
+
+def test_summary_shows_every_protocol_and_figure() -> None:
+    picture = drawn(summary_tables(events.summary()), width=200)
+    for words in (
+        ("global ", "93.06", "0.1234"),
+        ("global_local", "91.00"),
+        ("personal ", "95.50", "80.00", "1.00", "4"),
+        ("personal_global", "70.00"),
+        ("global_before_correction", "92.00"),
+        ("best by validation: round 1, personal 96.00 %, global 94.00 % there",),
+        ("silhouette of the features: 0.1679",),
+        ("model", "800 kB", "500 kB", "2.4 MB"),
+        ("scaffold", "200 kB", "0 B"),
+        ("total", "1 MB", "3 MB"),
+        ("time: 1 min 05 s", "local training 19 s", "moon 10 %", "workers 2"),
+    ):
+        assert any(all(word in line for word in words) for line in picture.splitlines()), words
+
+
+def test_no_global_model_says_why() -> None:
+    picture = drawn(metrics_tables({"global": None, "global_reason": "no global model: [b] stays"}))
+    assert "no global model: [b] stays" in picture
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [duration(s) for s in (0.434, 12.3, 59.6, 185, 7800)] == [
+        "0.43 s",
+        "12 s",
+        "1 min 00 s",
+        "3 min 05 s",
+        "2 h 10 min",
+    ]
+    assert [stopwatch(s) for s in (7.9, 3723)] == ["0:07", "1:02:03"]
+    assert [size(n) for n in (0, 999, 1000, 479_352, 1_500_000_000)] == ["0 B", "999 B", "1 kB", "479 kB", "1.5 GB"]
+    assert [number(x) for x in (None, 0.0, 1.5, 1e-6, float("nan"))] == ["-", "0.0000", "1.5000", "1.00e-06", "nan"]
+    assert [percent(x) for x in (None, 0.93056)] == ["-", "93.06"]
+    assert clean("a\x07\x1b[2Jb\n") == "a��[2Jb\n"

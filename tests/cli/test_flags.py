@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from fedcore.cli import data, options, training
+from fedcore.cli.settings import build_config, set_options
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError, UnknownNameError
+
+OWN = {"settings", "config_file", "as_json", "quiet", "debug"}
+
+
+def test_train_has_a_flag_for_every_field() -> None:
+    assert set(inspect.signature(training.train).parameters) == set(RunConfig.model_fields) | OWN
+
+
+def test_split_takes_its_flags_from_the_same_fields() -> None:
+    assert set(data.SPLIT_FIELDS) <= set(RunConfig.model_fields)
+    assert set(inspect.signature(data.split).parameters) == {*data.SPLIT_FIELDS, "out", "force", "debug"}
+
+
+def test_every_listed_field_of_a_panel_exists() -> None:
+    assert {name for names in options._PANELS.values() for name in names} <= set(RunConfig.model_fields)
+
+
+def test_help_says_bounds_and_defaults(cli, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = cli("train", "--help").output
+    for name in RunConfig.model_fields:
+        assert ("--plugin" if name == "plugins" else "--" + name.replace("_", "-")) in text
+    assert "[0 < x <= 1; default 1.0]" in text
+    assert "[default dirichlet]" in text
+    assert "--no-augment" in text
+    for title in ("Methods", "Data and model", "Clients", "Training", "Execution", "Records"):
+        assert f"─ {title} ─" in text
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text("alpha: 0.1\nrounds: 7\nplugins:\n  moon: {mu: 5}\n  fedprox: {mu: 0.1}\n", encoding="utf-8")
+    return path
+
+
+def test_flags_override_the_file_and_the_file_the_defaults(file: Path) -> None:
+    config = build_config({"rounds": 3}, file, [])
+    assert (config.rounds, config.alpha, config.clients) == (3, 0.1, 10)
+    assert list(config.plugins) == ["moon", "fedprox"]
+
+
+def test_plugin_flags_replace_the_files_list_and_keep_options(file: Path) -> None:
+    config = build_config({"plugins": ["fedcd", "moon"]}, file, [])
+    assert list(config.plugins.items()) == [("fedcd", {}), ("moon", {"mu": 5})]
+
+
+def test_set_overrides_the_file(file: Path) -> None:
+    config = build_config({}, file, ["moon.mu=0.5", "moon.temperature=1"])
+    assert config.plugins["moon"] == {"mu": 0.5, "temperature": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5", 5), ("0.5", 0.5), ("null", None), ("[1, 2]", [1, 2]), ("a=b", "a=b")]
+)
+def test_set_reads_yaml_values(text: str, value: object) -> None:
+    assert set_options({"moon": {}}, [f"moon.mu={text}"]) == {"moon": {"mu": value}}
+
+
+def test_set_works_for_a_plugin_named_by_its_module() -> None:
+    assert set_options({"module:mine.Foo": {}}, ["module:mine.Foo.x=1"]) == {"module:mine.Foo": {"x": 1}}
+
+
+def test_set_for_a_plugin_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"'mooon' is not among this run's plugins. Did you mean 'moon'\?"):
+        set_options({"moon": {}}, ["mooon.mu=1"])
+
+
+@pytest.mark.parametrize("text", ["mu=1", "moon.mu", ".mu=1", "moon.=1"])
+def test_set_of_another_form(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"plugin\.option=value"):
+        set_options({"moon": {}}, [text])
+
+
+def test_the_config_of_a_run_does_not_name_its_directory_again(tmp_path: Path) -> None:
+    own = tmp_path / "config.yaml"
+    own.write_text(f"rounds: 2\nout: {tmp_path}\nversions: {{torch: '2'}}\n", encoding="utf-8")
+    assert build_config({}, own, []).out is None
+    own.write_text("out: elsewhere\n", encoding="utf-8")
+    assert build_config({}, own, []).out == Path("elsewhere")
+
+
+def test_problems_name_the_file_unless_a_flag_made_them(file: Path) -> None:
+    file.write_text("alpha: -1\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        build_config({"lr": -2.0}, file, [])
+    lines = str(caught.value).splitlines()
+    assert f"{file}: --alpha: input should be greater than 0 (given: -1)" in lines
+    assert "--lr: input should be greater than 0 (given: -2.0)" in lines
+
+
+def test_an_unknown_option_in_the_file(file: Path) -> None:
+    file.write_text("alhpa: 0.1\n", encoding="utf-8")
+    with pytest.raises(UnknownNameError, match=r"'alhpa'. Did you mean 'alpha'\? \(in .*run.yaml\)"):
+        build_config({}, file, [])
