@@ -1,34 +1,28 @@
-"""The client side of a run: what plugins see of a client, and the runtime that turns tasks into results.
-
-The same ``ClientRuntime`` runs behind every engine, in whatever process the engine chose.
-"""
+"""One client at work: its session, and what plugins see of it."""
 
 from __future__ import annotations
 
-import os
-import time
-import traceback
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedcore.data.client import ClientData
-from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome, Site
-from fedcore.errors import FedcoreError, PluginCallError, PluginContractError
-from fedcore.evaluation import evaluate_client
-from fedcore.frozen import FrozenModel, all_outputs, load_state
-from fedcore.local import LossTotals, train_epochs
-from fedcore.models import SplitModel, has_batch_norm
+from fedcore.engines.base import ClientTask
+from fedcore.errors import PluginContractError
+from fedcore.frozen import all_outputs, load_state
+from fedcore.local import LossTotals
+from fedcore.models import SplitModel
 from fedcore.plugins import match
-from fedcore.problem import Problem, resolve_device
 from fedcore.seeding import derive_seed, generator
-from fedcore.state import ClientStore, State, States, flatten, unflatten
+from fedcore.state import State, States, unflatten
 from fedcore.tensors import clone
-from fedcore.types import ClientUpdate, Tensors
+from fedcore.types import Tensors
+
+if TYPE_CHECKING:
+    from fedcore.runtime import ClientRuntime
 
 CORE = "fedcore"
 """Namespace of what the core itself keeps per client: previous models, personal parameters."""
@@ -241,209 +235,6 @@ class Shared:
         self.meta = meta
 
 
-class Failed(Exception):
-    """Ends a task with a failure of a kind."""
-
-    def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(message)
-        self.kind: FailureKind = kind
-
-
-class ClientRuntime:
-    """Turns tasks into results; one working model, reused from client to client."""
-
-    def __init__(self, site: Site) -> None:
-        self.config, self.dataset, self.partition = site.config, site.dataset, site.partition
-        self.device = resolve_device(self.config.device)
-        if self.device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
-            torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
-        self.problem = Problem.build(self.config, self.dataset)
-        self.model = self.problem.model.to(self.device)
-        self.model_state = self.model.state_dict()
-        self.has_batch_norm = has_batch_norm(self.model)
-        self.store = ClientStore(site.state_dir)
-        plugins = self.problem.plugins
-        self.frozen = {name: FrozenModel(self.model) for name in ("global", "previous") if plugins.reads(name)}
-        self._sessions: dict[str, LocalSession] = {}
-        self._handlers = {
-            "fit_begin": self._fit_begin,
-            "fit_resume": self._fit_resume,
-            "ask": self._ask,
-            "evaluate": self._evaluate,
-            "end_session": self._end_session,
-        }
-
-    def handle(self, task: ClientTask, shared: Shared | None) -> Outcome:
-        """Run one task; whatever happens to the client becomes a value.
-
-        :raises FedcoreError: a broken contract or run directory, which no other client would survive either.
-        """
-        began = time.perf_counter()
-        try:
-            result = self._handlers[task.kind](task, shared)
-        except Failed as verdict:
-            return self._failed(task, verdict.kind, str(verdict))
-        except PluginCallError as error:
-            return self._failed(task, "raised", str(error))
-        except FedcoreError:
-            raise
-        except Exception as error:
-            return self._failed(task, "raised", f"{type(error).__name__}: {error}")
-        result.meta["seconds"] = time.perf_counter() - began
-        return ClientResult(result.task_id, {name: t.cpu() for name, t in result.tensors.items()}, result.meta)
-
-    def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
-        self._sessions.pop(task.session or "", None)
-        if kind == "raised" and os.environ.get("FEDCORE_DEBUG"):
-            traceback.print_exc()
-        return ClientFailure(task.id, kind, message)
-
-    def training_data(self, client: int) -> ClientData:
-        """Return a client's training part."""
-        return ClientData.training(
-            self.dataset, self.partition.train[client], self.device, augmented=self.config.augment
-        )
-
-    def _fit_begin(self, task: ClientTask, shared: Shared | None) -> ClientResult:
-        assert shared is not None
-        for key in [key for key, session in self._sessions.items() if session.round < task.round]:
-            del self._sessions[key]  # abandoned in an earlier round
-        session = LocalSession(self, task, shared)
-        session.load(session.start)
-        session.load_frozen()
-        session.in_begin_local = True
-        for _ in self.problem.plugins.each("begin_local", client=session.context("")):
-            pass
-        session.in_begin_local = False
-        session.prepare_training()
-        return self._fit(task, session, 0)
-
-    def _fit_resume(self, task: ClientTask, shared: Shared | None) -> ClientResult:
-        session = self._sessions.get(task.session or "")
-        if session is None or session.parked is None:
-            raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
-        session.unpark(task.tensors)
-        return self._fit(task, session, int(task.meta["epoch"]))
-
-    def _fit(self, task: ClientTask, session: LocalSession, start: int) -> ClientResult:
-        stop = next((epoch for epoch in self.problem.breaks if epoch > start), self.config.local_epochs)
-        train_epochs(session, self.problem.plugins, start, stop)
-        if stop < self.config.local_epochs:
-            assert task.session is not None
-            self._sessions[task.session] = session
-            parked = session.park()
-            names = {name for plugin in self.problem.breaks[stop] for name in self._exchanged(plugin)}
-            return ClientResult(task.id, {name: parked[name] for name in sorted(names)}, {"paused": stop})
-        self._sessions.pop(task.session or "", None)
-        return self._finish(task, session)
-
-    def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:
-        if session.steps == 0:
-            raise Failed("no_steps", f"client {session.id} has {len(session.data)} samples and made no optimizer step")
-        losses = session.losses.means()
-        for name, value in losses.items():
-            if not value - value == 0:  # nan or inf
-                raise Failed("rejected", f"loss {name!r} became {value}")
-        layout, plugins = self.problem.layout, self.problem.plugins
-        core: dict[str, Any] = {}
-        if plugins.reads("previous"):
-            core.update({f"previous.{name}": value.clone() for name, value in self.model_state.items()})
-        payload: dict[str, dict[str, Tensor]] = {}
-        for plugin, tensors in plugins.each("end_local", client=session.context("")):
-            payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
-        core.update({f"personal.{name}": self.model_state[name].clone() for name in sorted(layout.personal)})
-        update = ClientUpdate(
-            client=session.id,
-            model=clone({name: self.model_state[name] for name in layout.shared}),
-            samples=len(session.data),
-            steps=session.steps,
-            lr=session.lr,
-            momentum=self.config.momentum,
-            payload=payload,
-            metrics={"losses": losses},
-        )
-        for plugin in plugins.implementers("pre_upload"):
-            seen = plugins.call(
-                plugin.name,
-                "pre_upload",
-                client=session.context(plugin.name),
-                update=update.scoped(plugin.name),
-            )
-            update = update if seen is None else update.merged(plugin.name, seen)
-        version = self.store.write(
-            session.id, session.round, {**session.states.snapshot(), **({CORE: core} if core else {})}
-        )
-        return pack_update(task.id, update, version, dict(session.seconds))
-
-    def _ask(self, task: ClientTask, shared: Shared | None) -> ClientResult:
-        assert shared is not None
-        session = LocalSession(self, task, shared, read_only="answer")
-        session.load(session.start)
-        session.load_frozen()
-        plugin = str(task.meta["plugin"])
-        answer = self.problem.plugins.call(
-            plugin,
-            "answer",
-            client=session.context(plugin),
-            question=task.meta["question"],
-            tensors={name: tensor.to(self.device) for name, tensor in task.tensors.items()},
-        )
-        return ClientResult(task.id, {name: tensor.detach().clone() for name, tensor in (answer or {}).items()})
-
-    def _evaluate(self, task: ClientTask, shared: Shared | None) -> ClientResult:
-        assert shared is not None
-        session = LocalSession(self, task, shared, read_only="personal_model")
-        session.load_frozen()
-        return ClientResult(task.id, {}, evaluate_client(session, task.meta))
-
-    def _end_session(self, task: ClientTask, shared: Shared | None) -> ClientResult:
-        self._sessions.pop(task.session or "", None)
-        return ClientResult(task.id)
-
-    def _exchanged(self, plugin_name: str) -> list[str]:
-        plugin = next(plugin for plugin in self.problem.plugins if plugin.name == plugin_name)
-        return match(plugin.exchanges, self.model_state, plugin, "exchanges")
-
-
 def prefixed(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the entries under a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def pack_update(task_id: str, update: ClientUpdate, version: int | None, seconds: Mapping[str, float]) -> ClientResult:
-    """Turn an update into a result's tensors and JSON."""
-    payload, rest = flatten(update.payload)
-    if rest:
-        plugin, values = next(iter(rest.items()))
-        raise PluginContractError(
-            f"plugin {plugin!r}: payload {next(iter(values))!r} is no tensor; only tensors go up",
-            plugin=plugin,
-        )
-    tensors, _ = flatten({"model": update.model, "payload": payload})
-    meta = {
-        "samples": update.samples,
-        "steps": update.steps,
-        "lr": update.lr,
-        "momentum": update.momentum,
-        "metrics": dict(update.metrics),
-        "version": version,
-        "plugin_seconds": dict(seconds),
-    }
-    return ClientResult(task_id, tensors, meta)
-
-
-def unpack_update(client: int, result: ClientResult) -> ClientUpdate:
-    """Turn a result back into the update it carries."""
-    groups = unflatten(result.tensors)
-    meta = result.meta
-    return ClientUpdate(
-        client=client,
-        model=groups.get("model", {}),
-        samples=meta["samples"],
-        steps=meta["steps"],
-        lr=meta["lr"],
-        momentum=meta["momentum"],
-        payload=unflatten(groups.get("payload", {})),
-        metrics=meta["metrics"],
-    )

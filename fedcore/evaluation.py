@@ -7,6 +7,7 @@ model on the server's test set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
     total = sum(counts["total"])
     return {
         "accuracy": sum(counts["correct"]) / total,
-        "loss": counts["loss"] / total,
+        "loss": counts["loss"] / total if math.isfinite(counts["loss"]) else None,
         "samples": total,
         "per_class": [c / t if t else None for c, t in zip(counts["correct"], counts["total"], strict=True)],
     }
@@ -119,7 +120,7 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
         worst = np.sort(accuracies)[: max(1, round(0.1 * len(accuracies)))]
         summary[protocol] = {
             "accuracy": float((weights * accuracies).sum() / weights.sum()),
-            "loss": float(losses.sum() / totals.sum()),
+            "loss": float(losses.sum() / totals.sum()) if np.isfinite(losses).all() else None,
             "std": float(accuracies.std()),
             "worst10": float(worst.mean()),
             "clients": len(accuracies),

@@ -17,14 +17,13 @@ from threadpoolctl import threadpool_limits
 from fedcore import registry
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
-from fedcore.engines.base import ClientFailure, ClientTask, Engine, Site
-from fedcore.engines.local import cores
+from fedcore.engines.base import Engine, Site
 from fedcore.errors import ConfigError, FedcoreError, RunDirectoryError
-from fedcore.evaluation import evaluate, rates, silhouette, summarise_clients
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
 from fedcore.plugins import BUILTIN, PluginSet
 from fedcore.problem import Problem, resolve_device
+from fedcore.protocols import Evaluator
 from fedcore.rundir import RunDirectory
 from fedcore.server import Federation, run_post_train, run_round
 from fedcore.server_context import Notify, Round
@@ -92,7 +91,7 @@ def evaluate_run(path: Path) -> dict[str, Any]:
         config, dataset, partition, problem, directory = _reopen(path)
         state = directory.checkpoints.load()
         if state is None:
-            raise RunDirectoryError(f"{path} has no checkpoint yet; run fedcore resume {path} first")
+            raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {directory.how_to_resume}")
         with engine_for(config, dataset, partition, directory) as engine:
             experiment = Experiment(Federation(problem, dataset, partition, engine), directory, _silent)
             return experiment.final_metrics(state)
@@ -175,7 +174,7 @@ class Experiment:
     def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
         self.federation, self.directory, self.notify = federation, directory, notify
         self.config = federation.config
-        self.device = torch.device(self.config.device)
+        self.evaluator = Evaluator(federation)
         self._unsaved: set[int] = set()
         self._latest: dict[str, Any] | None = None
         self._seconds: list[dict[str, Any]] = []
@@ -191,7 +190,7 @@ class Experiment:
                 state, before = self.post_train(state)
             return self.finish(state, before)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted. Go on with: fedcore resume {self.directory.path}") from None
+            raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
     def one_round(self, state: ServerState) -> ServerState:
         """Run, evaluate and record one round; returns the committed state."""
@@ -208,8 +207,8 @@ class Experiment:
         metrics = None
         if last or state.round % self.config.eval_every == 0:
             every = self.config.silhouette_every
-            metrics = self.evaluate(state, with_silhouette=bool(every) and state.round % every == 0)
-            state = replace(state, best=self.best(state, metrics))
+            metrics = self.evaluator.evaluate(state, with_silhouette=bool(every) and state.round % every == 0)
+            state = replace(state, best=self.evaluator.best(state, metrics))
         self._latest = metrics
         seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
         self._seconds.append(seconds)
@@ -226,7 +225,7 @@ class Experiment:
 
     def post_train(self, state: ServerState) -> tuple[ServerState, dict[str, Any] | None]:
         """Run every ``post_train``; returns the state and the global figures before, if it changed the model."""
-        before = self._latest or self.evaluate(state)
+        before = self._latest or self.evaluator.evaluate(state)
         after, failures = run_post_train(self.federation, state)
         changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
         if changed or failures:
@@ -243,16 +242,18 @@ class Experiment:
         """Write the model and the summary."""
         metrics = self.final_metrics(state)
         self.directory.write_model(state.model)
-        seconds = time.perf_counter() - self._began
         summary = {
             "run_dir": str(self.directory.path),
             "plugins": list(self.config.plugins),
             "rounds": state.round,
-            "seconds": seconds,
+            "seconds": time.perf_counter() - self._began,
             "metrics": metrics,
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
             "time": self.time_split(),
         }
+        earlier = self.directory.read_summary()
+        if earlier and not self._seconds:  # the run was finished before: what was measured then still holds
+            summary.update(seconds=earlier["seconds"], time=earlier["time"])
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = self.federation.problem.model.to("cpu").eval()
@@ -261,96 +262,14 @@ class Experiment:
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
-        metrics = self._latest if self._latest is not None else self.evaluate(state)
+        metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state)
         if "silhouette" not in metrics:
-            metrics = {**metrics, "silhouette": self.silhouette(state)}
+            metrics = {**metrics, "silhouette": self.evaluator.silhouette(state)}
         best = dict(state.best)
         before = best.pop("before_correction", None)
         if before is not None:
             metrics["global_before_correction"] = before
         return {**metrics, "best_by_validation": best or None}
-
-    def evaluate(self, state: ServerState, *, with_silhouette: bool = False) -> dict[str, Any]:
-        """Return the figures of every protocol that applies to this run."""
-        federation, layout = self.federation, self.federation.problem.layout
-        metrics: dict[str, Any] = {"global": None}
-        if layout.personal:
-            metrics["global_reason"] = (
-                f"no global model: {sorted(layout.personal)[0]!r} and the like stay on the clients"
-            )
-        else:
-            model = self.load_model(state)
-            threads = cores() if self.device.type == "cpu" else 1
-            counts = evaluate(
-                model, federation.dataset.test, federation.dataset.num_classes, self.device, threads=threads
-            )
-            metrics["global"] = rates(counts)
-        metrics.update(self.evaluate_clients(state))
-        if with_silhouette:
-            metrics["silhouette"] = self.silhouette(state)
-        return metrics
-
-    def evaluate_clients(self, state: ServerState) -> dict[str, Any]:
-        """Return the figures of the protocols that run on clients."""
-        federation, plugins = self.federation, self.federation.problem.plugins
-        personal = bool(federation.problem.layout.personal or plugins.implementers("personal_model"))
-        held_out = [client for client, part in enumerate(federation.partition.test) if len(part)]
-        protocols = ["global_local"] if held_out and not federation.problem.layout.personal else []
-        if personal:
-            protocols += ["personal", "personal_global"] if held_out else ["personal_global"]
-        if not protocols:
-            return {}
-        current = Round.open(federation, state)
-        key = current.share(f"evaluate-{state.round}-{state.phase}", current.broadcast())
-        tasks = [
-            ClientTask(
-                id=f"{key}-{client}",
-                kind="evaluate",
-                client=client,
-                round=state.round,
-                state_round=state.manifest.get(client),
-                shared=key,
-                meta={"protocols": protocols, "took_part": client in state.manifest},
-            )
-            for client in (range(self.config.clients) if personal else held_out)
-        ]
-        try:
-            results = {
-                task.client: outcome.meta
-                for task, outcome in federation.engine.run(tasks)
-                if not isinstance(outcome, ClientFailure)
-            }
-        finally:
-            current.close()
-        found = summarise_clients(results, set(range(self.config.clients)) - set(state.manifest))
-        if len(results) < len(tasks):
-            found["failed"] = len(tasks) - len(results)
-        return found
-
-    def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""
-        protocol = next((name for name in ("personal", "global_local") if name in metrics), None)
-        if protocol is None:
-            return {}
-        accuracy = metrics[protocol]["accuracy"]
-        if state.best and accuracy <= state.best["validation_accuracy"]:
-            return state.best
-        found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy}
-        if metrics["global"] is not None:
-            found["global_accuracy"] = metrics["global"]["accuracy"]
-        return found
-
-    def silhouette(self, state: ServerState) -> float | None:
-        """Return the silhouette of the features on test samples; None where there is no global encoder."""
-        if any(name.startswith("encoder.") for name in self.federation.problem.layout.personal):
-            return None
-        return silhouette(self.load_model(state), self.federation.dataset.test, self.config.seed, self.device)
-
-    def load_model(self, state: ServerState) -> SplitModel:
-        """Return the server's model with the committed weights, in eval mode."""
-        model = self.federation.problem.model.to(self.device)
-        load_state(model.state_dict(), state.model)
-        return model.eval()
 
     def checkpoint(self, state: ServerState) -> None:
         """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""

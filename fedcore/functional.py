@@ -295,7 +295,7 @@ def _halves(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 def _apply(function: type[torch.autograd.Function], first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
     if not first:  # every parameter may be personal or frozen
         return torch.zeros(())
-    value: Tensor = function.apply(*first, *second)  # type: ignore[no-untyped-call]
+    value: Tensor = function.apply(*first, *second)
     return value
 
 

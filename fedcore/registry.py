@@ -77,9 +77,10 @@ def resolve(kind: str, name: str) -> Any:
         raise UnknownNameError(kind, name, points, hint)
     try:
         return points[name].load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a stranger's module does while it is imported
         raise PluginContractError(
-            f"{kind} {name!r} of {_origin(points[name])} cannot be imported from {points[name].value!r}: {error}",
+            f"{kind} {name!r} of {_origin(points[name])} cannot be imported from {points[name].value!r}: "
+            f"{type(error).__name__}: {error}",
             plugin=name,
         ) from error
 
@@ -98,8 +99,9 @@ def _import_attribute(kind: str, name: str) -> Any:
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the user's module does while it is imported
         raise ConfigError(
-            f"{kind} {name!r}: cannot import {attribute!r} from module {module!r} ({error}). "
+            f"{kind} {name!r}: cannot import {attribute!r} from module {module!r} "
+            f"({type(error).__name__}: {error}). "
             "Write module:package.module.attribute, and make sure the package is installed or on PYTHONPATH."
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shlex
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class RunDirectory:
                 out, number = base.with_name(f"{base.name}-{number}"), number + 1
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise RunDirectoryError(
-                f"--out {out} exists already. Choose another directory, or go on with: fedcore resume {out}"
+                f"--out {out} exists already. Choose another directory, or go on with: {cls(out).how_to_resume}"
             )
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -66,6 +67,11 @@ class RunDirectory:
                 f"{path} is no run directory: it has no config.yaml. Name the folder that train printed."
             )
         return cls(path.resolve())
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with this run."""
+        return f"fedcore resume {shlex.quote(str(self.path))}"
 
     @property
     def partition_file(self) -> Path:
@@ -109,6 +115,12 @@ class RunDirectory:
     def write_model(self, model: dict[str, Tensor]) -> None:
         """Write the global model."""
         write_tensors(self.path / "model.safetensors", model)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """Return summary.json, or None before the run is finished."""
+        file = self.path / "summary.json"
+        summary: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        return summary
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""

@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
@@ -81,7 +82,7 @@ class Display:
         """Seconds to the end at the pace of the last rounds; None before there is one."""
         if not self._pace:
             return None
-        return sum(self._pace) / len(self._pace) * (self.rounds - self.done)
+        return median(self._pace) * (self.rounds - self.done)  # the first round also starts the workers
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Show that a run begins, or goes on."""
@@ -163,8 +164,11 @@ class LiveDisplay(Display):
 
     def _progress(self) -> Table:
         line = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            line.add_column(no_wrap=True)
         doing = self._doing()
-        bar = ProgressBar(total=max(1, self.rounds), completed=self._completed(), width=24)
+        width = max(8, min(30, self.console.width - 72))
+        bar = ProgressBar(total=max(1, self.rounds), completed=self._completed(), width=width)
         left = self.left
         times = f"{stopwatch(self.clock() - self.began)} elapsed"
         if left is not None and self.done < self.rounds:

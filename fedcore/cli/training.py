@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,19 +91,23 @@ def training(quiet: bool) -> Iterator[Any]:
     from fedcore.experiment import Interrupted
 
     display = make_display(output.stderr(), quiet=quiet)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
     try:
         with display:
             yield display
     except (Interrupted, KeyboardInterrupt) as error:
         if not str(error) and display.directory is None:
             raise  # before there was a run
-        output.error(str(error) or f"interrupted. Go on with: fedcore resume {display.directory}", label="stopped")
+        output.error(
+            str(error) or f"interrupted. Go on with: fedcore resume {shlex.quote(str(display.directory))}",
+            label="stopped",
+        )
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError:
         if display.directory is not None:
             output.note(
                 f"everything up to the last checkpoint is in {display.directory}; "
-                f"fedcore resume {display.directory} goes on from it"
+                f"fedcore resume {shlex.quote(str(display.directory))} goes on from it"
             )
         raise
 

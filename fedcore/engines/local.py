@@ -16,12 +16,13 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcore.client import ClientRuntime, Shared
+from fedcore.client import Shared
 from fedcore.engines.base import ClientFailure, ClientTask, Outcome, Site
 from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair, unpack_outcome
 from fedcore.engines.site import pack_site
 from fedcore.errors import FedcoreError, PluginContractError
 from fedcore.problem import resolve_device
+from fedcore.runtime import ClientRuntime
 from fedcore.tensors import bytes_of
 
 # glibc gives freed activations back to the kernel at once, and every step then faults them in again.
@@ -82,6 +83,7 @@ class _Worker:
                 [sys.executable, "-m", "fedcore.engines.worker", str(theirs.fileno()), str(spool.path)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in the terminal is the engine's business
                 env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
         self.channel = Channel(connection, spool)

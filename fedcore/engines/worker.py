@@ -5,6 +5,7 @@ Lives as long as its connection: when the engine's process is gone, killed even,
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -14,16 +15,19 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcore.client import ClientRuntime, Shared
+from fedcore.client import Shared
 from fedcore.engines.channel import Channel, Spool, pack_outcome, unpack_task
 from fedcore.engines.site import unpack_site
 from fedcore.errors import FedcoreError
+from fedcore.runtime import ClientRuntime
 from fedcore.serial import read_tensors
+
+PR_SET_PDEATHSIG = 1
 
 
 def main(fd: int, spool: Spool) -> None:
     """Serve tasks until the engine hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
+    end_with_parent()
     torch.set_num_threads(1)
     channel = Channel(Connection(fd), spool)
     engine = os.getppid()
@@ -35,6 +39,13 @@ def main(fd: int, spool: Spool) -> None:
     finally:
         if os.getppid() != engine:
             spool.remove()  # the engine died without cleaning up
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process, in mid-epoch too, when the engine's process dies (Linux)."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def serve(channel: Channel) -> None:

@@ -42,22 +42,25 @@ def hierarchical_prototype_loss(
     """Return L_hpc: the importance-weighted mean of -log omega (Eqs. 3 to 5).
 
     omega = pos / (pos + alpha * same class, other m + (1 - alpha) * other classes), psi = exp(cos / temperature).
-    A sample whose own prototype is not known contributes 0 and keeps its importance in the divisor.
+    A sample whose own prototype is not known contributes 0 and keeps its importance in the divisor. What stands in
+    the rows of unknown prototypes, even NaN, does not matter.
 
     :param fine: fine class within the class (B,); ``importance`` (B,), default 1; ``known`` (C, M), default all.
     :returns: shape ().
     """
     classes, per_class, _ = prototypes.shape
     known = torch.ones(classes, per_class, dtype=torch.bool, device=features.device) if known is None else known
+    prototypes = torch.where(known.unsqueeze(2), prototypes, 0.0)  # masking alone would not stop 0 * NaN
     logits = (_cosines(features, prototypes) / temperature).flatten(1)  # (B, CM)
     index = torch.arange(classes * per_class, device=features.device)
     positive = index == (labels * per_class + fine).unsqueeze(1)  # (B, CM)
     same = (index // per_class) == labels.unsqueeze(1)  # (B, CM)
-    weights = torch.where(same, _log(alpha), _log(1 - alpha)).masked_fill(positive, 0.0)  # (B, CM), logs
+    weighted = torch.where(same, logits + _log(alpha), logits + _log(1 - alpha))  # (B, CM), logs of alpha * psi
+    weighted = torch.where(positive, logits, weighted)
     active = (positive & known.flatten()).any(dim=1)  # (B,)
     # Rows that are dropped keep finite entries: a sum over nothing would leave NaN in their gradient.
     left_out = ~known.flatten() & active.unsqueeze(1)
-    denominator = (logits + weights.to(logits.dtype)).masked_fill(left_out, -torch.inf).logsumexp(dim=1)  # (B,)
+    denominator = weighted.masked_fill(left_out, -torch.inf).logsumexp(dim=1)  # (B,)
     loss = denominator - torch.where(positive, logits, 0.0).sum(dim=1)  # (B,)
     return _weighted_mean(torch.where(active, loss, 0.0), importance)
 
@@ -80,12 +83,12 @@ def decoupled_distillation_loss(
     """Return L_gid: TCKD + xi * NCKD, importance-weighted mean (Eqs. 8, 9).
 
     TCKD is the KL divergence of (target, rest), NCKD that of the renormalised non-target classes; both through
-    log-sum-exp.
+    log-sum-exp. The teacher gets no gradient.
 
     :param teacher_logits: (B, C), as is ``student_logits``; ``labels`` (B,); C is at least 2.
     :returns: shape ().
     """
-    teacher, student = teacher_logits.log_softmax(dim=1), student_logits.log_softmax(dim=1)
+    teacher, student = teacher_logits.detach().log_softmax(dim=1), student_logits.log_softmax(dim=1)
     own = labels.unsqueeze(1)  # (B, 1)
     places = torch.arange(teacher.shape[1] - 1, device=labels.device)
     others = places + (places >= own).long()  # (B, C - 1): every class but the own
@@ -100,7 +103,7 @@ def decoupled_distillation_loss(
 
 def distillation_loss(teacher_logits: Tensor, student_logits: Tensor, *, importance: Tensor | None = None) -> Tensor:
     """Return plain KL(teacher || student), importance-weighted mean (FedCD/kd of Table 4)."""
-    teacher, student = teacher_logits.log_softmax(dim=1), student_logits.log_softmax(dim=1)
+    teacher, student = teacher_logits.detach().log_softmax(dim=1), student_logits.log_softmax(dim=1)
     return _weighted_mean((teacher.exp() * (teacher - student)).sum(dim=1), importance)
 
 
@@ -132,9 +135,9 @@ def fine_counts(labels: Tensor, fine: Tensor, known: Tensor) -> Tensor:
 def fine_means(features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tensor) -> Tensor:
     """Return the mean feature of each fine class, the given prototype where it has no sample: (C, M, d)."""
     classes, per_class, width = prototypes.shape
-    means, counts = class_means(features, labels * per_class + fine, classes * per_class)
+    means, counts = class_means(features.double(), labels * per_class + fine, classes * per_class)
     held = (counts > 0).view(classes, per_class, 1)  # (C, M, 1)
-    return torch.where(held, means.view(classes, per_class, width), prototypes)
+    return torch.where(held, means.view(classes, per_class, width).to(prototypes.dtype), prototypes)
 
 
 def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:

@@ -188,7 +188,8 @@ class FedCD(Plugin):
         classes, per_class = importance.shape
         if self.options.rebalance == "mixed":
             # A prototype goes into the batch that holds its partner, a sample drawn once per round.
-            importance = importance * (step.client.scratch["partners"].unsqueeze(2) == step.indices).any(dim=2)
+            partners = step.client.scratch["partners"].unsqueeze(2)  # (C, M, 1)
+            importance = importance * (partners == step.indices.to(partners.device)).any(dim=2)
         index = torch.arange(classes * per_class, device=importance.device)
         return PrototypePoints(prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten())
 

@@ -1,0 +1,108 @@
+"""Which evaluation protocols a run has, and their figures for a committed state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedcore.engines.base import ClientFailure, ClientTask
+from fedcore.engines.local import cores
+from fedcore.evaluation import evaluate, rates, silhouette, summarise_clients
+from fedcore.frozen import load_state
+from fedcore.models import SplitModel
+from fedcore.server_context import Federation, Round
+from fedcore.state import ServerState
+
+
+class Evaluator:
+    """Evaluates committed states; changes nothing."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.device = torch.device(federation.config.device)
+
+    def evaluate(self, state: ServerState, *, with_silhouette: bool = False) -> dict[str, Any]:
+        """Return the figures of every protocol that applies to this run."""
+        federation, layout = self.federation, self.federation.problem.layout
+        metrics: dict[str, Any] = {"global": None}
+        if layout.personal:
+            metrics["global_reason"] = (
+                f"no global model: {sorted(layout.personal)[0]!r} and the like stay on the clients"
+            )
+        else:
+            model = self.load_model(state)
+            threads = cores() if self.device.type == "cpu" else 1
+            counts = evaluate(
+                model, federation.dataset.test, federation.dataset.num_classes, self.device, threads=threads
+            )
+            metrics["global"] = rates(counts)
+        metrics.update(self.evaluate_clients(state))
+        if with_silhouette:
+            metrics["silhouette"] = self.silhouette(state)
+        return metrics
+
+    def evaluate_clients(self, state: ServerState) -> dict[str, Any]:
+        """Return the figures of the protocols that run on clients."""
+        federation, plugins = self.federation, self.federation.problem.plugins
+        personal = bool(federation.problem.layout.personal or plugins.implementers("personal_model"))
+        held_out = [client for client, part in enumerate(federation.partition.test) if len(part)]
+        protocols = ["global_local"] if held_out and not federation.problem.layout.personal else []
+        if personal:
+            protocols += ["personal", "personal_global"] if held_out else ["personal_global"]
+        if not protocols:
+            return {}
+        current = Round.open(federation, state)
+        key = current.share(f"evaluate-{state.round}-{state.phase}", current.broadcast())
+        tasks = [
+            ClientTask(
+                id=f"{key}-{client}",
+                kind="evaluate",
+                client=client,
+                round=state.round,
+                state_round=state.manifest.get(client),
+                shared=key,
+                meta={"protocols": protocols, "took_part": client in state.manifest},
+            )
+            for client in (range(self.federation.config.clients) if personal else held_out)
+        ]
+        try:
+            results = {
+                task.client: outcome.meta
+                for task, outcome in federation.engine.run(tasks)
+                if not isinstance(outcome, ClientFailure)
+            }
+        finally:
+            current.close()
+        found = summarise_clients(results, set(range(self.federation.config.clients)) - set(state.manifest))
+        if len(results) < len(tasks):
+            found["failed"] = len(tasks) - len(results)
+        return found
+
+    def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""
+        protocol = next((name for name in ("personal", "global_local") if name in metrics), None)
+        if protocol is None:
+            return {}
+        accuracy = metrics[protocol]["accuracy"]
+        if state.best and accuracy <= state.best["validation_accuracy"]:
+            return state.best
+        found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy}
+        if metrics["global"] is not None:
+            found["global_accuracy"] = metrics["global"]["accuracy"]
+        return found
+
+    def silhouette(self, state: ServerState) -> float | None:
+        """Return the silhouette of the features on test samples; None where there is no global encoder."""
+        if any(name.startswith("encoder.") for name in self.federation.problem.layout.personal):
+            return None
+        return silhouette(
+            self.load_model(state), self.federation.dataset.test, self.federation.config.seed, self.device
+        )
+
+    def load_model(self, state: ServerState) -> SplitModel:
+        """Return the server's model with the committed weights, in eval mode."""
+        model = self.federation.problem.model.to(self.device)
+        load_state(model.state_dict(), state.model)
+        return model.eval()

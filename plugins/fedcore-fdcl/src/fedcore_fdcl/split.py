@@ -1,0 +1,80 @@
+"""Where encoder ends and classifier begins: M_e and M_c of the paper's section 4.2."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from fedcore import SplitModel
+from fedcore.errors import ConfigError
+
+BETWEEN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)
+"""What may stand between two linear layers of a head."""
+
+
+class _Leaf(NamedTuple):
+    parent: nn.Sequential
+    name: str
+    module: nn.Module
+
+
+def move_split(model: SplitModel, head_layers: int) -> None:
+    """Move layers from the encoder's end into the classifier, until it holds ``head_layers`` linear layers.
+
+    The model computes what it computed before, with the same weights; only ``features`` are taken earlier: they
+    are the input of the first linear layer that moved. A dropout right before that layer moves with it, so that
+    the features are whole.
+
+    :raises ConfigError: the model does not end with so many linear layers, or nothing trainable would be left
+        in the encoder.
+    """
+    if head_layers == 1:
+        return
+    if not isinstance(model.classifier, nn.Linear):
+        raise ConfigError(
+            f"fdcl.head_layers is {head_layers}, but another plugin made the classifier a "
+            f"{type(model.classifier).__name__}; use fdcl.head_layers=1 with it"
+        )
+    leaves = _leaves(model.encoder)
+    linear = _linear_layers_at_end(leaves)
+    if len(linear) < head_layers - 1:
+        layers = "1 linear layer" if not linear else f"{len(linear) + 1} linear layers"
+        raise ConfigError(
+            f"fdcl.head_layers is {head_layers}, but this model ends with only {layers}; "
+            f"give at most {len(linear) + 1}, or a --model with more of them"
+        )
+    first = linear[head_layers - 2]
+    layer = leaves[first].module
+    assert isinstance(layer, nn.Linear)
+    while first and isinstance(dropout := leaves[first - 1].module, nn.Dropout) and not dropout.inplace:
+        first -= 1
+    if not any(True for leaf in leaves[:first] for _ in leaf.module.parameters()):
+        raise ConfigError(
+            f"fdcl.head_layers is {head_layers}, which leaves no trainable layer to the encoder of this model; "
+            f"give at most {head_layers - 1}"
+        )
+    moved = leaves[first:]
+    for leaf in moved:
+        delattr(leaf.parent, leaf.name)
+    model.classifier = nn.Sequential(*(leaf.module for leaf in moved), model.classifier)
+    model.feature_dim = layer.in_features
+
+
+def _leaves(module: nn.Sequential) -> list[_Leaf]:
+    """Return the layers of nested Sequentials in the order in which they are called."""
+    found: list[_Leaf] = []
+    for name, child in module.named_children():
+        found += _leaves(child) if isinstance(child, nn.Sequential) else [_Leaf(module, name, child)]
+    return found
+
+
+def _linear_layers_at_end(leaves: list[_Leaf]) -> list[int]:
+    """Return the positions of the linear layers behind which only activations and linear layers come, last first."""
+    found = []
+    for position in reversed(range(len(leaves))):
+        if isinstance(leaves[position].module, nn.Linear):
+            found.append(position)
+        elif not isinstance(leaves[position].module, BETWEEN):
+            break
+    return found

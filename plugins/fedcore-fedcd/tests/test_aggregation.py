@@ -1,0 +1,175 @@
+"""FedCD's server side on its own: Eq. 1 and Eqs. 12 to 15 on updates made by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import ClientUpdate
+from fedcore_fedcd import FedCD, FedCDOptions, FineClassifier
+
+C, M, D = 3, 2, 5
+WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
+
+
+def update(client, counts, *, samples=None, seed=None):
+    g = torch.Generator().manual_seed(client if seed is None else seed)
+    counts = torch.tensor(counts)
+    model = {WEIGHT: torch.randn(C * M, D, generator=g), BIAS: torch.randn(C * M, generator=g)}
+    prototypes = torch.randn(C, M, D, generator=g)
+    return ClientUpdate(
+        client=client,
+        model=model,
+        samples=samples or max(1, int(counts.sum())),
+        steps=1,
+        lr=0.1,
+        momentum=0.0,
+        payload={"prototypes": prototypes, "counts": counts},
+    )
+
+
+def commit(updates, state=None, **options):
+    """Take one round's updates; returns the partial state and the server's state."""
+    server = SimpleNamespace(state={} if state is None else state)
+    plugin = FedCD(FedCDOptions(**options))
+    for one in updates:
+        plugin.accumulate(server, one)
+    return plugin.aggregate(server, updates), server.state
+
+
+def first():
+    return [update(0, [[4, 1], [0, 3], [0, 0]]), update(1, [[6, 0], [0, 2], [0, 0]])]
+
+
+def payloads(updates):
+    found = [(u.payload["counts"].numpy(), u.payload["prototypes"].double().numpy()) for u in updates]
+    return np.stack([n for n, _ in found]), np.stack([p for _, p in found])
+
+
+def fedavg(updates, name):
+    n = np.array([u.samples for u in updates], dtype=np.float64)
+    stacked = np.stack([u.model[name].double().numpy() for u in updates])
+    return np.tensordot(n / n.sum(), stacked, axes=1)
+
+
+def test_equation_1_is_the_count_weighted_mean_of_each_fine_class():
+    updates = first()
+    counts, prototypes = payloads(updates)
+    _, state = commit(updates)
+    assert state["counts"].tolist() == [[10, 1], [0, 5], [0, 0]]
+    for c in range(C):
+        for m in range(M):
+            n = counts[:, c, m]
+            if n.sum():
+                expected = (n[:, None] * prototypes[:, c, m]).sum(axis=0) / n.sum()
+                np.testing.assert_allclose(state["prototypes"][c, m], expected, rtol=1e-6)
+    # One holder only: its prototype to the bit.
+    assert torch.equal(state["prototypes"][0, 1], torch.tensor(prototypes[0, 0, 1]).float())
+    assert set(state) == {"prototypes", "counts"}, "the sums of a round do not outlive it"
+
+
+def test_what_nobody_in_the_cohort_holds_keeps_its_previous_prototype_and_count():
+    _, state = commit(first())
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    _, state = commit([update(2, [[0, 0], [2, 0], [0, 7]])], state)
+    assert state["counts"].tolist() == [[10, 1], [2, 5], [0, 7]]
+    assert torch.equal(state["prototypes"][0], before["prototypes"][0])
+    assert torch.equal(state["prototypes"][1, 1], before["prototypes"][1, 1])
+    new = update(2, [[0, 0], [2, 0], [0, 7]]).payload["prototypes"]
+    assert torch.equal(state["prototypes"][1, 0], new[1, 0])
+    assert torch.equal(state["prototypes"][2, 1], new[2, 1])
+
+
+def test_prototypes_are_popped_from_the_updates_so_that_only_sums_stay_in_memory():
+    updates = first()
+    commit(updates)
+    assert all(set(u.payload) == {"counts"} for u in updates)
+
+
+def reference(updates, prototypes, known):
+    """Eqs. 13 to 15 in NumPy; a column without known prototype is FedAvg's."""
+    softmax = lambda x: np.exp(x - x.max()) / np.exp(x - x.max()).sum()  # noqa: E731
+    w = np.stack([u.model[WEIGHT].double().numpy() for u in updates])
+    b = np.stack([u.model[BIAS].double().numpy() for u in updates])
+    weight, bias = fedavg(updates, WEIGHT), fedavg(updates, BIAS)
+    for j in np.flatnonzero(known):
+        quality = [softmax(w[k] @ prototypes[j] + b[k])[j] for k in range(len(updates))]
+        v = softmax(np.array(quality))
+        weight[j], bias[j] = v @ w[:, j], v @ b[:, j]
+    return weight, bias
+
+
+def test_class_vectors_are_weighed_by_the_new_prototypes():
+    updates = first()
+    part, state = commit(updates)
+    prototypes, known = state["prototypes"].double().flatten(0, 1).numpy(), state["counts"].flatten().numpy() > 0
+    assert known.tolist() == [True, True, False, True, False, False]
+    weight, bias = reference(updates, prototypes, known)
+    np.testing.assert_allclose(part[WEIGHT], weight, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(part[BIAS], bias, rtol=1e-5, atol=1e-7)
+    assert part[WEIGHT].dtype == part[BIAS].dtype == torch.float32
+
+
+def test_a_column_without_a_known_prototype_is_fedavgs_and_the_others_are_not():
+    updates = first()
+    part, _ = commit(updates)
+    for j in range(C * M):
+        same = np.allclose(part[WEIGHT][j], fedavg(updates, WEIGHT)[j], rtol=1e-6, atol=1e-8)
+        assert same == (j in (2, 4, 5)), j
+
+
+@pytest.mark.parametrize("aggregation", ["adaptive", "count"])
+def test_equal_classifiers_give_exactly_themselves_as_fedavg_does(aggregation):
+    updates = [update(client, [[n, 1], [0, n], [0, 0]], seed=9) for client, n in enumerate((1, 2, 7))]
+    part, _ = commit(updates, aggregation=aggregation)
+    for name in (WEIGHT, BIAS):
+        assert torch.equal(part[name], updates[0].model[name])
+
+
+def test_aggregation_by_counts_takes_each_fine_class_from_its_holders():
+    updates = first()
+    part, _ = commit(updates, aggregation="count")
+    zero, one = (u.model[WEIGHT].double().numpy() for u in updates)
+    np.testing.assert_allclose(part[WEIGHT][0], (4 * zero[0] + 6 * one[0]) / 10, rtol=1e-6, atol=1e-7)
+    assert torch.equal(part[WEIGHT][1], updates[0].model[WEIGHT][1])  # held by client 0 only
+    np.testing.assert_allclose(part[WEIGHT][3], (3 * zero[3] + 2 * one[3]) / 5, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(part[WEIGHT][4], fedavg(updates, WEIGHT)[4], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", [{"aggregation": "fedavg"}, {"acla": False}])
+def test_without_adaptive_aggregation_nothing_is_owned_but_prototypes_are_still_averaged(options):
+    plugin = FedCD(FedCDOptions(**options))
+    assert plugin.owns == ()
+    part, state = commit(first(), **options)
+    assert part is None
+    assert state["counts"].sum() == 16
+    assert FedCD(FedCDOptions()).owns == ("classifier.*",)
+
+
+def test_one_client_gives_its_own_classifier():
+    only = update(3, [[1, 0], [0, 0], [0, 0]])
+    part, _ = commit([only])
+    assert torch.equal(part[WEIGHT], only.model[WEIGHT])
+    assert torch.equal(part[BIAS], only.model[BIAS])
+
+
+def test_the_order_of_updates_changes_rounding_only():
+    updates = [update(k, np.random.default_rng(k).integers(0, 9, (C, M)).tolist()) for k in range(4)]
+    again = [update(k, np.random.default_rng(k).integers(0, 9, (C, M)).tolist()) for k in (2, 0, 3, 1)]
+    (one, state_one), (two, state_two) = commit(updates), commit(again)
+    torch.testing.assert_close(one, two)
+    torch.testing.assert_close(state_one["prototypes"], state_two["prototypes"])
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_w_reduces_the_m_consecutive_outputs_of_each_class(reduction):
+    torch.manual_seed(0)
+    classifier = FineClassifier(D, C, M, reduction)
+    z = torch.randn(4, D)
+    w = np.kron(np.eye(C), np.ones((M, 1))) / (M if reduction == "mean" else 1)  # (CM, C)
+    expected = classifier.fine(z).detach().numpy() @ w
+    np.testing.assert_allclose(classifier(z).detach(), expected, rtol=1e-5, atol=1e-6)
+    assert [name for name, _ in classifier.named_parameters()] == ["fine.weight", "fine.bias"], "W is not trained"

@@ -1,0 +1,24 @@
+"""FedCME as a fedcore plugin: client matching, classifier exchange in mid-training and feature alignment."""
+
+from fedcore_fedcme.equations import (
+    alignment_loss,
+    class_sums,
+    evaluation_vector,
+    global_features,
+    local_features,
+)
+from fedcore_fedcme.matching import match_clients, match_many_to_one
+from fedcore_fedcme.plugin import ExchangeWarning, FedCME, FedCMEOptions
+
+__all__ = [
+    "ExchangeWarning",
+    "FedCME",
+    "FedCMEOptions",
+    "alignment_loss",
+    "class_sums",
+    "evaluation_vector",
+    "global_features",
+    "local_features",
+    "match_clients",
+    "match_many_to_one",
+]

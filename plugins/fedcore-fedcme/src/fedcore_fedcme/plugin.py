@@ -1,0 +1,183 @@
+"""The FedCME plugin: which equation is computed where, and what travels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, RunConfig, ServerContext, Step, hookimpl
+from fedcore_fedcme import equations as eq
+from fedcore_fedcme.matching import match_clients, match_many_to_one
+
+PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("*",), "none": ()}
+
+
+class ExchangeWarning(UserWarning):
+    """A client keeps what it should have exchanged, or nobody exchanges."""
+
+
+class FedCMEOptions(PluginOptions):
+    """Options of FedCME; the defaults are the paper's."""
+
+    mu: float = Field(0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
+    align: bool = Field(True, description="Feature alignment; without it exchange only (FedCME-OE).")
+    exchange: Literal["classifier", "encoder", "model", "none"] = Field(
+        "classifier", description="What matched clients swap: encoder is FedCME-FE, model FedCME-WM, none FedCME-OL."
+    )
+    matching: Literal["one-to-one", "many-to-one"] = Field(
+        "one-to-one", description="Pairs, or each client takes from the one least like it (FedCME-MTO)."
+    )
+    evaluation_fraction: float = Field(
+        0.2, gt=0, le=1, description="Part of its own samples on which a client evaluates itself (Eq. 4)."
+    )
+
+
+class FedCME(Plugin):
+    """FedCME (Nie, Xiao, Yang, Wu, 2023, arXiv 2307.08574).
+
+    Clients that differ most are matched and swap classifiers in the middle of local training (section IV-A); local
+    features are drawn to global ones by mu * L2Loss (Eqs. 9, 10).
+    """
+
+    Options = FedCMEOptions
+    options: FedCMEOptions
+    neutral = {"mu": 0.0, "exchange": "none"}
+
+    def __init__(self, options: FedCMEOptions) -> None:
+        super().__init__(options)
+        self.exchanges = PARTS[options.exchange]
+        self.exchanging = options.exchange != "none"
+        self.aligning = options.align and options.mu > 0
+
+    # --- both sides ----------------------------------------------------------------------------------------
+
+    @hookimpl
+    def local_epoch_breaks(self, config: RunConfig) -> set[int] | None:
+        """Pause at the start of epoch floor(E / 2) (Algorithm 2 line 4); one epoch has no middle."""
+        middle = config.local_epochs // 2
+        return {middle} if self.exchanging and middle > 0 else None
+
+    # --- server, before and amid the training --------------------------------------------------------------
+
+    @hookimpl
+    def begin_round(self, server: ServerContext) -> None:
+        """Match the cohort by the last vectors that its clients sent (Algorithm 1 line 4)."""
+        if not self.exchanging:
+            return
+        if server.round == 0 and server.config.local_epochs < 2:
+            warnings.warn(
+                "fedcme: one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more",
+                ExchangeWarning,
+                stacklevel=2,
+            )
+        if "vectors" not in server.state:
+            server.state["vectors"] = torch.zeros(server.num_clients, server.num_classes, dtype=torch.float64)
+        match = match_clients if self.options.matching == "one-to-one" else match_many_to_one
+        donors = match({client: server.state["vectors"][client] for client in server.cohort})
+        server.state["donors"] = sorted([receiver, donor] for receiver, donor in donors.items())
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> dict[str, Tensor] | None:
+        """Send the global features, once there are any."""
+        if "features" not in server.state:
+            return None
+        return {"features": server.state["features"], "known": server.state["known"]}
+
+    @hookimpl
+    def mid_local_epoch(
+        self, server: ServerContext, snapshots: Mapping[int, Mapping[str, Tensor]]
+    ) -> dict[int, Mapping[str, Tensor]]:
+        """Give each client its counterpart's part; it keeps its own where the counterpart failed or diverged."""
+        usable = {client for client, part in snapshots.items() if all(bool(t.isfinite().all()) for t in part.values())}
+        donors = {receiver: donor for receiver, donor in server.state["donors"] if receiver in usable}
+        left_alone = [[server.round, receiver, donor] for receiver, donor in donors.items() if donor not in usable]
+        for _, receiver, donor in left_alone:
+            warnings.warn(
+                f"fedcme (round {server.round}): client {receiver} keeps its own {self.options.exchange}, because its "
+                f"counterpart, client {donor}, failed or diverged before the exchange",
+                ExchangeWarning,
+                stacklevel=2,
+            )
+        if left_alone:
+            server.state["left_alone"] = server.state.get("left_alone", []) + left_alone
+        return {receiver: snapshots[donor] for receiver, donor in donors.items() if donor in usable}
+
+    # --- client --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Start the sums of Eq. 5."""
+        if self.aligning:
+            device = next(client.model.parameters()).device
+            shape = (client.num_classes, client.model.feature_dim)
+            client.scratch["sums"] = torch.zeros(shape, dtype=torch.float64, device=device)
+            client.scratch["counts"] = torch.zeros(client.num_classes, dtype=torch.int64, device=device)
+
+    @hookimpl
+    def local_loss(self, step: Step) -> Loss | None:
+        """Add mu * L2Loss (Eqs. 9, 10); before the first global features there is no such term."""
+        received = step.client.received
+        if not self.aligning or not received:
+            return None
+        value = eq.alignment_loss(step.features, step.y, received["features"], received["known"])
+        return Loss(value, weight=self.options.mu, name="alignment")
+
+    @hookimpl
+    def observe(self, step: Step) -> None:
+        """Add the batch's features, as trained, to the sums of Eq. 5 (Algorithm 2 line 12)."""
+        if self.aligning:
+            sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
+            step.client.scratch["sums"].add_(sums)
+            step.client.scratch["counts"].add_(counts)
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> dict[str, Tensor]:
+        """Send the evaluation vector (Eq. 4) and the local features (Eq. 5)."""
+        up: dict[str, Tensor] = {}
+        if self.exchanging:
+            _, logits, labels = client.forward(self._evaluation_part(client))
+            up["vector"] = eq.evaluation_vector(logits, labels, client.num_classes)
+        if self.aligning:
+            features, held = eq.local_features(client.scratch["sums"], client.scratch["counts"])
+            up["features"], up["held"] = features.float(), held
+        return up
+
+    def _evaluation_part(self, client: ClientContext) -> Tensor:
+        """Return the positions of D_k^eval, drawn once per client and kept."""
+        if "evaluation" not in client.state:
+            size = max(1, round(self.options.evaluation_fraction * client.n))
+            order = torch.randperm(client.n, generator=client.generator("evaluation"))
+            client.state["evaluation"] = order[:size].sort().values
+        part: Tensor = client.state["evaluation"].cpu()
+        return part
+
+    # --- server, after the training ------------------------------------------------------------------------
+
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Keep the client's vector, and add its features to the sums of Eq. 6."""
+        state, payload = server.state, update.payload
+        if self.exchanging:
+            state["vectors"][update.client] = payload.pop("vector").cpu()
+        if self.aligning:
+            features, held = payload.pop("features").cpu().double(), payload.pop("held").cpu()  # (C, d), (C,)
+            if "sums" not in state:
+                state["sums"], state["holders"] = torch.zeros_like(features), torch.zeros_like(held, dtype=torch.int64)
+            state["sums"].add_(torch.where(held.unsqueeze(1), features, 0.0))
+            state["holders"].add_(held)
+
+    @hookimpl
+    def aggregate(self, server: ServerContext) -> None:
+        """Renew the global features (Eq. 6); the model itself is averaged as FedAvg does."""
+        if not self.aligning:
+            return
+        state = server.state
+        sums, holders = state.pop("sums"), state.pop("holders")
+        memory, known = state.get("features", torch.zeros_like(sums)), state.get("known", torch.zeros_like(holders) > 0)
+        features, known = eq.global_features(sums, holders, len(server.accepted), memory, known)
+        state["features"], state["known"] = features.float(), known

@@ -1,0 +1,299 @@
+"""The plugins fedeccr and uscc: stage 1's loss, whole runs on digits, identities, options and combinations."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import Answer, Plugin, RunConfig, hookimpl, registry
+from fedcore.data import load_dataset, load_partition
+from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
+from fedcore.functional import class_statistics
+from fedcore.plugins import create_plugin
+from fedcore.rundir import RunDirectory
+from fedcore_fedeccr import uscc
+from fedcore_fedeccr.statistics import pack_statistics
+
+SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+QUICK = {"epochs": 2, "per_class": 50}
+
+
+@pytest.fixture
+def go(tmp_path):
+    counter = iter(range(100))
+
+    def run(plugins, **options):
+        return fedcore.run(RunConfig(**{**SMALL, **options}, plugins=plugins, out=tmp_path / str(next(counter))))
+
+    return run
+
+
+def model_bytes(result):
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def installed(name):
+    if name not in registry.available("plugin"):
+        pytest.skip(f"{name} is not installed")
+    return name
+
+
+# --- stage 1: the loss --------------------------------------------------------------------------------------
+
+
+def numpy_loss(z, y, prototypes, known, temperature, denominator):
+    """Loss_pc: Algorithm 1 line 16 over all known classes, or Eq. 1 (with its minus sign) over the others."""
+    total = 0.0
+    for sample, label in zip(z, y, strict=True):
+        sums = [k for k in known if denominator == "all" or k != label]
+        if label in known and sums:
+            psi = {
+                k: np.exp(sample @ prototypes[k] / np.linalg.norm(sample) / np.linalg.norm(prototypes[k]) / temperature)
+                for k in known
+            }
+            total -= np.log(psi[label] / sum(psi[k] for k in sums))
+    return total / len(y)
+
+
+def step_of(z, y, prototypes, known, *, round=1, rounds=4):
+    client = SimpleNamespace(received={"prototypes": prototypes, "known": known})
+    return SimpleNamespace(features=z, y=y, client=client, round=round, rounds=rounds)
+
+
+def random_step(known=(0, 1, 3), **where):
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(6, 5, generator=draw, dtype=torch.float64, requires_grad=True)
+    prototypes = torch.randn(4, 5, generator=draw, dtype=torch.float64)
+    mask = torch.tensor([c in known for c in range(4)])
+    return step_of(z, torch.tensor([0, 1, 1, 2, 3, 0]), prototypes, mask, **where)
+
+
+@pytest.mark.parametrize("known", [(0, 1, 2, 3), (0, 1, 3), (1,), ()])
+@pytest.mark.parametrize("denominator", ["all", "others"])
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_the_loss(known, denominator, temperature):
+    step = random_step(known)
+    options = {"temperature": temperature, "denominator": denominator, "contrast_weight": 0.1}
+    loss = create_plugin("fedeccr", options).local_loss(step)
+    z, prototypes = step.features.detach().numpy(), step.client.received["prototypes"].numpy()
+    expected = numpy_loss(z, step.y.tolist(), prototypes, known, temperature, denominator)
+    assert loss.value.item() == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert loss.weight == pytest.approx(0.75 * 0.1)
+    assert loss.task_scale == 0.25
+    loss.value.backward()
+    assert torch.isfinite(step.features.grad).all()
+
+
+@pytest.mark.parametrize("denominator", ["all", "others"])
+def test_a_step_against_the_gradient_turns_a_sample_towards_its_prototype(denominator):
+    step = random_step((0, 1, 2, 3))
+    loss = create_plugin("fedeccr", {"denominator": denominator}).local_loss(step)
+    (gradient,) = torch.autograd.grad(loss.value, step.features)
+    own = step.client.received["prototypes"][step.y]
+    before, after = (F.cosine_similarity(z, own) for z in (step.features, step.features - 0.1 * gradient))
+    assert (after > before).all()
+
+
+def test_the_loss_never_reads_the_device():
+    with FakeTensorMode():
+        step = step_of(
+            torch.empty(6, 5, requires_grad=True), torch.empty(6, dtype=torch.int64), torch.empty(4, 5),
+            torch.empty(4, dtype=torch.bool),
+        )  # fmt: skip
+        for denominator in ("all", "others"):
+            assert create_plugin("fedeccr", {"denominator": denominator}).local_loss(step).value.shape == ()
+
+
+# --- identities ---------------------------------------------------------------------------------------------
+
+SKEWED = {"clients": 5, "participation": 0.6, "partition": "classes", "classes_per_client": 4, "rounds": 3}
+
+
+@pytest.mark.parametrize("init", ["query", "random"])
+def test_stage_1_at_temperature_1_is_fedproc_bit_by_bit(go, init):
+    installed("fedproc")
+    stage_1 = go({"fedeccr": {"temperature": 1.0, "correct": False, "init": init}}, **SKEWED)
+    fedproc = go({"fedproc": {"init": init}}, **SKEWED)
+    assert model_bytes(stage_1) == model_bytes(fedproc)
+    states = [RunDirectory(r.directory).checkpoints.load().plugins for r in (stage_1, fedproc)]
+    assert all(torch.equal(states[0]["fedeccr"][n], states[1]["fedproc"][n]) for n in ("prototypes", "known"))
+    assert model_bytes(stage_1) != model_bytes(go({"fedeccr": {"correct": False, "init": init}}, **SKEWED))
+
+
+def test_fedeccr_is_its_stage_1_followed_by_uscc_bit_by_bit(go):
+    whole = go({"fedeccr": QUICK}, **SKEWED)
+    parts = go({"fedeccr": {"correct": False}, "uscc": QUICK}, **SKEWED)
+    alone = go({"fedeccr": {"correct": False}}, **SKEWED)
+    assert model_bytes(whole) == model_bytes(parts) != model_bytes(alone)
+    for result in (whole, parts):
+        assert result.metrics["global_before_correction"] == alone.metrics["global"]
+    assert "global_before_correction" not in alone.metrics
+
+
+def test_uscc_changes_the_classifier_only_and_reports_both_accuracies(go):
+    plain, corrected = go({}), go({"uscc": {}})
+    after = corrected.model.state_dict()
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(tensor, after[name]) == name.startswith("encoder.")
+    assert corrected.metrics["global_before_correction"] == plain.metrics["global"]
+    assert corrected.summary["metrics"]["global_before_correction"] == plain.metrics["global"]
+    assert corrected.metrics["global"]["accuracy"] != plain.metrics["global"]["accuracy"]
+
+
+def test_no_epochs_is_fedavg_bit_by_bit(go):
+    result = go({"uscc": {"epochs": 0}})
+    assert model_bytes(result) == model_bytes(go({}))
+    assert "global_before_correction" not in result.metrics
+
+
+def test_worker_processes_change_no_bit(go):
+    assert model_bytes(go({"fedeccr": QUICK}, workers=2)) == model_bytes(go({"fedeccr": QUICK}))
+
+
+# --- stage 2 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_the_pooled_statistics_are_those_of_all_training_features(go, monkeypatch, clients):
+    """Of every client, not of the cohort alone, under the final encoder."""
+    seen = {}
+
+    def spy(means, covariances, per_class, *, generator, known):
+        seen.update(means=means, covariances=covariances, known=known, per_class=per_class)
+        return sample(means, covariances, per_class, generator=generator, known=known)
+
+    sample = uscc.sample_features
+    monkeypatch.setattr(uscc, "sample_features", spy)
+    result = go({"uscc": QUICK}, clients=clients, participation=0.5, client_test_fraction=0.2)
+    data = load_dataset("digits")
+    parts = torch.cat(load_partition(result.directory / "partition.json", data).train)
+    w = {name: tensor.double().numpy() for name, tensor in result.model.state_dict().items()}
+    z, y = data.train.gather(parts).flatten(1).double().numpy(), data.train.labels[parts].numpy()
+    for layer in ("base.fc1", "base.fc2"):
+        z = np.maximum(z @ w[f"encoder.{layer}.weight"].T + w[f"encoder.{layer}.bias"], 0)
+    for c in range(10):
+        np.testing.assert_allclose(seen["means"][c].numpy(), z[y == c].mean(axis=0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(seen["covariances"][c].numpy(), np.cov(z[y == c].T), rtol=1e-3, atol=1e-4)
+    assert seen["known"].all()
+    assert seen["per_class"] == 50
+
+
+class Biased(Plugin):
+    """Lets the aggregated classifier prefer class 0, as training on skewed data might."""
+
+    owns = ("classifier.bias",)
+
+    @hookimpl
+    def aggregate(self, updates):
+        bias = sum(update.model["classifier.bias"] for update in updates) / len(updates)
+        return {"classifier.bias": bias + torch.tensor([8.0] + [0.0] * 9)}
+
+
+def test_uscc_repairs_a_classifier_that_prefers_a_class(go):
+    """After the last round a prior of e^8 for class 0 stands in the classifier; the encoder is fine."""
+    result = go({f"module:{__name__}.Biased": {}, "uscc": {}}, local_epochs=4, rounds=1)
+    before, after = result.metrics["global_before_correction"], result.metrics["global"]
+    assert before["accuracy"] < 0.4
+    assert after["accuracy"] > before["accuracy"] + 0.3
+
+
+def test_uscc_corrects_a_classifier_trained_on_skewed_clients(go):
+    result = go({"uscc": {}}, partition="classes", classes_per_client=2, clients=5, rounds=3, local_epochs=2)
+    assert result.metrics["global"]["accuracy"] > result.metrics["global_before_correction"]["accuracy"] + 0.1
+
+
+def fake_server(answers, plugin, calls):
+    return SimpleNamespace(
+        num_classes=4,
+        ask=lambda question, clients: calls.append((question, clients)) or iter(answers),
+        generator=lambda purpose: torch.Generator().manual_seed(0),
+        retrain_classifier=lambda features, labels, **options: calls.append((features, labels, options)),
+    )
+
+
+def answer_of(client, labels):
+    z = torch.randn(len(labels), 3, generator=torch.Generator().manual_seed(client))
+    return Answer(client, pack_statistics(*class_statistics(z, torch.tensor(labels), 4)))
+
+
+def test_a_class_nobody_holds_is_left_out_and_named():
+    plugin, calls = create_plugin("uscc", {"per_class": 7}), []
+    with pytest.warns(UserWarning, match="holds class 1, 3;"):
+        plugin.post_train(fake_server([answer_of(0, [0, 0]), answer_of(1, [2, 0])], plugin, calls))
+    assert calls[0] == ("feature_statistics", "all")
+    _, labels, options = calls[1]
+    assert torch.bincount(labels, minlength=4).tolist() == [7, 0, 7, 0]
+    assert options == {"epochs": 20, "lr": 0.01, "batch_size": 64}
+
+
+def test_no_warning_where_every_class_is_held():
+    plugin, calls = create_plugin("uscc", {}), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plugin.post_train(fake_server([answer_of(0, [0, 1, 2, 3])], plugin, calls))
+    assert len(calls[1][0]) == 4 * 400
+
+
+def test_without_any_answer_the_run_says_so():
+    plugin = create_plugin("uscc", {})
+    with pytest.raises(RoundFailedError, match="'uscc': no client answered"):
+        plugin.post_train(fake_server([], plugin, []))
+
+
+def test_what_travels_is_in_the_ledger(go):
+    result = go({"uscc": QUICK}, clients=2, partition="iid")
+    doubles = 64 + 64 * 65 // 2  # mean and half a covariance, d = 64
+    assert result.summary["bytes"]["by_plugin"]["uscc"] == {"down": 0, "up": 2 * 10 * 8 * (2 + doubles)}
+
+
+# --- options and combinations -------------------------------------------------------------------------------
+
+
+def test_every_option_changes_the_result(go):
+    choices = [
+        {}, {"temperature": 1.0}, {"denominator": "others"}, {"contrast_weight": 0.1}, {"init": "random"},
+        {"projection": False}, {"correct": False}, {"per_class": 60}, {"epochs": 3}, {"lr": 0.02}, {"batch_size": 32},
+    ]  # fmt: skip
+    assert len({model_bytes(go({"fedeccr": {**QUICK, **options}})) for options in choices}) == len(choices)
+
+
+def test_a_weight_of_0_is_refused():
+    """Round 0 would have no objective at all."""
+    with pytest.raises(ConfigError, match="contrast_weight"):
+        create_plugin("fedeccr", {"contrast_weight": 0})
+
+
+@pytest.mark.parametrize("other", ["fedprox", "moon", "fedproc", "fedcd"])
+def test_uscc_runs_behind_any_method(go, other):
+    corrected, alone = go({installed(other): {}, "uscc": QUICK}), go({other: {}})
+    assert corrected.metrics["global_before_correction"] == alone.metrics["global"]
+    after = corrected.model.state_dict()
+    for name, tensor in alone.model.state_dict().items():
+        assert torch.equal(tensor, after[name]) == name.startswith("encoder.")
+
+
+@pytest.mark.parametrize("other", ["fedprox", "moon"])
+def test_fedeccr_runs_beside(go, other):
+    both = go({"fedeccr": QUICK, installed(other): {}})
+    assert "global_before_correction" in both.metrics
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "reason"),
+    [
+        ("fedproc", "fedeccr", "both scale the task loss"),
+        ("fedcd", "fedeccr", "both scale the task loss"),
+        ("fedeccr", "uscc", "both declare corrects = 'classifier"),
+        ("uscc", "fedeccr", "both declare corrects = 'classifier"),
+    ],
+)
+def test_refused(go, one, other, reason):
+    with pytest.raises(PluginConflictError, match=f"'{installed(one)}' and '{installed(other)}' cannot.*{reason}"):
+        go({one: {}, other: {}})
