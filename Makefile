@@ -33,6 +33,7 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+	$(BIN)/mypy $(patsubst plugins/fedcore-%,-p fedcore_%,$(PLUGINS))
 
 check: test lint types
 

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from fedcore import Loss, Plugin, RejectUpdate, hookimpl
 from fedcore.errors import FedcoreError, RoundFailedError
-from fedcore.experiment import Interrupted, resume
+from fedcore.experiment import Interrupted, resolve_config, resolve_partition, resume
 from fedcore.functional import proximal_term
 from fedcore.models import SplitModel
+from fedcore.rundir import RunDirectory
 from tests.core import support
 from tests.core.support import client_state, committed, lines, model_bytes, weights
 
@@ -244,6 +245,8 @@ class Swap(Plugin):
 
 
 def test_a_swap_of_classifiers(go):
+    # core bug: every patched client with momentum > 0 fails with "expected Tensor as element ... but got NoneType":
+    # unpark pops the momentum of the patched parameters only, and fused SGD refuses a mix of None and tensors.
     result = go(Swap, local_epochs=2)
     before = committed(result).plugins["swap"]
     for client, source in ((0, 1), (1, 0), (2, 2), (3, 3)):
@@ -267,6 +270,7 @@ class PatchHead(Plugin):
 
 
 def test_patched_parameters_lose_their_momentum_and_the_others_keep_it(toy):
+    # core bug: see test_a_swap_of_classifiers.
     options = {
         "dataset": "module:tests.core.toy.middle",
         "model": "module:tests.core.toy.base_and_head",
@@ -413,6 +417,27 @@ def test_each_call_of_add_parameters_has_its_own_rate(toy):
     assert client_state(toy(TwoRates, local_epochs=1), 0)["tworates"]["moved"] == [1.0, 0.5]
 
 
+class Late(Plugin):
+    """Adds a parameter that gets its first gradient in the second epoch."""
+
+    @hookimpl
+    def begin_local(self, client):
+        client.add_parameters({"e": torch.zeros(1)})
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(-step.added["e"].sum()) if step.epoch == 1 else None
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["e"] = client.added["e"]
+
+
+def test_a_parameter_whose_first_gradient_comes_late(toy):
+    # core bug: fused SGD fails as soon as one parameter has momentum and another has none yet.
+    assert client_state(toy(Late, momentum=0.9), 0)["late"]["e"].tolist() == [0.5]
+
+
 class FreezeEven(Plugin):
     """Freezes the classifier in even rounds."""
 
@@ -516,17 +541,10 @@ class Payload(Plugin):
 def test_accumulate_in_dispatch_order_with_its_own_payload(go):
     result = go(Payload)
     kept = committed(result).plugins["payload"]
-    sizes = {record["client"]: record for record in []}
-    del sizes
     assert kept["n"] == 1437
     assert kept["left"] == ["n"]
     assert sorted(kept["order"]) == [0, 1, 2, 3]
-    from fedcore.rundir import RunDirectory
-
-    config = RunDirectory(result.directory).read_config()
-    from fedcore.experiment import resolve_config, resolve_partition
-
-    partition = resolve_partition(*resolve_config(config))
+    partition = resolve_partition(*resolve_config(RunDirectory(result.directory).read_config()))
     assert kept["order"] == sorted(range(4), key=lambda k: (-len(partition.train[k]), k))
     counted = lines(result)[0]["bytes"]["by_plugin"]["payload"]
     assert counted == {"down": 0, "up": 4 * (4 + 8)}
@@ -597,7 +615,7 @@ class OthersPayload(Plugin):
 
 def test_a_plugin_cannot_touch_anothers_payload(toy):
     kept = committed(toy(OthersPayload, Payload)).plugins
-    assert kept["othersplayload" if False else "otherspayload"]["seen"] == []
+    assert kept["otherspayload"]["seen"] == []
     assert kept["payload"]["n"] == 4.0
 
 
@@ -942,7 +960,7 @@ def test_retrain_classifier(go):
     plain, result, again = go(), go(Retrain), go(Retrain)
     before, after = weights(plain), weights(result)
     different = [name for name in before if not torch.equal(before[name], after[name])]
-    assert different == ["classifier.weight", "classifier.bias"]
+    assert sorted(different) == ["classifier.bias", "classifier.weight"]
     assert model_bytes(again) == model_bytes(result)
     assert result.metrics["global_before_correction"] == plain.metrics["global"]
     assert result.metrics["global"] != plain.metrics["global"]

@@ -517,7 +517,7 @@ def test_it_learns(go):
 
 @pytest.mark.parametrize("order", [("fedcd", "moon"), ("moon", "fedcd")])
 def test_with_moon(go, order):
-    result = go(dict.fromkeys(order, {}), **SMALL)
+    result = go({name: {} for name in order}, **SMALL)
     names = [set(line["losses"]) for line in lines(result)]
     own = {"task", "fedcd.hpc", "fedcd.bpr", "fedcd.gid"}
     assert names == [own, own | {"moon.contrast"}]
@@ -573,7 +573,7 @@ def test_without_adaptive_aggregation_a_server_optimizer_is_welcome(go):
     assert go({"fedcd": {"acla": False}, HERE + "ServerMomentum": {}}, **SMALL).metrics["global"]
 
 
-# --- the method card ---------------------------------------------------------------------------------------------------
+# --- the method card ------------------------------------------------------------------------------------------
 
 
 def test_the_readme_names_every_option_with_its_default():

@@ -39,8 +39,9 @@ class Moon(Plugin):
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Add l_con; a client's first participation has no previous model, and the official code's term is 0 there."""
-        near, far = step.frozen("global"), step.frozen("previous")
-        if self.options.mu == 0 or near is None or far is None:
+        far = None if self.options.mu == 0 else step.frozen("previous")
+        near = None if far is None else step.frozen("global")  # computed on first use: not where there is no term
+        if near is None or far is None:
             return None
         value = model_contrastive_loss(step.features, near.features, far.features, temperature=self.options.temperature)
         return Loss(value, weight=self.options.mu, name="contrast")

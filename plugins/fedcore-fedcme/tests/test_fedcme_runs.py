@@ -1,0 +1,497 @@
+"""FedCME in whole runs on digits."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fedcore_fedcme import ExchangeWarning, FedCME, FedCMEOptions
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import Loss, Plugin, PluginOptions, RunConfig, hookimpl
+from fedcore.config import parse_setting
+from fedcore.data import load_dataset, load_partition
+from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.models import build_model
+from fedcore.registry import available
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+class Recorder(Plugin):
+    """Keeps each client's weights at the start of every epoch, and the features of every batch."""
+
+    starts: dict = {}
+    batches: dict = {}
+
+    @hookimpl
+    def local_loss(self, step):
+        key = (step.round, step.client.id)
+        state = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+        self.starts.setdefault((*key, step.epoch), state)
+        self.batches.setdefault(key, []).append((step.features.detach().double().numpy(), step.y.numpy()))
+
+
+class OneOptions(PluginOptions):
+    client: int = 1
+    round: int = 0
+    epoch: int = 0
+
+
+class Fails(Plugin):
+    """One client fails: its backward raises, as a device out of memory would."""
+
+    Options = OneOptions
+
+    @hookimpl
+    def local_loss(self, step):
+        if (step.client.id, step.round, step.epoch) == (self.options.client, self.options.round, self.options.epoch):
+            step.logits.register_hook(self.fail)
+
+    def fail(self, gradient):
+        raise RuntimeError("planted failure")
+
+
+class Diverges(Plugin):
+    """One client's weights become nan in its first epoch."""
+
+    Options = OneOptions
+
+    @hookimpl
+    def local_loss(self, step):
+        if (step.client.id, step.round, step.epoch) == (self.options.client, self.options.round, self.options.epoch):
+            return Loss(step.logits.sum() * float("nan"))
+        return None
+
+
+class Displacement(Plugin):
+    """Derives state from w_t - y_k, as SCAFFOLD does."""
+
+    uses_displacement = True
+
+
+class KeepsClassifier(Plugin):
+    """FedPer."""
+
+    @hookimpl
+    def personal_parameters(self, model):
+        return ["classifier.*"]
+
+
+@pytest.fixture
+def recorded():
+    Recorder.starts.clear()
+    Recorder.batches.clear()
+    return Recorder
+
+
+OFF = {"mu": 0.0, "exchange": "none"}
+DISJOINT = {"clients": 2, "partition": "classes", "classes_per_client": 5, "rounds": 1, "local_epochs": 4}
+
+
+def run_partition(run):
+    return load_partition(run.directory.partition_file, load_dataset("digits", None))
+
+
+# --- the exchange ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exchange", "swapped"), [("classifier", "classifier."), ("encoder", "encoder."), ("model", ""), ("none", "-")]
+)
+def test_two_clients_swap_exactly_what_is_asked(go, recorded, exchange, swapped):
+    run = go({"fedcme": OFF, Recorder: {}}, **DISJOINT)
+    classes = [set(load_dataset("digits", None).train.labels[part].tolist()) for part in run_partition(run).train]
+    assert len(classes[0]) == len(classes[1]) == 5
+    assert not classes[0] & classes[1]
+    alone = dict(recorded.starts)
+    recorded.starts.clear()
+    go({"fedcme": {"mu": 0.0, "exchange": exchange}, Recorder: {}}, **DISJOINT)
+    for client in (0, 1):
+        for epoch in (0, 1):
+            for name, tensor in recorded.starts[0, client, epoch].items():
+                assert torch.equal(tensor, alone[0, client, epoch][name])
+        for name, tensor in recorded.starts[0, client, 2].items():
+            giver = 1 - client if name.startswith(swapped) else client
+            assert torch.equal(tensor, alone[0, giver, 2][name]), name
+            assert not torch.equal(alone[0, 0, 2][name], alone[0, 1, 2][name]), name
+
+
+@pytest.mark.parametrize(("epochs", "middle"), [(2, 1), (3, 1), (4, 2), (6, 3), (7, 3)])
+def test_the_exchange_is_at_the_start_of_epoch_half(go, recorded, epochs, middle):
+    go({"fedcme": {"mu": 0.0}, Recorder: {}}, **{**DISJOINT, "local_epochs": epochs, "lr": 1e-3, "momentum": 0.0})
+    for epoch in range(1, epochs):
+        names = [f"classifier.{kind}" for kind in ("weight", "bias")]
+        before, after = ([recorded.starts[0, k, e] for k in (0, 1)] for e in (epoch - 1, epoch))
+
+        def moved(giver, before=before, after=after):
+            return sum(float((after[0][name] - before[giver][name]).norm()) for name in names)
+
+        assert (moved(1) < moved(0)) == (epoch == middle)
+
+
+def test_one_epoch_has_no_middle(go):
+    with pytest.warns(ExchangeWarning, match="one local epoch has no middle"):
+        run = go({"fedcme": {"mu": 0.0}}, local_epochs=1)
+    assert run.bytes == go({}, local_epochs=1).bytes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        go({"fedcme": OFF}, local_epochs=1)
+
+
+# --- the whole method by hand ---------------------------------------------------------------------------------
+
+LAYERS = ("encoder.base.fc1", "encoder.base.fc2", "classifier")
+HAND = {
+    "clients": 5,
+    "partition": "classes",
+    "classes_per_client": 4,
+    "rounds": 3,
+    "local_epochs": 3,
+    "batch_size": 2000,
+    "lr": 0.1,
+    "lr_decay": 0.9,
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+}
+
+
+def least_similar_pairs(vectors):
+    """Section IV-A in NumPy."""
+
+    def cosine(a, b):
+        return round(float(a @ b) / (max(np.linalg.norm(a), 1e-8) * max(np.linalg.norm(b), 1e-8)), 9)
+
+    mean = sum(vectors.values()) / len(vectors)
+    order, pairs = [k for _, k in sorted((cosine(v, mean), k) for k, v in vectors.items())], {}
+    while len(order) > 1:
+        k = order.pop(0)
+        j = min(order, key=lambda i: (cosine(vectors[k], vectors[i]), i))
+        order.remove(j)
+        pairs[k], pairs[j] = j, k
+    return pairs
+
+
+def by_hand(run, *, mu, swap=True, fresh=("classifier",), memory=True, config=HAND):
+    """FedCME in float64 with full batches, from the paper's text; the switches make it wrong on purpose."""
+    dataset, partition = load_dataset("digits", None), run_partition(run)
+    start = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=0, projection=False)[0].state_dict()
+    w = {name: tensor.double() for name, tensor in start.items()}
+    clients = range(config["clients"])
+    data = [(dataset.train.gather(i).double(), dataset.train.labels[i]) for i in partition.train]
+    own = [run.client_state(k)["evaluation"] for k in clients]
+    vectors, zeta, matches = {k: np.zeros(10) for k in clients}, {}, []
+
+    def forward(weights, x):
+        h = x.flatten(1)
+        for layer in LAYERS[:2]:
+            h = (h @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]).clamp(min=0)
+        return h, h @ weights["classifier.weight"].T + weights["classifier.bias"]
+
+    for t in range(config["rounds"]):
+        matches.append(least_similar_pairs(vectors))
+        local = {k: {name: tensor.clone().requires_grad_() for name, tensor in w.items()} for k in clients}
+        speed = {k: {name: torch.zeros_like(tensor) for name, tensor in w.items()} for k in clients}
+        seen = {k: {c: [] for c in range(10)} for k in clients}
+        for epoch in range(config["local_epochs"]):
+            if swap and epoch == config["local_epochs"] // 2:
+                given = {
+                    k: {n: local[j][n].detach().clone() for n in w if n.startswith("classifier")}
+                    for k, j in matches[-1].items()
+                }
+                for k, part in given.items():
+                    for name, tensor in part.items():
+                        local[k][name] = tensor.requires_grad_()
+                    for name in w:
+                        if name.startswith(fresh):
+                            speed[k][name] = torch.zeros_like(w[name])
+            for k in clients:
+                x, y = data[k]
+                z, logits = forward(local[k], x)
+                loss = F.cross_entropy(logits, y)
+                for c in range(10):
+                    if (y == c).any():
+                        seen[k][c].append(z[y == c].detach())
+                        if c in zeta:
+                            loss = loss + mu * (z[y == c].mean(0) - zeta[c]).square().sum()
+                gradients = torch.autograd.grad(loss, list(local[k].values()))
+                with torch.no_grad():
+                    for (name, tensor), g in zip(local[k].items(), gradients):
+                        speed[k][name] = config["momentum"] * speed[k][name] + g + config["weight_decay"] * tensor
+                        tensor -= config["lr"] * config["lr_decay"] ** t * speed[k][name]
+        local = {k: {name: tensor.detach() for name, tensor in local[k].items()} for k in clients}
+        for k in clients:
+            x, y = data[k][0][own[k]], data[k][1][own[k]]
+            right = forward(local[k], x)[1].argmax(1) == y
+            vectors[k] = np.array([float(right[y == c].double().mean()) if (y == c).any() else 0 for c in range(10)])
+        new = {}
+        for c in range(10):
+            held = [torch.cat(seen[k][c]).mean(0) for k in clients if seen[k][c]]
+            if c in zeta and memory:
+                held += [zeta[c]] * (len(clients) - len(held))
+            if held:
+                new[c] = sum(held) / len(held)
+        zeta = {**zeta, **new}
+        n = [len(part) for part in partition.train]
+        w = {name: sum(n[k] * local[k][name] for k in clients) / sum(n) for name in w}
+    return w, zeta, vectors, matches
+
+
+def distance(weights, other):
+    return max(float((weights[name].double() - other[name]).abs().max()) for name in other)
+
+
+def test_a_run_is_the_paper_computed_by_hand(go):
+    options = {"mu": 0.1}
+    run = go({"fedcme": options}, **HAND)
+    weights, zeta, vectors, matches = by_hand(run, mu=0.1)
+    assert distance(run.weights, weights) < 2e-5
+    state = run.server_state()
+    assert state["known"].tolist() == [c in zeta for c in range(10)]
+    for c, feature in zeta.items():
+        torch.testing.assert_close(state["features"][c].double(), feature, rtol=1e-4, atol=1e-5)
+    for k, vector in vectors.items():
+        np.testing.assert_allclose(state["vectors"][k].numpy(), vector, atol=1e-12)
+    assert dict(state["donors"]) == matches[-1]
+    assert matches[0] == {0: 1, 1: 0, 2: 3, 3: 2}  # no vectors yet: by id, the last one alone
+    assert matches[-1] != matches[0]
+    wrong = {
+        "no exchange": {"swap": False},
+        "no optimizer state reset": {"fresh": ("nothing",)},
+        "all of it reset": {"fresh": ("classifier", "encoder")},
+        "no memory in Eq. 6": {"memory": False},
+    }
+    for what, switches in wrong.items():
+        assert distance(run.weights, by_hand(run, **{"mu": 0.1, **switches})[0]) > 1e-4, what
+    assert distance(run.weights, by_hand(run, mu=0.0)[0]) > 1e-3
+
+
+def test_alignment_alone_and_exchange_alone_by_hand(go):
+    run = go({"fedcme": {"align": False, "mu": 0.1}}, **HAND)
+    assert distance(run.weights, by_hand(run, mu=0.0)[0]) < 2e-5
+    exchanging = run
+    run = go({"fedcme": {"exchange": "none", "mu": 0.1}}, **HAND)
+    run.client_state = exchanging.client_state  # the vectors do not matter here
+    assert distance(run.weights, by_hand(run, mu=0.1, swap=False)[0]) < 2e-5
+
+
+# --- what is observed and sent --------------------------------------------------------------------------------
+
+
+def test_local_features_are_means_over_all_batches_and_epochs(go, recorded):
+    run = go({"fedcme": {"mu": 1.0}, Recorder: {}}, **{**DISJOINT, "clients": 1, "classes_per_client": 7})
+    z, y = (np.concatenate(parts) for parts in zip(*recorded.batches[0, 0]))
+    state, held = run.server_state(), set(y.tolist())
+    assert len(y) == 4 * len(run_partition(run).train[0])
+    assert len(held) == 7 or len(held) == 10
+    for c in range(10):
+        assert bool(state["known"][c]) == (c in held)
+        if c in held:
+            np.testing.assert_allclose(state["features"][c], z[y == c].mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_alignment_starts_once_there_are_global_features(go, recorded):
+    run = go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=2)
+    assert "fedcme.alignment" not in run.losses(0)
+    assert run.losses(1)["fedcme.alignment"] > 0
+    first = go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=1).server_state()
+    sizes, means = [], []
+    for client, part in enumerate(run_partition(run).train):
+        values = []
+        for z, y in recorded.batches[1, client]:
+            distances = [((z[y == c].mean(0) - first["features"][c].numpy()) ** 2).sum() for c in set(y.tolist())]
+            values.append(sum(distances))
+        sizes.append(len(part))
+        means.append(np.mean(values))
+    expected = np.average(means, weights=sizes)
+    assert run.losses(1)["fedcme.alignment"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_evaluation_part_is_a_fixed_fifth_of_the_own_data(go):
+    one, three = go({"fedcme": {}}, rounds=1), go({"fedcme": {}}, rounds=3)
+    parts = [run.client_state(k)["evaluation"] for run in (one, three) for k in range(3)]
+    for k, part in enumerate(run_partition(one).train):
+        assert torch.equal(parts[k], parts[3 + k])
+        assert len(parts[k]) == round(0.2 * len(part)) == len(set(parts[k].tolist()))
+        assert parts[k].max() < len(part)
+    assert not torch.equal(parts[0], torch.arange(len(parts[0])))
+    other = go({"fedcme": {}}, rounds=1, seed=1).client_state(0)["evaluation"]
+    assert not torch.equal(other[:20], parts[0][:20])
+
+
+def test_the_server_keeps_the_last_vector_of_a_client_that_sits_out(go):
+    options = {"clients": 4, "participation": 0.5, "rounds": 3}
+    vectors, cohorts = [], []
+    for rounds in (1, 2, 3):
+        run = go({"fedcme": {}}, **{**options, "rounds": rounds})
+        vectors.append(run.server_state()["vectors"])
+        cohorts.append(run.rounds[-1]["cohort"])
+    assert cohorts[0] != cohorts[1]
+    for number, cohort in enumerate(cohorts):
+        for client in range(4):
+            if client not in cohort:
+                before = vectors[number - 1][client] if number else torch.zeros(10)
+                assert torch.equal(vectors[number][client], before.double())
+            else:
+                assert vectors[number][client].sum() > 0
+
+
+def test_ledger_counts_what_the_card_says(go):
+    run = go({"fedcme": {}}, rounds=2, clients=3)
+    classifier, vector, features, held = 4 * (64 * 10 + 10), 8 * 10, 4 * 10 * 64, 10
+    sent = [record["bytes"]["by_plugin"]["fedcme"] for record in run.rounds]
+    assert sent[0] == {"down": 2 * classifier, "up": 3 * (classifier + vector + features + held)}
+    assert sent[1] == {"down": 2 * classifier + 3 * (features + held), "up": sent[0]["up"]}
+    quiet = go({"fedcme": OFF})
+    assert "fedcme" not in quiet.rounds[0]["bytes"]["by_plugin"]
+    assert not quiet.server_state()
+
+
+# --- counterparts that fail -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("matching", ["one-to-one", "many-to-one"])
+@pytest.mark.parametrize("trouble", [Fails, Diverges])
+def test_a_survivor_keeps_its_own_classifier(go, trouble, matching):
+    with pytest.warns(ExchangeWarning, match=r"round 0\): client 0 keeps its own classifier.*client 1, failed"):
+        run = go({"fedcme": {"mu": 0.0, "matching": matching}, trouble: {}}, **DISJOINT)
+    assert run.server_state()["left_alone"] == [[0, 0, 1]]
+    assert [failure["client"] for failure in run.rounds[0]["failures"]] == [1]
+    assert run.rounds[0]["accepted"] == 1
+    assert run.bytes == go({"fedcme": OFF, trouble: {}}, **DISJOINT).bytes
+
+
+def test_the_others_go_on_exchanging(go, recorded):
+    options = {**DISJOINT, "clients": 4, "rounds": 2}
+    with pytest.warns(ExchangeWarning):
+        run = go({"fedcme": {"mu": 0.0}, Fails: {"client": 1}, Recorder: {}}, **options)
+    assert run.server_state()["left_alone"] == [[0, 0, 1]]  # 0 and 1, 2 and 3 in the first round
+    swapped = dict(recorded.starts)
+    recorded.starts.clear()
+    go({"fedcme": OFF, Fails: {"client": 1}, Recorder: {}}, **options)
+    name = "classifier.weight"
+    assert torch.equal(swapped[0, 0, 2][name], recorded.starts[0, 0, 2][name])
+    assert torch.equal(swapped[0, 2, 2][name], recorded.starts[0, 3, 2][name])
+    assert torch.equal(swapped[0, 3, 2][name], recorded.starts[0, 2, 2][name])
+    assert run.rounds[1]["accepted"] == 4
+
+
+def test_failing_after_the_exchange_leaves_the_partner_alone(go):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ExchangeWarning)
+        run = go({"fedcme": {"mu": 0.0}, Fails: {"epoch": 3}}, **DISJOINT)
+    assert run.rounds[0]["accepted"] == 1
+    assert run.bytes != go({"fedcme": OFF, Fails: {"epoch": 3}}, **DISJOINT).bytes
+
+
+# --- neutral, options, resume ---------------------------------------------------------------------------------
+
+
+def test_neutral_is_fedavg_bit_by_bit(go):
+    plain = go({}, rounds=3)
+    assert go({"fedcme": OFF}, rounds=3).bytes == plain.bytes
+    assert go({"fedcme": {"align": False, "exchange": "none"}}, rounds=3).bytes == plain.bytes
+
+
+def test_a_pause_alone_changes_nothing(go):
+    """One client is never matched, so that its pause in mid-round must leave no trace."""
+    options = {"clients": 1, "local_epochs": 5}
+    assert go({"fedcme": {"mu": 0.0}}, **options).bytes == go({}, **options).bytes
+
+
+def test_each_option_changes_the_run(go):
+    options = {"clients": 5, "rounds": 3, "local_epochs": 2, "partition": "classes", "classes_per_client": 3}
+    changes = [
+        {},
+        {"mu": 0.1},
+        {"align": False},
+        {"exchange": "encoder"},
+        {"exchange": "model"},
+        {"exchange": "none"},
+        {"matching": "many-to-one"},
+        {"evaluation_fraction": 0.02},
+    ]
+    found = [go({"fedcme": change}, **options).bytes for change in changes]
+    assert len(set(found)) == len(changes)
+
+
+def test_resume_is_bit_identical(go):
+    options = {"rounds": 3, "clients": 4, "participation": 0.75}
+    straight = go({"fedcme": {"mu": 0.1}}, **options)
+    where = {}
+
+    def stop(event, details):
+        where.update(details if event == "start" else {})
+        if event == "round" and details["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(FedcoreError, match="interrupted"):
+        go({"fedcme": {"mu": 0.1}}, notify=stop, **options)
+    resumed = fedcore.resume(where["directory"])
+    assert (resumed.directory / "model.safetensors").read_bytes() == straight.bytes
+
+
+# --- beside other plugins -------------------------------------------------------------------------------------
+
+
+def test_displacement_is_refused_while_something_is_exchanged(go):
+    with pytest.raises(PluginConflictError, match=r"'displacement' and 'fedcme' cannot be combined.*mid-epoch"):
+        go({"fedcme": {}, Displacement: {}})
+    go({"fedcme": {"exchange": "none"}, Displacement: {}}, rounds=1)
+
+
+def test_a_personal_classifier_is_refused(go):
+    with pytest.raises(PluginConflictError, match="'fedcme' and 'keepsclassifier' cannot be combined"):
+        go({"fedcme": {}, KeepsClassifier: {}})
+    go({"fedcme": {"exchange": "none"}, KeepsClassifier: {}}, rounds=1)
+
+
+@pytest.mark.parametrize("other", ["fedprox", "moon", "fdcl", "uscc", "fedproc", "fedcd"])
+def test_runs_beside(go, other):
+    if other not in available("plugin"):
+        pytest.skip(f"{other} is not installed")
+    run = go({"fedcme": {}, other: {}}, rounds=2)
+    assert "fedcme.alignment" in run.losses(1)
+    assert run.bytes != go({other: {}}, rounds=2).bytes
+
+
+def test_fedprox_keeps_its_reference_over_the_exchange(go):
+    run = go({"fedcme": {"mu": 0.0}, "fedprox": {"mu": 0.5}}, **DISJOINT)
+    assert run.bytes != go({"fedcme": {"mu": 0.0}}, **DISJOINT).bytes
+    assert run.bytes != go({"fedprox": {"mu": 0.5}}, **DISJOINT).bytes
+
+
+def test_runs_in_bf16(go):
+    run = go({"fedcme": {"mu": 0.1}}, precision="bf16")
+    assert run.losses(1)["fedcme.alignment"] > 0
+    assert run.server_state()["features"].dtype == torch.float32
+
+
+# --- the method card ------------------------------------------------------------------------------------------
+
+
+def test_readme_names_every_option_with_its_default():
+    text = README.read_text(encoding="utf-8")
+    for name, field in FedCMEOptions.model_fields.items():
+        assert re.search(rf"\| `fedcme\.{name}` \| {str(field.default).lower()} \|", text), name
+
+
+def test_readme_commands_are_valid():
+    commands = re.findall(r"fedcore train (--[^`\n]+)", README.read_text(encoding="utf-8"))
+    assert len(commands) == 3
+    for command in commands:
+        values = {"plugins": []}
+        for flag, value in re.findall(r"--(\S+) (\S+)", command):
+            if flag == "plugin":
+                values["plugins"].append(value)
+            else:
+                values[flag.replace("-", "_")] = value
+        assert list(RunConfig.create(values).plugins) == ["fedcme"]
+    for plugin, option, value in map(parse_setting, re.findall(r"--set (\S+=[^\s`]+)", README.read_text())):
+        assert plugin == "fedcme"
+        FedCME(FedCMEOptions(**{option: value}))

@@ -1,0 +1,224 @@
+"""FedProx: the hand case, the gradient, what mu = 0 means, and what the term leaves alone."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import tempfile
+import tokenize
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedcore
+import fedcore_fedprox
+from fedcore import RunConfig, SplitModel
+from fedcore.errors import FedcoreError
+from fedcore.functional import proximal_term
+from fedcore.rundir import RunDirectory
+from fedcore_fedprox import FedProx, FedProxOptions
+
+DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 2, "batch_size": 64}
+
+
+@pytest.fixture
+def go(tmp_path):
+    def run(plugins, **options):
+        return fedcore.run(RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=tmp_path)))
+
+    return run
+
+
+def weights_of(result) -> bytes:
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def lines(result):
+    return RunDirectory(result.directory).read_metrics()
+
+
+def term(mu, parameters, reference):
+    """Return the hook's Loss for these parameters."""
+    step = SimpleNamespace(parameters=parameters, reference=reference)
+    return FedProx(FedProxOptions(mu=mu)).local_loss(step)
+
+
+# --- the equation ------------------------------------------------------------------------------------------------
+
+
+def local_training(centre, mu, *, lr=0.5, steps=2):
+    """Minimise |w - centre|^2 / 2 + mu/2 |w - w_t|^2 from w_t = 0 by SGD (TOY of baselines.md)."""
+    w, w_t = nn.Parameter(torch.zeros(2)), torch.zeros(2)
+    optimizer = torch.optim.SGD([w], lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = term(mu, [w], [w_t])
+        total = 0.5 * (w - torch.tensor(centre)).square().sum()
+        (total if loss is None else total + loss.weight * loss.value).backward()
+        optimizer.step()
+    return w.detach()
+
+
+@pytest.mark.parametrize(
+    ("mu", "first", "second", "mean"),
+    [(1.0, [1.0, 0.0], [0.0, 2.0], [0.25, 1.5]), (0.0, [1.5, 0.0], [0.0, 3.0], [0.375, 2.25])],
+)
+def test_the_toy_by_hand(mu, first, second, mean):
+    y_1, y_2 = local_training([2.0, 0.0], mu), local_training([0.0, 4.0], mu)
+    assert y_1.tolist() == first
+    assert y_2.tolist() == second
+    assert ((y_1 + 3 * y_2) / 4).tolist() == mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_value_and_gradient_against_numpy(dtype):
+    g = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), ()]
+    w = [torch.randn(s, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+    w_t = [torch.randn(s, generator=g, dtype=torch.float64).to(dtype) for s in shapes]
+    loss = term(0.3, w, w_t)
+    assert loss.name == "proximal"
+    assert loss.value.shape == ()
+    assert loss.value.dtype == dtype
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    differences = [a.detach().double().numpy() - b.double().numpy() for a, b in zip(w, w_t)]
+    expected = sum(np.square(d).sum() for d in differences) / 2
+    assert loss.value.item() == pytest.approx(expected, rel=tolerance)
+    (loss.weight * loss.value).backward()
+    for parameter, difference in zip(w, differences):
+        np.testing.assert_allclose(parameter.grad, 0.3 * difference, rtol=tolerance)
+    assert any((d > 0).any() and (d < 0).any() for d in differences), "both signs"
+
+
+def test_the_gradient_at_w_t_is_exactly_zero_and_not_nan():
+    w = torch.randn(4, requires_grad=True)
+    term(1.0, [w], [w.detach().clone()]).value.backward()
+    assert w.grad.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e4])
+def test_extreme_distances_stay_finite(scale):
+    w = (torch.randn(4) * scale).requires_grad_()
+    loss = term(1.0, [w], [-w.detach()])
+    loss.value.backward()
+    assert torch.isfinite(loss.value)
+    torch.testing.assert_close(w.grad, 2 * w.detach())
+
+
+@pytest.mark.parametrize(
+    ("momentum", "strength", "stable"),
+    [(0.0, 1.9, True), (0.0, 2.1, False), (0.9, 3.7, True), (0.9, 3.9, False)],
+)
+def test_stability_needs_lr_times_mu_below_twice_one_plus_momentum(momentum, strength, stable):
+    w, w_t = nn.Parameter(torch.ones(1, dtype=torch.float64)), torch.zeros(1, dtype=torch.float64)
+    optimizer = torch.optim.SGD([w], lr=0.1, momentum=momentum)
+    for _ in range(400):
+        optimizer.zero_grad()
+        loss = term(strength / 0.1, [w], [w_t])
+        (loss.weight * loss.value).backward()
+        optimizer.step()
+    assert (abs(w.item()) < 1e-3) == stable
+    assert (abs(w.item()) > 1e3) == (not stable)
+
+
+def test_the_term_compiles_into_one_graph():
+    w, w_t = [torch.randn(3, 2), torch.randn(3)], [torch.randn(3, 2), torch.randn(3)]
+    compiled = torch.compile(lambda a, b: proximal_term([a, b], w_t), fullgraph=True, backend="eager")
+    own = [x.clone().requires_grad_() for x in w]
+    value = compiled(*own)
+    torch.testing.assert_close(value, proximal_term(w, w_t))
+    for gradient, a, b in zip(torch.autograd.grad(value, own), w, w_t):
+        torch.testing.assert_close(gradient, a - b)
+
+
+# --- in the round loop -------------------------------------------------------------------------------------------
+
+
+def test_mu_0_is_fedavg_to_the_bit(go):
+    fedavg, fedprox = go({}), go({"fedprox": {"mu": 0.0}})
+    assert weights_of(fedprox) == weights_of(fedavg)
+    assert [line["losses"] for line in lines(fedprox)] == [line["losses"] for line in lines(fedavg)]
+    assert FedProx.neutral == {"mu": 0.0}
+
+
+def test_mu_changes_the_trajectory_and_is_logged_apart_from_the_task(go):
+    result = go({"fedprox": {"mu": 0.5}})
+    assert weights_of(result) != weights_of(go({}))
+    assert weights_of(result) == weights_of(go({"fedprox": {"mu": 0.5}}))
+    for line in lines(result):
+        assert set(line["losses"]) == {"task", "fedprox.proximal"}
+        assert line["losses"]["fedprox.proximal"] > 0
+
+
+def test_a_larger_mu_keeps_the_client_nearer_to_w_t(go):
+    distances = [
+        lines(go({"fedprox": {"mu": mu}}, rounds=1, clients=1))[0]["losses"]["fedprox.proximal"]
+        for mu in (1e-6, 1.0, 10.0)
+    ]
+    assert distances[0] > distances[1] > distances[2] > 0
+
+
+def with_buffers(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+    return SplitModel(base, 16, num_classes)
+
+
+def test_buffers_have_no_part_in_the_term(go):
+    """Weights that cannot move (lr 1e-30) have distance 0, however far BatchNorm's statistics go."""
+    options = {"model": f"module:{__name__}.with_buffers", "lr": 1e-30, "weight_decay": 0.0, "rounds": 1}
+    result, fedavg = go({"fedprox": {"mu": 5.0}}, **options), go({}, **options)
+    assert lines(result)[0]["losses"]["fedprox.proximal"] == 0.0
+    assert (result.model.encoder.base[2].running_mean != 0).all()
+    assert weights_of(result) == weights_of(fedavg)
+
+
+def test_partial_participation(go):
+    result = go({"fedprox": {"mu": 0.1}}, clients=4, participation=0.5, rounds=3)
+    assert [line["accepted"] for line in lines(result)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "options", [{"mu": -0.1}, {"mu": float("nan")}, {"mu": float("inf")}, {"strength": 1}], ids=str
+)
+def test_options_out_of_bounds_are_refused(go, options):
+    with pytest.raises((FedcoreError, ValueError), match=next(iter(options))):
+        go({"fedprox": options})
+
+
+# --- the plugin as a text ----------------------------------------------------------------------------------------
+
+
+def code_lines(module, *options) -> int:
+    """Count lines with code, docstrings and the classes of options left out."""
+    source = inspect.getsource(module)
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name in options:
+            skipped.update(range(node.lineno, node.end_lineno + 1))
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            skipped.update(range(first.lineno, first.end_lineno + 1))
+    no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    used = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in no_code
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(used - skipped)
+
+
+def test_the_whole_method_takes_at_most_15_lines():
+    assert 5 < code_lines(fedcore_fedprox, "FedProxOptions") <= 15
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, field in FedProxOptions.model_fields.items():
+        assert f"| `{name}` | `{field.default}` |" in text

@@ -1,0 +1,356 @@
+"""MOON: the hand case, the frozen models of the contrast, and what survives rounds of absence."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import math
+import tempfile
+import tokenize
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import Field
+from torch import nn
+
+import fedcore
+import fedcore_moon
+from fedcore import Plugin, PluginOptions, RunConfig, SplitModel, hookimpl
+from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.functional import model_contrastive_loss
+from fedcore.rundir import RunDirectory
+from fedcore_moon import Moon, MoonOptions
+
+DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+HERE = f"module:{__name__}."
+LOG: list[dict] = []
+
+
+@pytest.fixture(autouse=True)
+def _fresh_log():
+    LOG.clear()
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+
+    def run(plugins, **options):
+        return fedcore.run(RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root)))
+
+    return run
+
+
+def weights_of(result) -> bytes:
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def lines(result):
+    return RunDirectory(result.directory).read_metrics()
+
+
+def copied(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def equal(one, other) -> bool:
+    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class CohortOptions(PluginOptions):
+    rounds: list[list[int]] = Field(default_factory=list)
+
+
+class Cohorts(Plugin):
+    """Prescribes every round's cohort."""
+
+    Options = CohortOptions
+
+    @hookimpl
+    def select_clients(self, server):
+        return self.options.rounds[server.round]
+
+
+class Watched(Moon):
+    """MOON that notes the models and the term of every batch."""
+
+    @hookimpl
+    def local_loss(self, step):
+        loss = super().local_loss(step)
+        previous, frozen = step.previous_model, step.global_model
+        entry = {
+            "kind": "step",
+            "round": step.round,
+            "client": step.client.id,
+            "value": None if loss is None else loss.value.item(),
+            "previous": None if previous is None else copied(previous),
+            "global": copied(frozen),
+        }
+        if loss is not None:
+            with torch.no_grad():
+                z = [model(step.x).features.double().numpy() for model in (frozen, previous)]
+            of_frozen = [step.frozen(name).features for name in ("global", "previous")]
+            gradient = torch.autograd.grad(loss.value, step.features, retain_graph=True)[0]
+            entry |= {
+                "weight": loss.weight,
+                "reference": reference(step.features.detach().double().numpy(), *z, self.options.temperature),
+                "training": [m.training for model in (frozen, previous) for m in model.modules()],
+                "requires": [p.requires_grad for model in (frozen, previous) for p in model.parameters()],
+                "attached": [features.requires_grad for features in of_frozen],
+                "z_moves": bool((gradient != 0).any()),
+            }
+        LOG.append(entry)
+        return loss
+
+    @hookimpl
+    def end_local(self, client):
+        LOG.append({"kind": "end", "round": client.round, "client": client.id, "model": copied(client.model)})
+
+
+def reference(z, near, far, tau):
+    """Mean of -log(e^(s_g/tau) / (e^(s_g/tau) + e^(s_p/tau))) by loops in float64."""
+    total = 0.0
+    for a, g, p in zip(z, near, far):
+        s_g, s_p = (float(a @ b) / max(np.linalg.norm(a), 1e-8) / max(np.linalg.norm(b), 1e-8) for b in (g, p))
+        total -= math.log(math.exp(s_g / tau) / (math.exp(s_g / tau) + math.exp(s_p / tau)))
+    return total / len(z)
+
+
+def kept(kind, **filters):
+    return [e for e in LOG if e["kind"] == kind and all(e[name] == value for name, value in filters.items())]
+
+
+# --- the equation ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_hand_case(dtype):
+    z, near, far = torch.tensor([[[1.0, 0.0]], [[0.6, 0.8]], [[0.0, 1.0]]], dtype=dtype)
+    z.requires_grad_()
+    loss = model_contrastive_loss(z, near, far, temperature=0.5)
+    (5 * loss).backward()
+    assert loss.dtype == dtype
+    assert loss.item() == pytest.approx(0.2632825, abs=5e-8)
+    assert 5 * loss.item() == pytest.approx(1.3164123, abs=5e-7)
+    torch.testing.assert_close(z.grad, torch.tensor([[0.0, 0.4629504]], dtype=dtype), rtol=0, atol=1e-7)
+
+
+def test_equal_global_and_previous_give_log_2_and_no_gradient():
+    z, other = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), torch.randn(6, 4, dtype=torch.float64)
+    loss = model_contrastive_loss(z, other, other)
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(2), abs=1e-12)
+    torch.testing.assert_close(z.grad, torch.zeros_like(z), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 1.0])
+def test_against_numpy(tau):
+    z, near, far = torch.randn(3, 7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = reference(z.numpy(), near.numpy(), far.numpy(), tau)
+    assert model_contrastive_loss(z, near, far, temperature=tau).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e4])
+def test_extreme_features_and_temperatures_stay_finite(scale):
+    z, near, far = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0))
+    z = (z * scale).requires_grad_()
+    loss = model_contrastive_loss(z, near, far, temperature=1e-4)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(z.grad).all()
+
+
+def test_a_step_against_the_gradient_turns_z_to_the_global_and_away_from_the_previous():
+    z, near, far = torch.randn(3, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    z.requires_grad_()
+    model_contrastive_loss(z, near, far).backward()
+    moved = (z - 0.1 * z.grad).detach()
+    margin = [torch.cosine_similarity(x, near) - torch.cosine_similarity(x, far) for x in (z.detach(), moved)]
+    assert (margin[1] > margin[0]).all()
+
+
+def test_the_loss_compiles_into_one_graph():
+    z, near, far = torch.randn(3, 7, 5)
+    compiled = torch.compile(lambda x: model_contrastive_loss(x, near, far), fullgraph=True, backend="eager")
+    ours, theirs = z.clone().requires_grad_(), z.clone().requires_grad_()
+    value, expected = compiled(ours), model_contrastive_loss(theirs, near, far)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, ours), torch.autograd.grad(expected, theirs))
+
+
+# --- the neutral element -----------------------------------------------------------------------------------------
+
+
+def test_mu_0_without_projection_is_fedavg_to_the_bit(go):
+    options = {"rounds": 3, "participation": 0.7}
+    fedavg, moon = go({}, **options), go({"moon": {"mu": 0.0, "projection": False}}, **options)
+    assert weights_of(moon) == weights_of(fedavg)
+    assert [line["losses"] for line in lines(moon)] == [line["losses"] for line in lines(fedavg)]
+    assert Moon.neutral == {"mu": 0.0, "projection": False}
+
+
+def test_mu_0_is_fedavg_with_the_projection_head(go):
+    assert weights_of(go({"moon": {"mu": 0.0}})) == weights_of(go({}, projection=True))
+
+
+def test_the_first_round_is_fedavg(go):
+    """A client without a previous model has no term, as in the official code."""
+    result = go({"moon": {"mu": 5.0}}, rounds=1)
+    assert weights_of(result) == weights_of(go({}, rounds=1, projection=True))
+    assert set(lines(result)[0]["losses"]) == {"task"}
+
+
+# --- the term in the round loop ----------------------------------------------------------------------------------
+
+
+def test_the_term_is_equation_3_of_the_three_models(go):
+    go({HERE + "Watched": {"mu": 5.0, "temperature": 0.3}}, rounds=3)
+    assert all(e["value"] is None for e in kept("step", round=0))
+    later = [e for e in kept("step") if e["round"] > 0]
+    assert later
+    for e in later:
+        assert e["value"] == pytest.approx(e["reference"], rel=1e-4)
+        assert e["weight"] == 5.0
+        assert e["z_moves"]
+    assert len({round(e["value"], 4) for e in later}) > 5
+
+
+@pytest.mark.parametrize(
+    "options", [{"mu": 5.0}, {"mu": 1.0, "temperature": 0.1}, {"mu": 1.0, "projection": False}, {"mu": 0.0}], ids=str
+)
+def test_every_option_changes_the_trajectory(go, options):
+    default = go({"moon": {"mu": 1.0}})
+    assert weights_of(default) == weights_of(go({"moon": {}})), "the default, and twice the same bits"
+    assert weights_of(go({"moon": options})) != weights_of(default)
+
+
+COHORTS = [[0, 1], [1], [1, 2], [0, 2], [0]]
+
+
+def test_previous_is_the_model_of_the_last_participation_however_long_ago(go):
+    result = go({HERE + "Watched": {}, HERE + "Cohorts": {"rounds": COHORTS}}, rounds=len(COHORTS))
+    trained = {(e["round"], e["client"]): e["model"] for e in kept("end")}
+    last: dict[int, int] = {}
+    for number, cohort in enumerate(COHORTS):
+        for client in cohort:
+            steps = kept("step", round=number, client=client)
+            assert steps
+            for e in steps:
+                if client not in last:
+                    assert e["previous"] is None
+                    assert e["value"] is None
+                else:
+                    assert equal(e["previous"], trained[last[client], client])
+                    assert not equal(e["previous"], e["global"])
+                    assert e["value"] > 0
+            last[client] = number
+    assert last == {0: 4, 1: 2, 2: 3}
+    # What lies in the clients' state is what was trained last, also by those who then sat out.
+    directory = RunDirectory(result.directory)
+    manifest = directory.checkpoints.load().manifest
+    assert manifest == last
+    for client, number in last.items():
+        state = directory.clients.read(client, manifest[client])["fedcore"]
+        previous = {n.removeprefix("previous."): t for n, t in state.items() if n.startswith("previous.")}
+        assert equal(previous, trained[number, client])
+
+
+def test_the_term_begins_with_each_clients_second_participation(go):
+    result = go({"moon": {}, HERE + "Cohorts": {"rounds": [[0], [1], [2], [1]]}}, rounds=4)
+    logged = ["moon.contrast" in line["losses"] for line in lines(result)]
+    assert logged == [False, False, False, True]
+
+
+def with_buffers(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5))
+    return SplitModel(base, 16, num_classes)
+
+
+def test_frozen_models_are_in_eval_mode_without_gradient_and_keep_their_statistics(go):
+    go({HERE + "Watched": {}}, model=HERE + "with_buffers", rounds=2, local_epochs=2, clients=2)
+    steps = kept("step", round=1)
+    assert steps
+    for e in steps:
+        assert not any(e["training"])
+        assert not any(e["requires"])
+        assert e["attached"] == [False, False]
+        assert e["z_moves"]
+    for client in (0, 1):  # BatchNorm's statistics of neither frozen model drift while the client trains
+        own = kept("step", round=1, client=client)
+        assert len(own) > 1
+        assert all(equal(e["global"], own[0]["global"]) and equal(e["previous"], own[0]["previous"]) for e in own)
+
+
+def test_the_frozen_models_are_not_asked_for_where_there_is_no_term():
+    class Step:
+        def frozen(self, name):
+            asked.append(name)
+
+    asked: list[str] = []
+    assert Moon(MoonOptions(mu=0.0)).local_loss(Step()) is None
+    assert asked == []
+    assert Moon(MoonOptions()).local_loss(Step()) is None
+    assert asked == ["previous"]
+
+
+# --- options and company ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"mu": -1}, {"temperature": 0}, {"projection": "maybe"}, {"tau": 1}], ids=str)
+def test_options_out_of_bounds_are_refused(go, options):
+    with pytest.raises(FedcoreError, match=next(iter(options))):
+        go({"moon": options})
+
+
+def test_with_fedprox(go):
+    result = go({"moon": {}, "fedprox": {"mu": 0.1}})
+    assert set(lines(result)[1]["losses"]) == {"task", "moon.contrast", "fedprox.proximal"}
+
+
+class Narrow(Plugin):
+    @hookimpl
+    def configure_model(self, model, task):
+        task.ensure_projection(model, width=32)
+
+
+def test_another_width_of_the_projection_head_is_refused(go):
+    with pytest.raises(PluginConflictError, match="width"):
+        go({"moon": {}, HERE + "Narrow": {}})
+
+
+# --- the plugin as a text ----------------------------------------------------------------------------------------
+
+
+def code_lines(module, *options) -> int:
+    """Count lines with code, docstrings and the classes of options left out."""
+    source = inspect.getsource(module)
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name in options:
+            skipped.update(range(node.lineno, node.end_lineno + 1))
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            skipped.update(range(first.lineno, first.end_lineno + 1))
+    no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    used = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in no_code
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(used - skipped)
+
+
+def test_the_whole_method_takes_at_most_40_lines():
+    assert 10 < code_lines(fedcore_moon, "MoonOptions") <= 40
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, field in MoonOptions.model_fields.items():
+        shown = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        assert f"| `{name}` | `{shown}` |" in text
