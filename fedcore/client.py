@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +44,11 @@ class LocalSession:
         self.start = {**shared.model, **prefixed(self.saved_core, "personal.")}
         self.scratch: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self.added: dict[str, dict[str, nn.Parameter]] = {}
-        self.added_options: dict[str, dict[str, float]] = {}
+        self.added_groups: list[dict[str, Any]] = []
         self.excluded: set[str] = set()
         self.reference: list[Tensor] = []
         self.shared_parameters: list[nn.Parameter] = []
+        self.trained: list[nn.Parameter] = []
         self.optimizer: torch.optim.SGD
         self.losses, self.steps = LossTotals(), 0
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -76,8 +77,17 @@ class LocalSession:
         return nullcontext()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put weights into the working model."""
+        """Put weights into the working model, and it into one condition whatever ran before: eval mode, no gradients."""
         load_state(self.runtime.model_state, tensors)
+        self.model.eval()
+        self.set_trainable()
+
+    def set_trainable(self) -> None:
+        """Let gradients flow into what this round trains, and forget those of other clients."""
+        trainable = self.runtime.problem.layout.trainable - self.excluded
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name in trainable)
+            parameter.grad = None
 
     def load_frozen(self) -> None:
         """Point the frozen models at this client."""
@@ -88,24 +98,36 @@ class LocalSession:
 
     def prepare_training(self) -> None:
         """Fix what is trained in this round and set the optimizer up, after ``begin_local``."""
-        layout, trained = self.runtime.problem.layout, []
+        self.set_trainable()
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(name in layout.trainable and name not in self.excluded)
             if parameter.requires_grad:
-                trained.append(parameter)
-                if name not in layout.personal:
+                self.trained.append(parameter)
+                if name not in self.runtime.problem.layout.personal:
                     self.shared_parameters.append(parameter)
                     self.reference.append(self.start[name])
-        groups: list[dict[str, Any]] = [{"params": trained}] if trained else []
-        for plugin, added in self.added.items():
-            groups.append({"params": list(added.values()), **self.added_options[plugin]})
         self.optimizer = torch.optim.SGD(
-            groups,
+            [*([{"params": self.trained}] if self.trained else []), *self.added_groups],
             lr=self.lr,
             momentum=self.config.momentum,
             weight_decay=self.config.weight_decay,
             fused=True,
         )
+        self.reset_momentum([p for group in self.optimizer.param_groups for p in group["params"]])
+
+    def reset_momentum(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Start momentum at zero: the same first step as without a buffer, and fused SGD takes no mixture of the two."""
+        if self.config.momentum:
+            for parameter in parameters:
+                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def frozen_modules(self) -> list[nn.Module]:
+        """Return the modules all of whose parameters a plugin froze for this round."""
+        found = []
+        for prefix, module in self.model.named_modules(remove_duplicate=False):
+            names = {f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()}
+            if names and names <= self.excluded:
+                found.append(module)
+        return found
 
     def park(self) -> Tensors:
         """Take the weights out of the working model for the time of a pause; returns them."""
@@ -118,10 +140,7 @@ class LocalSession:
         self.load({**self.parked, **patches})
         self.parked = None
         self.load_frozen()
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(name in self.runtime.problem.layout.trainable and name not in self.excluded)
-            if name in patches:
-                self.optimizer.state.pop(parameter, None)
+        self.reset_momentum(p for name, p in self.model.named_parameters() if name in patches and p.requires_grad)
 
 
 class ClientContext:
@@ -205,11 +224,11 @@ class ClientContext:
         :param lr: their own learning rate; default the round's. ``weight_decay`` likewise.
         """
         self._require_begin_local("add_parameters")
-        added = self._session.added.setdefault(self._plugin, {})
-        for name, tensor in tensors.items():
-            added[name] = nn.Parameter(tensor.detach().clone().to(self._session.device))
-        options = {"lr": lr, "weight_decay": weight_decay}
-        self._session.added_options[self._plugin] = {k: v for k, v in options.items() if v is not None}
+        device = self._session.device
+        added = {name: nn.Parameter(tensor.detach().to(device, copy=True)) for name, tensor in tensors.items()}
+        self._session.added.setdefault(self._plugin, {}).update(added)
+        options = {key: value for key, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
+        self._session.added_groups.append({"params": list(added.values()), **options})
 
     def freeze(self, patterns: tuple[str, ...] | list[str]) -> None:
         """Exclude parameters from this round's training, by patterns over the model's names."""

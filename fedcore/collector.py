@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, Outcome
-from fedcore.errors import RejectUpdate
-from fedcore.plugins import match
+from fedcore.errors import PluginContractError, RejectUpdate
 from fedcore.runtime import unpack_update
 from fedcore.server_context import Federation, Round
 from fedcore.tensors import Fold, bytes_of, first_nonfinite
@@ -21,10 +20,7 @@ class Collector:
     def __init__(self, federation: Federation, current: Round) -> None:
         self._federation, self._current = federation, current
         problem = federation.problem
-        self._owners = {
-            plugin.name: match(plugin.owns, problem.layout.shapes, plugin, "owns")
-            for plugin in problem.plugins.implementers("aggregate")
-        }
+        self._owners = {plugin.name: problem.owned(plugin) for plugin in problem.plugins.implementers("aggregate")}
         self._names = {plugin.name for plugin in problem.plugins.plugins}
         self.fold = Fold(problem.layout, problem.layout.shared)
         self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
@@ -51,18 +47,17 @@ class Collector:
         update = unpack_update(task.client, result)
         sizes = {"model": bytes_of(update.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
-        self._check(task, update)
-        for plugin in plugins.implementers("pre_aggregate"):
-            seen = plugins.call(
-                plugin.name, "pre_aggregate", server=current.context(), update=update.scoped(plugin.name)
-            )
-            if seen is not None:
-                update = update.merged(plugin.name, seen)
-                self._check(task, update)
-        weight = float(plugins.first("weight", server=current.context(), update=_Scoped(update)))
+        update = self._inspected(task, update)
+        weight = float(plugins.first("weight", server=current.context(), update=update))
         self.fold.add(update.model, weight=weight, samples=update.samples)
-        for _ in plugins.each("accumulate", server=current.context(), update=_Scoped(update)):
-            pass
+        try:
+            for _ in plugins.each("accumulate", server=current.context(), update=update):
+                pass
+        except RejectUpdate as error:
+            raise PluginContractError(
+                f"a plugin rejects client {task.client} in accumulate (round {current.number}), when its update is "
+                f"accepted already: {error}. Raise RejectUpdate in pre_aggregate."
+            ) from error
         for plugin_name, names in self._owners.items():
             own = {name: update.model[name] for name in names}
             self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))
@@ -74,6 +69,23 @@ class Collector:
         self.client_seconds += result.meta["seconds"]
         for name, seconds in result.meta["plugin_seconds"].items():
             self.plugin_seconds[name] = self.plugin_seconds.get(name, 0.0) + seconds
+
+    def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        """Return the update as every ``pre_aggregate`` leaves it; what they wrote about a rejected one is undone."""
+        current, plugins = self._current, self._federation.problem.plugins
+        self._check(task, update)
+        inspectors = [plugin.name for plugin in plugins.implementers("pre_aggregate")]
+        saved = current.states.savepoint(inspectors)
+        try:
+            for name in inspectors:
+                seen = plugins.call(name, "pre_aggregate", server=current.context(), update=update)
+                if seen is not None:
+                    update = update.merged(name, seen)
+                    self._check(task, update)
+        except RejectUpdate:
+            current.states.restore(saved)
+            raise
+        return update
 
     def _check(self, task: ClientTask, update: ClientUpdate) -> None:
         layout = self._federation.problem.layout
@@ -100,11 +112,3 @@ class Collector:
             / sum(n for n, losses in self._losses if name in losses)
             for name in names
         }
-
-
-class _Scoped:
-    """An update that reaches each plugin as that plugin's view."""
-
-    def __init__(self, update: ClientUpdate) -> None:
-        self.scoped = update.scoped
-        self.client = update.client

@@ -79,6 +79,14 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
             f"plugin {short!r} reads {sorted(unknown)}; a plugin can read 'global' and 'previous'",
             plugin=short,
         )
+    hidden = sorted(set(vars(plugin)) & set(HOOKS))
+    if hidden:
+        raise PluginContractError(
+            f"plugin {short!r} sets self.{hidden[0]} in __init__, which hides its hook {hidden[0]}; "
+            "use another name for the attribute",
+            plugin=short,
+            hook=hidden[0],
+        )
     plugin._sealed = True
     return plugin
 
@@ -156,6 +164,14 @@ def _check_signature(name: str, hook: str, function: Any) -> None:
         raise PluginContractError(
             f"plugin {name!r} hook {hook}: argument {defaulted[0]!r} has a default value, which pluggy would always "
             "use. Make it an option of the plugin.",
+            plugin=name,
+            hook=hook,
+        )
+    awkward = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if awkward:
+        raise PluginContractError(
+            f"plugin {name!r} hook {hook}: takes {awkward[0]!r} as a keyword-only or variable argument, which pluggy "
+            f"never passes; take any of ({', '.join(expected)}) as plain arguments",
             plugin=name,
             hook=hook,
         )

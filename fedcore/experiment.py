@@ -214,7 +214,7 @@ class Experiment:
         self._seconds.append(seconds)
         record = {**result.record, "metrics": metrics, "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
-        current = Round.open(self.federation, state)
+        current = Round.open(self.federation, state, number=record["round"])
         for _ in self.federation.problem.plugins.each("round_end", server=current.context(), record=record):
             pass
         self._unsaved.update(result.accepted)

@@ -172,9 +172,11 @@ class LossTotals:
 
 
 def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: int) -> None:
-    """Run local epochs ``start`` to ``stop - 1`` of one client on its session."""
+    """Run local epochs ``start`` to ``stop - 1`` of one client on its session; leaves the model in eval mode."""
     config, model = session.config, session.model
     model.train()
+    for module in session.frozen_modules():
+        module.eval()  # or BatchNorm's statistics would move on
     for epoch in range(start, stop):
         order = torch.randperm(len(session.data), generator=session.generator(f"shuffle/{epoch}"))
         with random_stream(session.derive_seed(f"epoch/{epoch}"), session.device):
@@ -182,6 +184,7 @@ def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: in
                 if len(indices) == 1 and session.has_batch_norm:
                     continue  # BatchNorm has no variance to normalise by
                 train_batch(session, plugins, Batch(session, epoch, number, indices))
+    model.eval()
 
 
 def train_batch(session: LocalSession, plugins: PluginSet, batch: Batch) -> None:
@@ -193,7 +196,7 @@ def train_batch(session: LocalSession, plugins: PluginSet, batch: Batch) -> None
     session.optimizer.zero_grad(set_to_none=True)
     total.backward()
     if session.config.clip_norm is not None:
-        nn.utils.clip_grad_norm_(session.model.parameters(), session.config.clip_norm)
+        nn.utils.clip_grad_norm_(session.trained, session.config.clip_norm)
     with torch.no_grad():
         for _ in plugins.each("observe", step=step):
             pass
@@ -202,38 +205,52 @@ def train_batch(session: LocalSession, plugins: PluginSet, batch: Batch) -> None
 
 
 def objective(session: LocalSession, plugins: PluginSet, step: Step) -> Tensor:
-    """Return task_scale * task + sum of weight * value, parts of scale exactly 0 left out."""
-    task_scale, total = 1.0, None
+    """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded."""
+    task = task_loss(plugins, step)
+    task_scale, terms = 1.0, []
     began = time.perf_counter()
     for plugin, result in plugins.each("local_loss", step=step):
         ended = time.perf_counter()
         session.seconds[plugin.name] += ended - began
         began = ended
         for loss in _losses(plugin, result, step):
-            session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
-            if loss.task_scale != 1.0:
-                if not plugin.scales_task:
-                    raise PluginContractError(
-                        f"plugin {plugin.name!r} hook local_loss: returned task_scale {loss.task_scale} without "
-                        "declaring scales_task = True",
-                        plugin=plugin.name,
-                        hook="local_loss",
-                    )
-                task_scale *= loss.task_scale
+            task_scale *= _task_scale(plugin, loss)
             if isinstance(loss.weight, Tensor) or loss.weight != 0:
-                term = loss.value if _is_one(loss.weight) else loss.weight * loss.value
-                total = term if total is None else total + term
+                terms.append(loss.value if _is_one(loss.weight) else loss.weight * loss.value)
+                session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
     if task_scale != 0:
-        task = plugins.first("task_loss", step=step)
+        terms.append(task if task_scale == 1.0 else task_scale * task)
         session.losses.add("task", task)
-        scaled = task if task_scale == 1.0 else task_scale * task
-        total = scaled if total is None else total + scaled
+    total = sum(terms[1:], terms[0]) if terms else None
     if total is None or not total.requires_grad:
         raise PluginContractError(
             f"round {step.round}: no part of the local objective depends on the model "
             f"(task_scale is {task_scale}, and no plugin added a term that has a gradient)"
         )
     return total
+
+
+def task_loss(plugins: PluginSet, step: Step) -> Tensor:
+    """Return the task loss of the one plugin that replaces it, or cross-entropy."""
+    for plugin, value in plugins.each("task_loss", step=step):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise _wrong_value(plugin, "task_loss", step, f"returned {shape}", "did you forget .mean()?")
+        return value
+    raise AssertionError("the built-in plugin has a task loss")
+
+
+def _task_scale(plugin: Plugin, loss: Loss) -> float:
+    if loss.task_scale != 1.0 and not plugin.scales_task:
+        raise PluginContractError(
+            f"plugin {plugin.name!r} hook local_loss: returned task_scale {loss.task_scale} without "
+            "declaring scales_task = True",
+            plugin=plugin.name,
+            hook="local_loss",
+        )
+    return loss.task_scale
 
 
 def _is_one(weight: float | Tensor) -> bool:
@@ -243,23 +260,19 @@ def _is_one(weight: float | Tensor) -> bool:
 def _losses(plugin: Plugin, result: Any, step: Step) -> list[Loss]:
     losses = [] if result is None else result if isinstance(result, list) else [result]
     for loss in losses:
-        problem = hint = ""
         if not isinstance(loss, Loss):
-            problem, hint = (
-                f"returned {type(loss).__name__}, expected Loss, a list of Loss or None",
-                "wrap it: Loss(value)",
-            )
-        elif not isinstance(loss.value, Tensor) or loss.value.ndim != 0:
+            found = f"returned {type(loss).__name__}, expected Loss, a list of Loss or None"
+            raise _wrong_value(plugin, "local_loss", step, found, "wrap it: Loss(value)")
+        if not isinstance(loss.value, Tensor) or loss.value.ndim != 0:
             shape = tuple(loss.value.shape) if isinstance(loss.value, Tensor) else type(loss.value).__name__
-            problem, hint = (
-                f"returned a value of shape {shape}, expected a 0-dim tensor",
-                "did you forget .mean()?",
-            )
-        if problem:
-            raise PluginContractError(
-                f"plugin {plugin.name!r} hook local_loss (round {step.round}, client {step.client.id}): {problem}. "
-                f"Hint: {hint}",
-                plugin=plugin.name,
-                hook="local_loss",
-            )
+            raise _wrong_value(plugin, "local_loss", step, f"returned a value of {shape}", "did you forget .mean()?")
     return losses
+
+
+def _wrong_value(plugin: Plugin, hook: str, step: Step, found: str, hint: str) -> PluginContractError:
+    return PluginContractError(
+        f"plugin {plugin.name!r} hook {hook} (round {step.round}, client {step.client.id}): {found}"
+        f"{'' if 'expected' in found else ', expected a 0-dim tensor'}. Hint: {hint}",
+        plugin=plugin.name,
+        hook=hook,
+    )

@@ -56,6 +56,8 @@ class PluginSet:
         if choices.get(BUILTIN):
             raise ConfigError(f"plugin {BUILTIN!r} has no options; it got {dict(choices[BUILTIN])}")
         names = [plugin.name for plugin in plugins]
+        if BUILTIN in names:
+            raise ConfigError(f"a plugin cannot be called {BUILTIN!r}: that is the built-in one. Rename its class.")
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"plugin {name!r} is listed twice; list it once")

@@ -10,7 +10,7 @@ from fedcore.config import RunConfig
 from fedcore.data import Dataset
 from fedcore.errors import ConfigError, PluginContractError
 from fedcore.models import ModelTask, SplitModel, build_model
-from fedcore.plugins import PluginSet, match
+from fedcore.plugins import Plugin, PluginSet, match
 from fedcore.tensors import Layout
 
 
@@ -60,6 +60,11 @@ class Problem:
         if config.buffers == "local":
             personal.update(Layout.of(model).buffers)
         return cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
+
+    def owned(self, plugin: Plugin) -> list[str]:
+        """Return the names that a plugin aggregates: those it owns, as far as they travel."""
+        owned = match(plugin.owns, self.layout.shapes, plugin, "owns")
+        return [name for name in owned if name not in self.layout.personal]
 
 
 def resolve_device(name: str) -> torch.device:

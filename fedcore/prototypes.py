@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcore.errors import PluginContractError, RoundFailedError
+from fedcore.errors import RoundFailedError
 from fedcore.functional import class_means
 from fedcore.types import Answer, Tensors
 
 __all__ = [
     "add_prototypes",
     "class_prototypes",
-    "feature_width",
     "first_prototypes",
     "mean_over_holders",
     "random_prototypes",
@@ -33,7 +32,8 @@ def class_prototypes(features: Tensor, labels: Tensor, num_classes: int) -> Tens
 
     ``features`` (n, d), ``labels`` (n,) integer. Means are taken in float64 and come in the features' dtype.
 
-    :source: FedProc (Mu et al. 2021), Eq. 5; FedECCR (Zeng et al. 2023), second line of Eq. 2.
+    :source: FedProc (Mu et al., FGCS 2023, arXiv 2109.12273), Eq. 5; FedECCR (Zeng et al., CollaborateCom 2023),
+        second line of Eq. 2.
 
     >>> sent = class_prototypes(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 1]), 2)
     >>> sent["prototypes"], sent["known"]
@@ -99,17 +99,3 @@ def random_prototypes(num_classes: int, width: int, generator: torch.Generator) 
     """Return ``prototypes`` (C, d) of length 1 in directions drawn uniformly, all ``known``."""
     directions = torch.randn(num_classes, width, generator=generator)
     return {"prototypes": F.normalize(directions, dim=1), "known": torch.ones(num_classes, dtype=torch.bool)}
-
-
-def feature_width(model: Mapping[str, Tensor]) -> int:
-    """Return d, the width of the features that a model's classifier takes, from its weights by name.
-
-    :raises PluginContractError: the classifier has no matrix that could tell.
-
-    >>> feature_width({"encoder.weight": torch.zeros(7, 9), "classifier.weight": torch.zeros(3, 7)})
-    7
-    """
-    for name, tensor in model.items():
-        if name.startswith("classifier.") and tensor.ndim == 2:
-            return tensor.shape[1]
-    raise PluginContractError("the classifier has no weight matrix, so its input's width is not known")

@@ -152,12 +152,7 @@ class ClientRuntime:
             metrics={"losses": losses},
         )
         for plugin in plugins.implementers("pre_upload"):
-            seen = plugins.call(
-                plugin.name,
-                "pre_upload",
-                client=session.context(plugin.name),
-                update=update.scoped(plugin.name),
-            )
+            seen = plugins.call(plugin.name, "pre_upload", client=session.context(plugin.name), update=update)
             update = update if seen is None else update.merged(plugin.name, seen)
         version = self.store.write(
             session.id, session.round, {**session.states.snapshot(), **({CORE: core} if core else {})}

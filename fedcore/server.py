@@ -128,9 +128,12 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
         current.count_down()
     for epoch, names in federation.problem.breaks.items():
         snapshots: dict[int, Tensors] = {}
-        for task, outcome in in_order(tasks, federation.engine.run(tasks, window=None)):
+        for task, outcome in in_order(tasks, federation.engine.run(tasks)):
+            problem = _snapshot_problem(federation, names, task, outcome)
             if isinstance(outcome, ClientFailure):
                 yield task, outcome
+            elif problem:
+                yield task, ClientFailure(task.id, "rejected", problem)
             else:
                 snapshots[task.client] = outcome.tensors
         patches = _exchange(federation, current, epoch, names, snapshots)
@@ -146,6 +149,24 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
             if task.client in snapshots
         ]
     yield from in_order(tasks, federation.engine.run(tasks, window=federation.config.max_waiting))
+
+
+def _snapshot_problem(federation: Federation, names: list[str], task: ClientTask, outcome: Outcome) -> str:
+    """Return what is wrong with the tensors that a paused client handed over, or nothing."""
+    if isinstance(outcome, ClientFailure):
+        return ""
+    problem = federation.problem
+    exchanged = [
+        name
+        for plugin in problem.plugins
+        if plugin.name in names
+        for name in match(plugin.exchanges, problem.layout.shapes, plugin, "exchanges")
+    ]
+    try:
+        problem.layout.check(outcome.tensors, exchanged, f"client {task.client} at the exchange")
+    except RejectUpdate as error:
+        return str(error)
+    return ""
 
 
 def _exchange(
@@ -184,7 +205,7 @@ def aggregate(federation: Federation, current: Round, collector: Collector) -> T
         raise RoundFailedError(f"round {current.number}: {error}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     for plugin in plugins.implementers("aggregate"):
-        owned = match(plugin.owns, problem.layout.shapes, plugin, "owns")
+        owned = problem.owned(plugin)
         part = plugins.call(plugin.name, "aggregate", server=current.context(), updates=collector.kept[plugin.name])
         model.update(_checked(federation, plugin, "aggregate", part, owned))
     trainable = [name for name in problem.layout.shared if name in problem.layout.trainable]

@@ -50,6 +50,7 @@ class Round:
     committed: ServerState
     model: Tensors
     states: States
+    number: int
     phase: Phase = "round"
     cohort: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -60,14 +61,13 @@ class Round:
     asked: int = 0
 
     @classmethod
-    def open(cls, federation: Federation, committed: ServerState) -> Round:
-        """Begin from what is committed."""
-        return cls(federation, committed, dict(committed.model), States(committed.plugins))
+    def open(cls, federation: Federation, committed: ServerState, number: int | None = None) -> Round:
+        """Begin from what is committed.
 
-    @property
-    def number(self) -> int:
-        """The round, from 0."""
-        return self.committed.round
+        :param number: the round, from 0; default the next one to run.
+        """
+        number = committed.round if number is None else number
+        return cls(federation, committed, dict(committed.model), States(committed.plugins), number)
 
     @property
     def lr(self) -> float:
@@ -121,6 +121,7 @@ class ServerContext:
     :ivar model: the global model w_t by name; read-only.
     :ivar state: this plugin's tensors and JSON values; what is written in a round counts when it commits.
     :ivar lr: the local learning rate of this round.
+    :ivar num_classes: C; ``feature_dim`` the width d of the features.
     """
 
     def __init__(self, current: Round, plugin: str) -> None:
@@ -129,6 +130,7 @@ class ServerContext:
         self.round, self.rounds = current.number, self.config.rounds
         self.num_clients, self.lr = self.config.clients, current.lr
         self.num_classes = current.federation.dataset.num_classes
+        self.feature_dim = current.federation.problem.model.feature_dim
         self.cohort, self.accepted = current.cohort, current.accepted
 
     def scoped(self, plugin: str) -> ServerContext:
@@ -229,6 +231,10 @@ class ServerContext:
         :param features: (n, d); ``labels`` (n,) int64. Shuffled in each epoch from the run's seed.
         """
         current, problem = self._round, self._round.federation.problem
+        if not len(features):
+            raise PluginContractError(
+                f"plugin {self._plugin!r}: retrain_classifier got no features", plugin=self._plugin
+            )
         classifier = problem.model.to("cpu").classifier
         load_state(problem.model.state_dict(), current.model)
         x = features.to(next(classifier.parameters()).dtype)
@@ -266,13 +272,13 @@ def in_order(
 ) -> Iterator[tuple[ClientTask, Outcome]]:
     """Yield outcomes in the order of their tasks: an early one waits for its turn.
 
-    A second outcome of a task is dropped.
+    A second outcome of a task is dropped, and so is a late one of a task that nobody waits for.
     """
     position = {task.id: index for index, task in enumerate(tasks)}
     waiting: dict[int, tuple[ClientTask, Outcome]] = {}
     turn = 0
     for task, outcome in outcomes:
-        if position[task.id] >= turn:
+        if position.get(task.id, -1) >= turn:
             waiting.setdefault(position[task.id], (task, outcome))
         while turn in waiting:
             yield waiting.pop(turn)

@@ -7,9 +7,10 @@ a repeated, late, rejected or lost task changes nothing.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,14 @@ class State(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len({**self._base, **self._own})
 
+    def savepoint(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what :meth:`restore` needs to undo what is written from here on."""
+        return dict(self._base), copy.deepcopy(self._own)
+
+    def restore(self, saved: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        """Undo what was written since the savepoint."""
+        self._base, self._own = saved
+
     def values_to_keep(self) -> dict[str, Any]:
         """Return what the next version holds."""
         return {**self._base, **({} if self._read_only else self._own)}
@@ -95,6 +104,15 @@ class States:
         if plugin not in self._open:
             self._open[plugin] = State(self._saved.get(plugin), read_only=self._read_only, device=self._device)
         return self._open[plugin]
+
+    def savepoint(self, plugins: Iterable[str]) -> dict[str, Any]:
+        """Return what :meth:`restore` needs to undo what these plugins write from here on."""
+        return {plugin: self.of(plugin).savepoint() for plugin in plugins}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Undo what was written since the savepoint."""
+        for plugin, state in saved.items():
+            self.of(plugin).restore(state)
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return everything the next version holds, by plugin."""

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from fedcore import prototypes
-from fedcore.errors import PluginContractError, RoundFailedError
+from fedcore.errors import RoundFailedError
 from fedcore.prototypes import (
     add_prototypes,
     class_prototypes,
-    feature_width,
     first_prototypes,
     mean_over_holders,
     random_prototypes,
@@ -111,10 +110,3 @@ def test_random_prototypes_are_unit_vectors_fixed_by_the_generator():
     assert torch.allclose(one["prototypes"].norm(dim=1), torch.ones(C))
     assert one["known"].all()
     assert len(torch.unique(one["prototypes"], dim=0)) == C
-
-
-def test_feature_width_is_the_classifiers_input():
-    model = {"encoder.weight": torch.zeros(8, 4), "classifier.bias": torch.zeros(5), "classifier.w": torch.zeros(5, 8)}
-    assert feature_width(model) == 8
-    with pytest.raises(PluginContractError, match="not known"):
-        feature_width({"classifier.bias": torch.zeros(5)})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from fedcore.data.partitions import IntArray, partition
 from fedcore.data.samples import JSON, Dataset
 from fedcore.errors import ConfigError, DataError, PluginContractError
 from fedcore.seeding import numpy_generator
+from fedcore.serial import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,14 +76,9 @@ class Partition:
             "train": [indices.tolist() for indices in self.train],
             "test": [indices.tolist() for indices in self.test],
         }
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_text(path, json.dumps(content) + "\n")
         except OSError as error:
             raise DataError(f"cannot write the partition file {path}: {error}") from error
 

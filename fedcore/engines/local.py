@@ -108,6 +108,7 @@ class WorkerEngine:
         self._spool.put("site", tensors, meta)
         self._workers = [_Worker(self._spool) for _ in range(workers)]
         self._homes: dict[str, _Worker] = {}
+        self._inboxes: dict[str, deque[tuple[ClientTask, Outcome]]] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write a payload to shared memory, once for all workers."""
@@ -121,16 +122,24 @@ class WorkerEngine:
         """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker."""
         queue = deque(tasks)
         order = {task.id: index for index, task in enumerate(queue)}
+        inbox: deque[tuple[ClientTask, Outcome]] = deque()
+        self._inboxes.update(dict.fromkeys(order, inbox))
         done: set[int] = set()
         oldest = 0
-        while len(done) < len(order):
-            while oldest in done:
-                oldest += 1
-            limit = None if window is None else oldest + window + self.workers
-            for task, outcome in [*self._dispatch(queue, order, limit), *self._collect()]:
-                if task.id in order:  # else a task that an earlier caller abandoned
+        try:
+            while len(done) < len(order):
+                while oldest in done:
+                    oldest += 1
+                inbox.extend(self._dispatch(queue, order, None if window is None else oldest + window + self.workers))
+                if not inbox:
+                    self._collect()
+                while inbox:
+                    task, outcome = inbox.popleft()
                     done.add(order[task.id])
                     yield task, outcome
+        finally:
+            for key in order:  # what the caller abandoned is dropped when it arrives
+                self._inboxes.pop(key, None)
 
     def close(self) -> None:
         """Stop the workers and free shared memory."""
@@ -176,33 +185,36 @@ class WorkerEngine:
         if task.session is not None:
             self._homes[task.session] = worker
 
-    def _collect(self) -> list[tuple[ClientTask, Outcome]]:
-        """Wait until a worker has something to say, if any will; returns finished tasks."""
-        if not any(worker.task is not None or not worker.ready for worker in self._workers):
-            return []
+    def _collect(self) -> None:
+        """Wait until a worker has something to say, and put finished tasks where they are waited for."""
         connections = {worker.channel.connection: worker for worker in self._workers}
-        finished: list[tuple[ClientTask, Outcome]] = []
         for connection in wait(list(connections)):
             worker = connections[connection]  # type: ignore[index]
             try:
                 kind, tensors, meta = worker.channel.receive()
             except EOFError:
-                finished += self._replace(worker)
+                self._replace(worker)
                 continue
             if kind == "broken":
                 worker.task = None
                 raise PluginContractError(meta["message"])
             if kind == "ready":
                 worker.ready = True
-            elif worker.task is not None:
-                outcome = unpack_outcome(kind, tensors, meta)
-                if isinstance(outcome, ClientFailure) or "paused" not in outcome.meta:
-                    self._homes.pop(worker.task.session or "", None)
-                finished.append((worker.task, outcome))
-                worker.task = None
-        return finished
+            else:
+                self._finish(worker, unpack_outcome(kind, tensors, meta))
 
-    def _replace(self, worker: _Worker) -> list[tuple[ClientTask, Outcome]]:
+    def _finish(self, worker: _Worker, outcome: Outcome) -> None:
+        task, worker.task = worker.task, None
+        if task is None:
+            return
+        if isinstance(outcome, ClientFailure) or "paused" not in outcome.meta:
+            self._homes.pop(task.session or "", None)
+        inbox = self._inboxes.pop(task.id, None)
+        if inbox is not None:
+            inbox.append((task, outcome))
+
+    def _replace(self, worker: _Worker) -> None:
+        """Start a new worker in the place of one that died; its task is a failure, its sessions are lost."""
         code = worker.process.wait()
         worker.stop()
         if not worker.ready:
@@ -212,7 +224,7 @@ class WorkerEngine:
             )
         self._workers[self._workers.index(worker)] = _Worker(self._spool)
         self._homes = {key: home for key, home in self._homes.items() if home is not worker}
-        if worker.task is None:
-            return []
-        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return [(worker.task, ClientFailure(worker.task.id, "worker_lost", f"the worker process ended ({ended})"))]
+        if worker.task is not None:
+            ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+            failure = ClientFailure(worker.task.id, "worker_lost", f"the worker process ended ({ended})")
+            self._finish(worker, failure)

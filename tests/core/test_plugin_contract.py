@@ -355,7 +355,9 @@ def test_unknown_options_and_values():
 @pytest.mark.parametrize(
     ("name", "package"), [("scaffold", "fedcore-scaffold"), ("uscc", "fedcore-fedeccr"), ("feddyn", "fedcore-feddyn")]
 )
-def test_an_unknown_plugin_names_its_package(name, package):
+def test_an_unknown_plugin_names_its_package(monkeypatch, name, package):
+    installed = {"fedavg": None, "moon": None}
+    monkeypatch.setattr("fedcore.registry.available", lambda kind: installed)
     with pytest.raises(UnknownNameError, match=f"pip install {package}"):
         create_plugin(name, {})
 

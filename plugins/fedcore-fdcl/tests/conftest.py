@@ -12,7 +12,7 @@ from fedcore import RunConfig
 from fedcore.rundir import RunDirectory
 from fedcore.serial import read_tensors
 
-SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 100}
 
 
 class Finished:

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedcore_fdcl import classifier_loss, encoder_loss, move_split
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedcore.errors import ConfigError
 from fedcore.models import SplitModel, build_model
+from fedcore_fdcl import classifier_loss, encoder_loss, move_split
 
 
 def reference(name, local, received, previous, tau):
@@ -156,5 +156,5 @@ def test_too_many_head_layers_are_refused(name, shape, projection, head_layers, 
 def test_a_replaced_classifier_is_not_split():
     model = build("mlp", (1, 8, 8))
     model.classifier = nn.Bilinear(1, 1, 1)
-    with pytest.raises(ConfigError, match="Bilinear; use fdcl.head_layers=1"):
+    with pytest.raises(ConfigError, match=r"Bilinear; use fdcl\.head_layers=1"):
         move_split(model, 2)

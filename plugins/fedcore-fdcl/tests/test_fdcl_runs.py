@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedcore_fdcl import FDCL, FDCLOptions
 from torch.nn import functional as F
 
 from fedcore import Plugin, RunConfig, hookimpl
@@ -18,6 +17,7 @@ from fedcore.errors import ConfigError, PluginConflictError
 from fedcore.evaluation import evaluate
 from fedcore.models import build_model
 from fedcore.registry import available
+from fedcore_fdcl import FDCL, FDCLOptions
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -298,7 +298,7 @@ def test_runs_beside(go, other, head_layers):
         pytest.skip(f"{other} is not installed")
     plugins = {other: {}, "fdcl": {"head_layers": head_layers}}
     if other == "fedcd" and head_layers == 2:
-        with pytest.raises(ConfigError, match="FineClassifier; use fdcl.head_layers=1"):
+        with pytest.raises(ConfigError, match=r"FineClassifier; use fdcl\.head_layers=1"):
             go(plugins)
         return
     run = go(plugins)

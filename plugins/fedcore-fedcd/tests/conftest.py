@@ -15,7 +15,8 @@ def go(tmp_path_factory):
     """Run ``go({"fedcd": {...}}, rounds=3, ...)``."""
     root = tmp_path_factory.mktemp("runs")
 
-    def run(plugins, **options):
-        return fedcore.run(RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root)))
+    def run(plugins, notify=None, **options):
+        config = RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
+        return fedcore.run(config, notify=notify)
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
+import fedcore
 from fedcore import Loss, Plugin, PluginOptions, hookimpl
 from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.experiment import Interrupted
 from fedcore.rundir import RunDirectory
 from fedcore_fedcd import FedCD, FedCDOptions
 
@@ -185,6 +188,9 @@ def lines(result):
     return RunDirectory(result.directory).read_metrics()
 
 
+SMALL = {"clients": 2, "rounds": 2, "local_epochs": 2, "partition": HERE + "skewed", "batch_size": 32}
+
+
 def hand_run(go, cohorts, options=None, plugin="Watched", **config):
     plugins = {HERE + plugin: options or {}, HERE + "Cohorts": {"rounds": cohorts}}
     config = {"partition": HERE + "by_hand", "rounds": len(cohorts), "batch_size": 16, **config}
@@ -232,7 +238,8 @@ def test_equation_1_round_by_round_under_partial_participation(story):
     for keeping in (1, 3):
         before, after = (kept("state", story, round=r)[0]["state"]["prototypes"][2] for r in (keeping - 1, keeping))
         assert (before == after).all()
-    assert (kept("state", story, round=2)[0]["state"]["prototypes"][2] != before).any()
+    one, two = (kept("state", story, round=r)[0]["state"]["prototypes"][2] for r in (1, 2))
+    assert (one != two).any()
 
 
 def test_what_went_up_is_received_in_the_next_round(story):
@@ -416,9 +423,31 @@ def test_mixed_puts_every_known_prototype_into_exactly_one_batch_of_an_epoch(go)
     assert sum(totals) == pytest.approx(float(known.sum()), rel=1e-3)
 
 
+def test_what_travels(go):
+    ledger = go({"fedcd": {}}, **SMALL).summary["bytes"]["by_plugin"]["fedcd"]
+    size = 10 * 3 * 256 * 4 + 10 * 3 * 8  # prototypes and counts
+    assert ledger == {"down": 2 * size, "up": 2 * 2 * size}, "P^g goes down from the second round on"
+
+
+def test_a_resumed_run_has_the_same_bits(go):
+    def stop(event, details):
+        if event == "round" and details["round"] == 1:
+            raise KeyboardInterrupt
+
+    options = {**SMALL, "rounds": 4, "participation": 0.5}
+    with pytest.raises(Interrupted) as interruption:
+        go({"fedcd": {}}, notify=stop, **options)
+    directory = Path(re.search(r"resume (\S+)", str(interruption.value)).group(1))
+    assert weights_of(fedcore.resume(directory)) == weights_of(go({"fedcd": {}}, **options))
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_bits(go, final):
+    assert weights_of(go({"fedcd": {}}, **SMALL, workers=2)) == final({})
+
+
 # --- options ---------------------------------------------------------------------------------------------------------
 
-SMALL = {"clients": 2, "rounds": 2, "local_epochs": 2, "partition": HERE + "skewed", "batch_size": 32}
 CHANGES = [
     {"fine_classes": 1},
     {"fine_classes": 5},

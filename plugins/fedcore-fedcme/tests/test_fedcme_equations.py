@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from fedcore_fedcme import (
     alignment_loss,
     class_sums,
@@ -14,7 +16,6 @@ from fedcore_fedcme import (
     match_clients,
     match_many_to_one,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 NAN = float("nan")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.functional import class_statistics
 from fedcore.plugins import create_plugin
 from fedcore.rundir import RunDirectory
-from fedcore_fedeccr import uscc
+from fedcore_fedeccr import FedECCROptions, uscc
 from fedcore_fedeccr.statistics import pack_statistics
 
 SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
@@ -262,6 +263,12 @@ def test_every_option_changes_the_result(go):
         {"projection": False}, {"correct": False}, {"per_class": 60}, {"epochs": 3}, {"lr": 0.02}, {"batch_size": 32},
     ]  # fmt: skip
     assert len({model_bytes(go({"fedeccr": {**QUICK, **options}})) for options in choices}) == len(choices)
+
+
+def test_the_card_lists_every_option_with_its_default():
+    card = (Path(__file__).parents[1] / "README.md").read_text()
+    for option, field in FedECCROptions.model_fields.items():
+        assert f"| `{option}` | `{field.default!r}` |" in card
 
 
 def test_a_weight_of_0_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.plugins import create_plugin
 from fedcore.rundir import RunDirectory
+from fedcore_fedproc import FedProcOptions
 
 SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 LOG: list[tuple] = []
@@ -283,6 +285,12 @@ def test_is_refused_beside_what_scales_the_task_too(go, other):
         pytest.skip(f"{other} is not installed")
     with pytest.raises(PluginConflictError, match=f"'fedproc' and '{other}'.*both scale the task loss"):
         go({"fedproc": {}, other: {}})
+
+
+def test_the_card_lists_every_option_with_its_default():
+    card = (Path(__file__).parents[1] / "README.md").read_text()
+    for option, field in FedProcOptions.model_fields.items():
+        assert f"| `{option}` | `{field.default!r}` |" in card
 
 
 def test_learns_digits(go):

@@ -81,8 +81,7 @@ class FedECCR(Uscc):
     def _first(self, server: ServerContext) -> dict[str, Tensor]:
         if self.options.init == "query":
             return proto.first_prototypes(server.ask("prototypes", clients="cohort"))
-        width = proto.feature_width(server.model)
-        return proto.random_prototypes(server.num_classes, width, server.generator("prototypes"))
+        return proto.random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
 
     # --- stage 1 on a client -------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from fedcore.functional import prototype_contrastive_loss
 from fedcore.prototypes import (
     add_prototypes,
     class_prototypes,
-    feature_width,
     first_prototypes,
     mean_over_holders,
     random_prototypes,
@@ -89,8 +88,7 @@ class FedProc(Plugin):
         if self.options.init == "query":
             first = first_prototypes(server.ask("prototypes", clients="cohort"))
         else:
-            width = feature_width(server.model)
-            first = random_prototypes(server.num_classes, width, server.generator("prototypes"))
+            first = random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
         server.state.update(first)
 
     @hookimpl
