@@ -1,14 +1,13 @@
 """FedAvg written out in plain PyTorch, to check fedcore against.
 
 It imports nothing of fedcore and shares no code with it: the data files are read with NumPy, the models are
-written out below and the round loop is twenty lines. Random numbers are its own too, so a run agrees with
-fedcore's in distribution (accuracy curves some tenths of a point apart), not bit by bit; give both the
-same ``--partition`` file, because the partition is the largest source of difference. Example:
+written out below and the round loop is twenty lines. Its random numbers are its own too, so a run and one of
+fedcore's agree as two seeds do, not bit by bit. Give both the same ``--partition`` file: curves of two
+partitions are not comparable. Example:
 
-    fedcore data split fashion-mnist ...     # writes part.json
+    fedcore data split --dataset fashion-mnist --data-dir data --out part.json
     python benchmarks/fedavg_by_hand.py --data-dir data --dataset fashion-mnist --partition part.json
-    python benchmarks/fedavg_by_hand.py --data-dir data --dataset cifar10 --model simple-cnn --projection \
-        --local-epochs 5 --partition part.json
+    python benchmarks/fedavg_by_hand.py --data-dir data --dataset cifar10 --model simple-cnn --projection --local-epochs 5
 
 ``--data-dir`` holds ``FashionMNIST/raw/*-ubyte`` (unpacked IDX files) and ``cifar10.npz`` (arrays ``x_train``
 uint8 NHWC, ``y_train``, ``x_test``, ``y_test``). One line per round, then one line of JSON, on standard output.

@@ -41,7 +41,7 @@ class LocalSession:
         saved = runtime.store.read(task.client, task.state_round)
         self.saved_core: dict[str, Any] = saved.pop(CORE, {})
         self.states = States(saved, read_only=read_only, device=runtime.device)
-        self.start = {**shared.model, **prefixed(self.saved_core, "personal.")}
+        self.start = {**runtime.first_personal, **shared.model, **prefixed(self.saved_core, "personal.")}
         self.scratch: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self.added: dict[str, dict[str, nn.Parameter]] = {}
         self.added_groups: list[dict[str, Any]] = []
@@ -77,7 +77,7 @@ class LocalSession:
         return nullcontext()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put weights into the working model, and it into one condition whatever ran before: eval mode, no gradients."""
+        """Put weights into the working model, and it into one condition whatever ran before: eval mode, no grads."""
         load_state(self.runtime.model_state, tensors)
         self.model.eval()
         self.set_trainable()
@@ -115,7 +115,7 @@ class LocalSession:
         self.reset_momentum([p for group in self.optimizer.param_groups for p in group["params"]])
 
     def reset_momentum(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Start momentum at zero: the same first step as without a buffer, and fused SGD takes no mixture of the two."""
+        """Start momentum at zero: the first step is that of no buffer, and fused SGD takes no mixture of the two."""
         if self.config.momentum:
             for parameter in parameters:
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -189,12 +189,7 @@ class ClientContext:
 
         Also in evaluation. For plugins that declare ``reads = ("previous",)``.
         """
-        if "previous" not in self._session.frozen:
-            raise PluginContractError(
-                f"plugin {self._plugin!r} reads the 'previous' model without declaring it; "
-                "set reads = ('previous',) on the class",
-                plugin=self._plugin,
-            )
+        self._session.runtime.problem.plugins.require_reads("previous", self._plugin)
         previous = self._session.frozen["previous"]
         return previous.module if previous.present else None
 

@@ -20,7 +20,9 @@ class Collector:
     def __init__(self, federation: Federation, current: Round) -> None:
         self._federation, self._current = federation, current
         problem = federation.problem
-        self._owners = {plugin.name: problem.owned(plugin) for plugin in problem.plugins.implementers("aggregate")}
+        self._owners = {
+            plugin.name: problem.claimed(plugin, "owns") for plugin in problem.plugins.implementers("aggregate")
+        }
         self._names = {plugin.name for plugin in problem.plugins.plugins}
         self.fold = Fold(problem.layout, problem.layout.shared)
         self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
@@ -50,14 +52,16 @@ class Collector:
         update = self._inspected(task, update)
         weight = float(plugins.first("weight", server=current.context(), update=update))
         self.fold.add(update.model, weight=weight, samples=update.samples)
-        try:
-            for _ in plugins.each("accumulate", server=current.context(), update=update):
-                pass
-        except RejectUpdate as error:
-            raise PluginContractError(
-                f"a plugin rejects client {task.client} in accumulate (round {current.number}), when its update is "
-                f"accepted already: {error}. Raise RejectUpdate in pre_aggregate."
-            ) from error
+        for plugin in plugins.implementers("accumulate"):
+            try:
+                plugins.call(plugin.name, "accumulate", server=current.context(), update=update)
+            except RejectUpdate as error:
+                raise PluginContractError(
+                    f"plugin {plugin.name!r} hook accumulate (round {current.number}, client {task.client}): rejects "
+                    f"an update that is accepted already ({error}). Raise RejectUpdate in pre_aggregate.",
+                    plugin=plugin.name,
+                    hook="accumulate",
+                ) from error
         for plugin_name, names in self._owners.items():
             own = {name: update.model[name] for name in names}
             self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))

@@ -64,8 +64,8 @@ def run(config: RunConfig, *, notify: Notify | None = None) -> RunResult:
         problem = Problem.build(config, dataset)
         directory = RunDirectory.create(config.out, list(config.plugins))
         config = config.model_copy(update={"out": directory.path})
-        directory.write_config(config)
         partition.save(directory.partition_file)
+        directory.write_config(config)  # last: it is what makes the folder a run that can be resumed
         initial = ServerState(model=clone(problem.model.state_dict()))
         return _execute(config, dataset, partition, replace(problem, config=config), directory, initial, notify)
 

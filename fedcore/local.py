@@ -144,13 +144,8 @@ class Step:
         with random_stream(seed, batch.session.device):
             yield
 
-    def _require(self, name: str) -> None:
-        if name not in self._batch.session.frozen:
-            raise PluginContractError(
-                f"plugin {self._plugin!r} reads the {name!r} model without declaring it; "
-                f"set reads = ({name!r},) on the class",
-                plugin=self._plugin,
-            )
+    def _require(self, model: str) -> None:
+        self._batch.session.runtime.problem.plugins.require_reads(model, self._plugin or "")
 
 
 class LossTotals:

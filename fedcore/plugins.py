@@ -12,6 +12,7 @@ import pluggy
 from fedcore import hookspecs
 from fedcore.contract import BUILTIN, EXCLUSIVE, HOOKS, Plugin, PluginOptions, check_class, create_plugin, option_names
 from fedcore.errors import ConfigError, FedcoreError, PluginCallError, PluginConflictError, PluginContractError
+from fedcore.results import problem_with
 
 __all__ = [
     "BUILTIN",
@@ -142,9 +143,21 @@ class PluginSet:
                             f"{declaration} {name!r}, which {keeper.name!r} keeps on each client"
                         )
 
-    def reads(self, model: str) -> bool:
-        """Return whether any plugin declares that it reads the frozen ``model``."""
-        return any(model in plugin.reads for plugin in self)
+    def reads(self, model: str, plugin_name: str | None = None) -> bool:
+        """Return whether any plugin, or the one of a name, declares that it reads the frozen ``model``."""
+        return any(model in plugin.reads for plugin in self if plugin_name in (None, plugin.name))
+
+    def require_reads(self, model: str, plugin_name: str) -> None:
+        """Refuse a look at a frozen model that the plugin does not declare.
+
+        :raises PluginContractError: with what to write.
+        """
+        if not self.reads(model, plugin_name):
+            raise PluginContractError(
+                f"plugin {plugin_name!r} reads the {model!r} model without declaring it; "
+                f"set reads = ({model!r},) on the class",
+                plugin=plugin_name,
+            )
 
 
 def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declaration: str) -> list[str]:
@@ -188,7 +201,7 @@ def _invoke(call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
         value = arguments[argument]
         given.append(value.scoped(name) if hasattr(value, "scoped") else value)
     try:
-        return call.function(*given)
+        result = call.function(*given)
     except FedcoreError:
         raise
     except Exception as error:
@@ -197,6 +210,10 @@ def _invoke(call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
             plugin=name,
             hook=hook,
         ) from error
+    problem = problem_with(hook, result)
+    if problem:
+        raise PluginContractError(f"plugin {name!r} hook {hook}{_where(arguments)}: {problem}", plugin=name, hook=hook)
+    return result
 
 
 def _where(arguments: Mapping[str, Any]) -> str:

@@ -61,10 +61,10 @@ class Problem:
             personal.update(Layout.of(model).buffers)
         return cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
 
-    def owned(self, plugin: Plugin) -> list[str]:
-        """Return the names that a plugin aggregates: those it owns, as far as they travel."""
-        owned = match(plugin.owns, self.layout.shapes, plugin, "owns")
-        return [name for name in owned if name not in self.layout.personal]
+    def claimed(self, plugin: Plugin, declaration: str) -> list[str]:
+        """Return the names under a plugin's ``owns``, ``exchanges`` or ``corrects``, as far as they travel."""
+        names = match(getattr(plugin, declaration), self.layout.shapes, plugin, declaration)
+        return [name for name in names if name not in self.layout.personal]
 
 
 def resolve_device(name: str) -> torch.device:

@@ -22,7 +22,6 @@ from fedcore.evaluation import evaluate_client
 from fedcore.frozen import FrozenModel
 from fedcore.local import train_epochs
 from fedcore.models import has_batch_norm
-from fedcore.plugins import match
 from fedcore.problem import Problem, resolve_device
 from fedcore.state import ClientStore, flatten, unflatten
 from fedcore.tensors import clone
@@ -49,6 +48,7 @@ class ClientRuntime:
         self.problem = Problem.build(self.config, self.dataset)
         self.model = self.problem.model.to(self.device)
         self.model_state = self.model.state_dict()
+        self.first_personal = clone({name: self.model_state[name] for name in self.problem.layout.personal})
         self.has_batch_norm = has_batch_norm(self.model)
         self.store = ClientStore(site.state_dir)
         plugins = self.problem.plugins
@@ -186,7 +186,7 @@ class ClientRuntime:
 
     def _exchanged(self, plugin_name: str) -> list[str]:
         plugin = next(plugin for plugin in self.problem.plugins if plugin.name == plugin_name)
-        return match(plugin.exchanges, self.model_state, plugin, "exchanges")
+        return self.problem.claimed(plugin, "exchanges")
 
 
 def pack_update(task_id: str, update: ClientUpdate, version: int | None, seconds: Mapping[str, float]) -> ClientResult:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedcore.collector import Collector
 from fedcore.engines.base import ClientFailure, ClientTask, Outcome
-from fedcore.errors import PluginContractError, RoundFailedError
+from fedcore.errors import PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.ledger import Ledger
-from fedcore.plugins import Plugin, match
+from fedcore.plugins import Plugin
 from fedcore.server_context import (
     Federation,
     Notify,
@@ -157,10 +157,7 @@ def _snapshot_problem(federation: Federation, names: list[str], task: ClientTask
         return ""
     problem = federation.problem
     exchanged = [
-        name
-        for plugin in problem.plugins
-        if plugin.name in names
-        for name in match(plugin.exchanges, problem.layout.shapes, plugin, "exchanges")
+        name for plugin in problem.plugins if plugin.name in names for name in problem.claimed(plugin, "exchanges")
     ]
     try:
         problem.layout.check(outcome.tensors, exchanged, f"client {task.client} at the exchange")
@@ -175,7 +172,7 @@ def _exchange(
     problem = federation.problem
     patches: dict[int, Tensors] = {client: {} for client in snapshots}
     for plugin in [plugin for plugin in problem.plugins if plugin.name in names]:
-        own = match(plugin.exchanges, problem.layout.shapes, plugin, "exchanges")
+        own = problem.claimed(plugin, "exchanges")
         seen = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
         result = problem.plugins.call(
             plugin.name, "mid_local_epoch", server=current.context(), epoch=epoch, snapshots=seen
@@ -205,7 +202,7 @@ def aggregate(federation: Federation, current: Round, collector: Collector) -> T
         raise RoundFailedError(f"round {current.number}: {error}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     for plugin in plugins.implementers("aggregate"):
-        owned = problem.owned(plugin)
+        owned = problem.claimed(plugin, "owns")
         part = plugins.call(plugin.name, "aggregate", server=current.context(), updates=collector.kept[plugin.name])
         model.update(_checked(federation, plugin, "aggregate", part, owned))
     trainable = [name for name in problem.layout.shared if name in problem.layout.trainable]

@@ -16,7 +16,6 @@ from fedcore.engines.base import ClientFailure, ClientTask, Engine, Outcome
 from fedcore.errors import PluginContractError, RejectUpdate
 from fedcore.frozen import load_state
 from fedcore.ledger import Ledger
-from fedcore.plugins import match
 from fedcore.problem import Problem
 from fedcore.seeding import derive_seed, generator, random_stream
 from fedcore.state import ServerState, State, States, flatten
@@ -88,12 +87,12 @@ class Round:
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
         """Send the model and broadcasts to the engine once, under a key of this round."""
-        layout = self.federation.problem.layout
-        tensors = {f"model/{name}": tensor for name, tensor in self.model.items()}
+        model = {name: self.model[name] for name in self.federation.problem.layout.shared}
+        tensors = {f"model/{name}": tensor for name, tensor in model.items()}
         tensors.update({f"broadcast/{name}": tensor for name, tensor in flatten(broadcast)[0].items()})
         self.federation.engine.share(key, tensors, {"lr": self.lr})
         self.shared_keys.append(key)
-        self.down = {"model": bytes_of({name: self.model[name] for name in layout.shared})}
+        self.down = {"model": bytes_of(model)}
         self.down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
         return key
 
@@ -212,7 +211,7 @@ class ServerContext:
                 plugin=self._plugin,
             )
         plugin = next(p for p in current.federation.problem.plugins if p.name == self._plugin)
-        allowed = match(plugin.corrects, current.model, plugin, "corrects")
+        allowed = current.federation.problem.claimed(plugin, "corrects")
         check_partial(current.federation.problem, tensors, allowed, self._plugin, "post_train")
         current.model = {**current.model, **{name: t.detach().clone().cpu() for name, t in tensors.items()}}
 

@@ -123,9 +123,7 @@ def test_prototype_loss_equals_numpy(denominator: Any, temperature: float, unkno
 def test_prototype_loss_gradient(denominator: Any, unknown: tuple[int, ...]) -> None:
     known = torch.tensor([k not in unknown for k in range(C)])
     assert torch.autograd.gradcheck(
-        lambda z, c: prototype_contrastive_loss(
-            z, LABELS, c, temperature=0.5, known=known, denominator=denominator
-        ),
+        lambda z, c: prototype_contrastive_loss(z, LABELS, c, temperature=0.5, known=known, denominator=denominator),
         (numbers(B, D, grad=True), numbers(C, D, seed=1, grad=True)),
     )
 
@@ -255,9 +253,7 @@ def test_parameter_terms_take_memory_formats_and_many_tensors(term: Callable[...
     mixed = plain.detach().to(memory_format=torch.channels_last).requires_grad_()
     expected, value = term([plain] * 100, [other] * 100), term([mixed] * 100, [other] * 100)
     assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(v, p)[0] for v, p in ((value, mixed), (expected, plain)))
-    )
+    torch.testing.assert_close(*(torch.autograd.grad(v, p)[0] for v, p in ((value, mixed), (expected, plain))))
 
 
 @pytest.mark.parametrize("term", [proximal_term, linear_term])

@@ -29,9 +29,7 @@ def count(module: nn.Module) -> int:
 
 def equal_states(a: nn.Module, b: nn.Module) -> bool:
     a_state, b_state = a.state_dict(), b.state_dict()
-    return a_state.keys() == b_state.keys() and all(
-        torch.equal(a_state[name], b_state[name]) for name in a_state
-    )
+    return a_state.keys() == b_state.keys() and all(torch.equal(a_state[name], b_state[name]) for name in a_state)
 
 
 def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: int) -> None:
@@ -60,9 +58,7 @@ def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: i
         ("mlp", (1, 8, 8), 10, False, 64 * 128 + 128 + 128 * 64 + 64 + 650),
     ],
 )
-def test_parameter_counts(
-    name: str, shape: tuple[int, ...], classes: int, projection: bool, parameters: int
-) -> None:
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, projection: bool, parameters: int) -> None:
     model, _ = build(name, input_shape=shape, num_classes=classes, projection=projection)
     assert count(model) == parameters
     if name == "simple-cnn":

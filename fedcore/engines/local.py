@@ -197,7 +197,7 @@ class WorkerEngine:
                 continue
             if kind == "broken":
                 worker.task = None
-                raise PluginContractError(meta["message"])
+                raise PluginContractError(meta["message"], plugin=meta["plugin"], hook=meta["hook"])
             if kind == "ready":
                 worker.ready = True
             else:

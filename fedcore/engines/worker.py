@@ -50,10 +50,15 @@ def end_with_parent() -> None:
 
 def serve(channel: Channel) -> None:
     """Set the runtime up and answer every frame."""
+
+    def broken(error: FedcoreError) -> None:
+        where = {"plugin": getattr(error, "plugin", None), "hook": getattr(error, "hook", None)}
+        channel.send("broken", {}, {"message": str(error), **where})
+
     try:
         runtime = ClientRuntime(unpack_site(*read_tensors(channel.spool.path / "site.safetensors")))
     except FedcoreError as error:
-        channel.send("broken", {}, {"message": str(error)})
+        broken(error)
         return
     channel.send("ready", {}, None)
     key, shared = None, None
@@ -66,7 +71,7 @@ def serve(channel: Channel) -> None:
         try:
             channel.send(*pack_outcome(runtime.handle(task, shared)))
         except FedcoreError as error:
-            channel.send("broken", {}, {"message": str(error)})
+            broken(error)
 
 
 if __name__ == "__main__":

@@ -189,7 +189,6 @@ def test_an_outcome_is_passed_on_as_soon_as_its_turn_comes():
 
 
 def test_a_late_answer_of_a_task_that_nobody_waits_for_is_dropped():
-    # core bug: KeyError.
     stranger = ClientTask(id="old", kind="fit_begin", client=0, round=0)
     pairs = [(stranger, ClientResult("old")), *((task, outcome(task)) for task in TASKS)]
     assert [task for task, _ in in_order(TASKS, pairs)] == TASKS

@@ -183,7 +183,6 @@ def test_the_server_side(calls):
 
 
 def test_the_loss_hooks_of_a_step(calls):
-    # core bug: local.objective calls local_loss before task_loss; the call tree says task_loss, local_loss.
     assert of(calls, "client", STEP[:2])[:2] == [("task_loss", 1), ("local_loss", 1)]
 
 
@@ -221,18 +220,13 @@ def test_what_the_client_hooks_see(calls):
 
 
 def test_pre_upload_and_pre_aggregate_see_their_own_payload(calls):
-    # core bug: _invoke scopes an update that client._finish and server._accept have scoped already, so the
-    # plugin sees the namespace of its name INSIDE its namespace: empty.
     assert details(calls, "pre_upload", 0)[0] == {"payload": ["up"]}
     assert details(calls, "pre_aggregate", 0)[0] == {"payload": ["up"]}
     assert details(calls, "accumulate", 0)[0] == {"payload": ["up"]}
 
 
 def test_round_end_sees_the_round_that_ended(calls):
-    # core bug: experiment.one_round opens the context on the committed state, whose round is the next one.
-    assert details(calls, "round_end") == [
-        {"round": number, "recorded": number, "metrics": True} for number in (0, 1)
-    ]
+    assert details(calls, "round_end") == [{"round": number, "recorded": number, "metrics": True} for number in (0, 1)]
 
 
 # --- two plugins -----------------------------------------------------------------------------------------

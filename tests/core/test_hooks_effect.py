@@ -67,7 +67,6 @@ class Infinite(Plugin):
 
 
 def test_a_term_of_weight_zero_is_left_out_even_if_infinite(toy):
-    # core bug: left out of the sum, but still counted in the losses, so the client is rejected for "loss inf".
     assert weights(toy(Infinite))[W].tolist() == weights(toy(("fedprox", {"mu": 1.0})))[W].tolist()
 
 
@@ -245,8 +244,6 @@ class Swap(Plugin):
 
 
 def test_a_swap_of_classifiers(go):
-    # core bug: every patched client with momentum > 0 fails with "expected Tensor as element ... but got NoneType":
-    # unpark pops the momentum of the patched parameters only, and fused SGD refuses a mix of None and tensors.
     result = go(Swap, local_epochs=2)
     before = committed(result).plugins["swap"]
     for client, source in ((0, 1), (1, 0), (2, 2), (3, 3)):
@@ -270,7 +267,6 @@ class PatchHead(Plugin):
 
 
 def test_patched_parameters_lose_their_momentum_and_the_others_keep_it(toy):
-    # core bug: see test_a_swap_of_classifiers.
     options = {
         "dataset": "module:tests.core.toy.middle",
         "model": "module:tests.core.toy.base_and_head",
@@ -355,8 +351,6 @@ class Average(Plugin):
 
 
 def test_a_client_that_diverged_before_a_pause_does_not_take_the_others_with_it(go):
-    # core bug: snapshots are not checked, the NaN reaches the plugin's mean, and the whole run ends with a
-    # contract error that blames the plugin.
     result = go(Average, local_epochs=2)
     assert [failure["client"] for failure in lines(result)[0]["failures"]] == [0]
 
@@ -413,7 +407,6 @@ class TwoRates(Plugin):
 
 
 def test_each_call_of_add_parameters_has_its_own_rate(toy):
-    # core bug: added_options is kept per plugin, the second call overwrites the first one's lr.
     assert client_state(toy(TwoRates, local_epochs=1), 0)["tworates"]["moved"] == [1.0, 0.5]
 
 
@@ -428,7 +421,6 @@ class TwoStages(Plugin):
 
 
 def test_a_parameter_whose_first_gradient_comes_late(tmp_path):
-    # core bug: fused SGD fails as soon as one parameter has momentum and another has none yet.
     options = {"dataset": "module:tests.core.toy.middle", "model": "module:tests.core.toy.base_and_head", "clients": 1}
     result = weights(support.run(tmp_path, TwoStages, **{**support.TOY, **options, "momentum": 0.5}))
     assert result[W].item() == 2.0  # 1, then - 0.5 * (0.5 * -2 - 1)
@@ -459,8 +451,6 @@ class Surroundings(Plugin):
 
 
 def test_the_working_model_is_handed_over_in_the_same_condition_to_every_client(go):
-    # core bug: training/eval mode and requires_grad are those that the worker's task before left behind, so they
-    # depend on who ran before, and with them whatever a plugin computes with client.model.
     result = go(Surroundings, rounds=2)
     notes = [note for client in range(4) for note in client_state(result, client)["surroundings"]["notes"]]
     assert {tuple(note[1:]) for note in notes} == {(notes[0][1], True)}
@@ -507,8 +497,6 @@ class FreezeOdd(Plugin):
 
 
 def test_clipping_takes_no_notice_of_gradients_of_another_round(tmp_path, go):
-    # core bug: a frozen parameter keeps the .grad of the client or round before (zero_grad covers the optimizer's
-    # parameters only), and clip_grad_norm_ over all of the model's parameters counts it.
     options = {"rounds": 2, "clip_norm": 0.01}
     plain = model_bytes(go(FreezeOdd, **options))
     FreezeOdd.stop = True
@@ -600,7 +588,6 @@ class PayloadKeeper(Plugin):
 
 
 def test_payload_through_pre_upload_and_pre_aggregate(toy):
-    # core bug: scoped twice, see test_hooks_called.
     assert committed(toy(PayloadKeeper)).plugins["payloadkeeper"]["n"] == 3.0
 
 
@@ -625,7 +612,6 @@ class Inspecting(Plugin):
 
 
 def test_pre_upload_that_only_looks(toy):
-    # core bug: scoped twice; the empty namespace inside the namespace then "is no tensor; only tensors go up".
     plain = toy()
     result = toy(Inspecting)
     assert_equal(weights(result), weights(plain))
@@ -709,7 +695,6 @@ class Counting(Plugin):
 
 
 def test_what_pre_aggregate_wrote_about_a_rejected_update_is_gone_too(go):
-    # core bug: server.state is not rolled back when a later plugin (or the second check) rejects the update.
     assert committed(go(Counting, Refuse)).plugins["counting"]["seen"] == 3
 
 
@@ -721,8 +706,6 @@ class LateRefusal(Plugin):
 
 
 def test_a_rejection_after_the_fold_is_no_half_accepted_update(go):
-    # core bug: Fold.add comes before accumulate, so the "rejected" update is in the mean. Either refuse
-    # RejectUpdate outside pre_aggregate, or fold last.
     try:
         late = model_bytes(go(LateRefusal))
     except FedcoreError as error:
@@ -816,8 +799,6 @@ class OwnEncoder(Plugin):
 
 
 def test_owned_names_that_stay_on_the_clients(go):
-    # core bug: KeyError 'encoder.base.2.running_mean'; check_names runs before --buffers local makes the buffers
-    # personal, and the Collector then looks for them in the update.
     assert model_bytes(go(OwnEncoder, buffers="local", **BATCH_NORM)) == model_bytes(go(buffers="local", **BATCH_NORM))
 
 

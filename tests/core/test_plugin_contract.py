@@ -110,7 +110,6 @@ def test_variable_arguments(kind):
 
 
 def test_a_keyword_only_argument():
-    # core bug: accepted at start-up; pluggy then calls the hook without it (TypeError in the first batch).
     class KeywordOnly(Plugin):
         @hookimpl
         def local_loss(self, *, step):
@@ -120,7 +119,6 @@ def test_a_keyword_only_argument():
 
 
 def test_a_hook_hidden_by_an_attribute_of_the_instance():
-    # core bug: `self.weight = 0.5` in __init__ shadows the hook `weight`; pluggy skips it in silence.
     class Shadowed(Plugin):
         def __init__(self, options):
             super().__init__(options)
@@ -296,7 +294,6 @@ def test_a_duplicate(tmp_path):
 
 
 def test_a_plugin_with_the_name_of_the_builtin_one():
-    # core bug: pluggy's own ValueError ("Plugin name already registered") instead of a fedcore error.
     class FedAvg(Plugin):
         pass
 
@@ -456,7 +453,6 @@ def test_an_exception_on_the_server_names_plugin_hook_round_and_client(go, hook)
 
 @pytest.mark.parametrize("hook", CLIENT_HOOKS)
 def test_an_exception_on_a_client_is_its_failure_and_names_plugin_hook_round_and_client(go, hook):
-    # core bug (pre_upload only): the payload is scoped twice, so a pre_upload that returns None breaks the upload.
     first, second = lines(go(raising(hook), rounds=2))
     assert first["failures"] == []
     (failure,) = second["failures"]
@@ -489,7 +485,6 @@ def test_a_local_loss_that_is_a_tensor_gets_a_hint(go):
 
 
 def test_a_task_loss_of_wrong_shape_gets_a_hint(go):
-    # core bug: every client fails with "grad can be implicitly created only for scalar outputs", no plugin named.
     class Wrong(Plugin):
         @hookimpl
         def task_loss(self, step):
@@ -540,7 +535,6 @@ def test_frozen_without_reads(go, peeker):
 
 @pytest.mark.parametrize("peeker", PEEKERS)
 def test_frozen_without_reads_beside_a_plugin_that_declares_it(go, peeker):
-    # core bug: the declaration is looked up over all plugins, so the peeker runs here and fails alone.
     with pytest.raises(PluginContractError, match=f"'{peeker.__name__.lower()}' reads the '(global|previous)' model"):
         go(("moon", {"projection": False}), peeker)
 
@@ -597,12 +591,11 @@ class UpdatesNothing(Plugin):
     ],
 )
 def test_a_result_of_wrong_type_names_plugin_and_hook(go, cls, hook):
-    # core bug: AttributeError / ValueError of the core's own lines, on clients as a failure that names nobody.
     try:
         told = str(lines(go(cls)))
     except FedcoreError as error:
         told = str(error)
-    assert f"'{cls.__name__.lower()}' hook {hook}" in told.replace('\\', "")
+    assert f"'{cls.__name__.lower()}' hook {hook}" in told.replace("\\", "")
 
 
 @pytest.mark.parametrize("cohort", [[], [0, 0], [4], [-1]], ids=str)

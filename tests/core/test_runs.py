@@ -122,8 +122,6 @@ def at_most(seconds):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_questions_side_by_side(go, workers):
-    # core bug (workers >= 2): WorkerEngine.run drops the outcomes of the other generator's tasks, whose run then
-    # spins for ever on _collect() == [].
     result = go(TwoQuestions, workers=workers, rounds=2)  # both workers are up by the second round
     assert committed(result).plugins["twoquestions"]["pairs"] == [[10 * k, 10 * k + 1] for k in range(4)]
 

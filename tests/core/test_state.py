@@ -89,9 +89,7 @@ keys = st.text(min_size=1, max_size=6)
 
 @settings(deadline=None, max_examples=50)
 @given(
-    st.dictionaries(
-        st.sampled_from(["one", "two"]), st.dictionaries(keys, json_values | st.just("tensor"), max_size=4)
-    )
+    st.dictionaries(st.sampled_from(["one", "two"]), st.dictionaries(keys, json_values | st.just("tensor"), max_size=4))
 )
 def test_flatten_and_back(namespaces):
     given_ = {

@@ -156,7 +156,8 @@ def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
 
 def _cosines(features: Tensor, prototypes: Tensor) -> Tensor:
     """Return cos(z, P_{c,m}), (B, C, M)."""
-    return cosine_similarity_matrix(features, prototypes.flatten(0, 1)).unflatten(1, prototypes.shape[:2])
+    cosines: Tensor = cosine_similarity_matrix(features, prototypes.flatten(0, 1)).unflatten(1, prototypes.shape[:2])
+    return cosines
 
 
 def _own_class(cosines: Tensor, labels: Tensor) -> Tensor:
