@@ -51,7 +51,6 @@ class LocalSession:
         self.trained: list[nn.Parameter] = []
         self.optimizer: torch.optim.SGD
         self.losses, self.steps = LossTotals(), 0
-        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.parked: Tensors | None = None
         self.in_begin_local = False
         self._contexts: dict[str, ClientContext] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,9 +50,12 @@ class Interrupted(FedcoreError):
     """Ctrl-C: the run stopped with a checkpoint that it can go on from."""
 
 
-def run(config: RunConfig, *, notify: Notify | None = None) -> RunResult:
+def run(
+    config: RunConfig, *, notify: Notify | None = None, engine: Callable[[Site], Engine] | None = None
+) -> RunResult:
     """Train as configured, in a new run directory.
 
+    :param engine: makes the engine in place of the configured one; for engines that are objects of the caller's.
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``).
     :raises ConfigError: and its kin, before anything is written.
     :raises RoundFailedError: too few usable updates; the directory holds the last good state.
@@ -67,7 +70,8 @@ def run(config: RunConfig, *, notify: Notify | None = None) -> RunResult:
         partition.save(directory.partition_file)
         directory.write_config(config)  # last: it is what makes the folder a run that can be resumed
         initial = ServerState(model=clone(problem.model.state_dict()))
-        return _execute(config, dataset, partition, replace(problem, config=config), directory, initial, notify)
+        problem = replace(problem, config=config)
+        return _execute(config, dataset, partition, problem, directory, initial, notify, engine)
 
 
 def resume(path: Path, *, notify: Notify | None = None) -> RunResult:
@@ -147,9 +151,16 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
 
 
 @contextmanager
-def engine_for(config: RunConfig, dataset: Dataset, partition: Partition, directory: RunDirectory) -> Iterator[Engine]:
-    """Start the configured engine, and stop it whatever happens."""
-    engine: Engine = registry.resolve("engine", config.engine)(Site(config, dataset, partition, directory.clients.root))
+def engine_for(
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    directory: RunDirectory,
+    make: Callable[[Site], Engine] | None = None,
+) -> Iterator[Engine]:
+    """Start the configured engine, or the one that ``make`` gives, and stop it whatever happens."""
+    make = make or registry.resolve("engine", config.engine)
+    engine = make(Site(config, dataset, partition, directory.clients.root))
     try:
         yield engine
     finally:
@@ -309,6 +320,7 @@ def _execute(
     directory: RunDirectory,
     state: ServerState,
     notify: Notify | None,
+    make: Callable[[Site], Engine] | None = None,
 ) -> RunResult:
     notify = notify or _silent
     notify(
@@ -320,7 +332,7 @@ def _execute(
             "notes": partition.info["notes"],
         },
     )
-    with engine_for(config, dataset, partition, directory) as engine:
+    with engine_for(config, dataset, partition, directory, make) as engine:
         return Experiment(Federation(problem, dataset, partition, engine), directory, notify).train(state)
 
 

@@ -5,7 +5,6 @@ Every method trains through :func:`train_epochs`; what distinguishes methods are
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -203,11 +202,7 @@ def objective(session: LocalSession, plugins: PluginSet, step: Step) -> Tensor:
     """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded."""
     task = task_loss(plugins, step)
     task_scale, terms = 1.0, []
-    began = time.perf_counter()
     for plugin, result in plugins.each("local_loss", step=step):
-        ended = time.perf_counter()
-        session.seconds[plugin.name] += ended - began
-        began = ended
         for loss in _losses(plugin, result, step):
             task_scale *= _task_scale(plugin, loss)
             if isinstance(loss.weight, Tensor) or loss.weight != 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ class PluginSet:
         for plugin in reversed(self.plugins):  # pluggy calls the last registered first
             manager.register(_Hooks(plugin), plugin.name)
         self._calls = {name: _calls(manager, name, self.plugins) for name in HOOKS}
+        self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
+        """Time spent in each of the user's plugins since this set was made."""
 
     @classmethod
     def create(cls, choices: Mapping[str, Mapping[str, Any]]) -> PluginSet:
@@ -81,7 +84,7 @@ class PluginSet:
         :raises PluginCallError: the hook raised something that is not a fedcore error.
         """
         for call in self._calls[hook]:
-            yield call.plugin, _invoke(call, hook, arguments)
+            yield call.plugin, self._invoke(call, hook, arguments)
 
     def first(self, hook: str, **arguments: Any) -> Any:
         """Return the first result that is not None, the built-in plugin asked last."""
@@ -94,8 +97,33 @@ class PluginSet:
         """Call a hook on one plugin only; None where it does not implement it."""
         for call in self._calls[hook]:
             if call.plugin.name == plugin_name:
-                return _invoke(call, hook, arguments)
+                return self._invoke(call, hook, arguments)
         return None
+
+    def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
+        name = call.plugin.name
+        given = []
+        for argument in call.arguments:
+            value = arguments[argument]
+            given.append(value.scoped(name) if hasattr(value, "scoped") else value)
+        began = time.perf_counter()
+        try:
+            result = call.function(*given)
+        except FedcoreError:
+            raise
+        except Exception as error:
+            raise PluginCallError(
+                f"plugin {name!r} hook {hook}{_where(arguments)} raised {type(error).__name__}: {error}",
+                plugin=name,
+                hook=hook,
+            ) from error
+        if name in self.seconds:
+            self.seconds[name] += time.perf_counter() - began
+        problem = problem_with(hook, result)
+        if problem:
+            where = f"plugin {name!r} hook {hook}{_where(arguments)}"
+            raise PluginContractError(f"{where}: {problem}", plugin=name, hook=hook)
+        return result
 
     def check_exclusive(self) -> None:
         """Refuse two plugins that implement the same exclusive hook or declare what only one can have."""
@@ -192,28 +220,6 @@ def _calls(manager: pluggy.PluginManager, hook: str, plugins: tuple[Plugin, ...]
     by_name = {plugin.name: plugin for plugin in plugins}
     implementations = getattr(manager.hook, hook).get_hookimpls()
     return tuple(_Call(by_name[impl.plugin_name], impl.function, impl.argnames) for impl in reversed(implementations))
-
-
-def _invoke(call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
-    name = call.plugin.name
-    given = []
-    for argument in call.arguments:
-        value = arguments[argument]
-        given.append(value.scoped(name) if hasattr(value, "scoped") else value)
-    try:
-        result = call.function(*given)
-    except FedcoreError:
-        raise
-    except Exception as error:
-        raise PluginCallError(
-            f"plugin {name!r} hook {hook}{_where(arguments)} raised {type(error).__name__}: {error}",
-            plugin=name,
-            hook=hook,
-        ) from error
-    problem = problem_with(hook, result)
-    if problem:
-        raise PluginContractError(f"plugin {name!r} hook {hook}{_where(arguments)}: {problem}", plugin=name, hook=hook)
-    return result
 
 
 def _where(arguments: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,6 +53,7 @@ class ClientRuntime:
         plugins = self.problem.plugins
         self.frozen = {name: FrozenModel(self.model) for name in ("global", "previous") if plugins.reads(name)}
         self._sessions: dict[str, LocalSession] = {}
+        self._spent: dict[str, dict[str, float]] = {}
         self._handlers = {
             "fit_begin": self._fit_begin,
             "fit_resume": self._fit_resume,
@@ -67,7 +67,7 @@ class ClientRuntime:
 
         :raises FedcoreError: a broken contract or run directory, which no other client would survive either.
         """
-        began = time.perf_counter()
+        began, before = time.perf_counter(), dict(self.problem.plugins.seconds)
         try:
             result = self._handlers[task.kind](task, shared)
         except Failed as verdict:
@@ -78,8 +78,19 @@ class ClientRuntime:
             raise
         except Exception as error:
             return self._failed(task, "raised", f"{type(error).__name__}: {error}")
-        result.meta["seconds"] = time.perf_counter() - began
+        after = self.problem.plugins.seconds
+        spent = {name: after[name] - seconds for name, seconds in before.items()}
+        self._record_time(task, result.meta, {"": time.perf_counter() - began, **spent})
         return ClientResult(result.task_id, {name: t.cpu() for name, t in result.tensors.items()}, result.meta)
+
+    def _record_time(self, task: ClientTask, meta: dict[str, Any], spent: dict[str, float]) -> None:
+        """Put the seconds of a task, a fit's earlier parts included, into its result: in all, and by plugin."""
+        earlier = self._spent.pop(task.session or "", {})
+        spent = {name: seconds + earlier.get(name, 0.0) for name, seconds in spent.items()}
+        if "paused" in meta:
+            self._spent[task.session or ""] = spent
+        meta["seconds"] = spent.pop("")
+        meta["plugin_seconds"] = spent
 
     def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
         self._sessions.pop(task.session or "", None)
@@ -97,6 +108,7 @@ class ClientRuntime:
         assert shared is not None
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             del self._sessions[key]  # abandoned in an earlier round
+        self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
         session = LocalSession(self, task, shared)
         session.load(session.start)
         session.load_frozen()
@@ -157,7 +169,7 @@ class ClientRuntime:
         version = self.store.write(
             session.id, session.round, {**session.states.snapshot(), **({CORE: core} if core else {})}
         )
-        return pack_update(task.id, update, version, dict(session.seconds))
+        return pack_update(task.id, update, version)
 
     def _ask(self, task: ClientTask, shared: Shared | None) -> ClientResult:
         assert shared is not None
@@ -189,7 +201,7 @@ class ClientRuntime:
         return self.problem.claimed(plugin, "exchanges")
 
 
-def pack_update(task_id: str, update: ClientUpdate, version: int | None, seconds: Mapping[str, float]) -> ClientResult:
+def pack_update(task_id: str, update: ClientUpdate, version: int | None) -> ClientResult:
     """Turn an update into a result's tensors and JSON."""
     payload, rest = flatten(update.payload)
     if rest:
@@ -206,7 +218,6 @@ def pack_update(task_id: str, update: ClientUpdate, version: int | None, seconds
         "momentum": update.momentum,
         "metrics": dict(update.metrics),
         "version": version,
-        "plugin_seconds": dict(seconds),
     }
     return ClientResult(task_id, tensors, meta)
 

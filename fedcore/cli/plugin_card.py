@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,8 @@ from fedcore import registry
 from fedcore.cli import fields
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.errors import ConfigError
-from fedcore.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin
+from fedcore.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin, option_names
+from fedcore.traffic import watch
 
 DECLARATIONS = (
     "owns",
@@ -52,11 +53,12 @@ def describe(name: str) -> dict[str, Any]:
         "package": dist.name if dist else None,
         "version": dist.version if dist else None,
         "description": prose(cls),
-        "options": [_option(option, field) for option, field in cls.Options.model_fields.items()],
+        "options": [_option(option, cls.Options.model_fields[field]) for option, field in option_names(cls).items()],
         "hooks": [
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
             for hook in hooks
         ],
+        "sends": watch(name) if name != BUILTIN else {},
         "declarations": {key: _plain(getattr(source, key)) for key in DECLARATIONS},
         "excludes": [] if name == BUILTIN else _excludes(source, hooks),
     }
@@ -87,6 +89,9 @@ def draw(card: Mapping[str, Any]) -> Group:
     if card["hooks"]:
         rows = [(h["name"], h["side"], "exclusive" if h["exclusive"] else "", h["summary"]) for h in card["hooks"]]
         parts.append(_table("Hooks", ("hook", "side", "", "what it is for"), rows))
+    if card["sends"]:
+        sent = [(way, name, _shape(shape)) for way, found in card["sends"].items() for name, shape in found.items()]
+        parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
     declared = [
         (key, _say(value))
         for key, value in card["declarations"].items()
@@ -156,7 +161,11 @@ def _say(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else {True: "yes"}.get(value, str(value))
 
 
-def _table(title: str, headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Table:
+def _shape(shape: list[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
+
+
+def _table(title: str, headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold not italic", box=box.SIMPLE_HEAD)
     for index, heading in enumerate(headings):
         table.add_column(heading, no_wrap=not index)
