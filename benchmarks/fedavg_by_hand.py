@@ -7,7 +7,8 @@ partitions are not comparable. Example:
 
     fedcore data split --dataset fashion-mnist --data-dir data --out part.json
     python benchmarks/fedavg_by_hand.py --data-dir data --dataset fashion-mnist --partition part.json
-    fedcore data split --dataset fashion-mnist --data-dir data --alpha 0.5 --out part.json
+    python benchmarks/fedavg_by_hand.py --data-dir data --dataset cifar10 --model simple-cnn --projection \\
+        --local-epochs 5
 
 ``--data-dir`` holds ``FashionMNIST/raw/*-ubyte`` (unpacked IDX files) and ``cifar10.npz`` (arrays ``x_train``
 uint8 NHWC, ``y_train``, ``x_test``, ``y_test``). One line per round, then one line of JSON, on standard output.

@@ -285,7 +285,7 @@ def test_kill_and_resume(tmp_path, unharmed, seed, workers):
     )
     rounds, give_up = chance.randrange(8), time.monotonic() + 60
     try:
-        while not (out / "partition.json").exists() or rounds_done(out) < rounds:
+        while not (out / "config.yaml").exists() or rounds_done(out) < rounds:
             assert process.poll() is None
             assert time.monotonic() < give_up
             time.sleep(0.002)

@@ -225,8 +225,7 @@ def test_two_stages(go):
 
 
 def server_of(**given):
-    model = {"classifier.weight": torch.zeros(4, 5)}
-    base = {"round": 0, "rounds": 4, "state": {}, "model": model, "num_classes": 4}
+    base = {"round": 0, "rounds": 4, "state": {}, "feature_dim": 5, "num_classes": 4}
     return SimpleNamespace(**{**base, "generator": lambda purpose: torch.Generator().manual_seed(8), **given})
 
 
