@@ -196,10 +196,9 @@ class Experiment:
         try:
             while state.phase == "train":
                 state = self.one_round(state)
-            before = None
             if state.phase == "post_train":
-                state, before = self.post_train(state)
-            return self.finish(state, before)
+                state = self.post_train(state)
+            return self.finish(state)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
@@ -234,8 +233,8 @@ class Experiment:
         self.notify("round", record)
         return state
 
-    def post_train(self, state: ServerState) -> tuple[ServerState, dict[str, Any] | None]:
-        """Run every ``post_train``; returns the state and the global figures before, if it changed the model."""
+    def post_train(self, state: ServerState) -> ServerState:
+        """Run every ``post_train``; returns the committed state."""
         before = self._latest or self.evaluator.evaluate(state)
         after, failures = run_post_train(self.federation, state)
         changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
@@ -245,11 +244,11 @@ class Experiment:
         after = replace(after, phase="done")
         if changed:
             self._latest = None
-            after = replace(after, best={**after.best, "before_correction": before["global"]})
+            after = replace(after, before_correction=before["global"])
         self.checkpoint(after)
-        return after, before["global"] if changed else None
+        return after
 
-    def finish(self, state: ServerState, before: dict[str, Any] | None) -> RunResult:
+    def finish(self, state: ServerState) -> RunResult:
         """Write the model and the summary."""
         metrics = self.final_metrics(state)
         self.directory.write_model(state.model)
@@ -276,11 +275,9 @@ class Experiment:
         metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state)
         if "silhouette" not in metrics:
             metrics = {**metrics, "silhouette": self.evaluator.silhouette(state)}
-        best = dict(state.best)
-        before = best.pop("before_correction", None)
-        if before is not None:
-            metrics["global_before_correction"] = before
-        return {**metrics, "best_by_validation": best or None}
+        if state.before_correction is not None:
+            metrics = {**metrics, "global_before_correction": state.before_correction}
+        return {**metrics, "best_by_validation": state.best or None}
 
     def checkpoint(self, state: ServerState) -> None:
         """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""

@@ -203,6 +203,7 @@ class ServerState:
     :param manifest: for every client that took part, the version of its state; None where it keeps nothing.
     :param ledger: totals of bytes and the like.
     :param best: best value so far of the validation protocol.
+    :param before_correction: figures of the global model before ``post_train`` changed it.
     :param metrics_bytes: length of metrics.jsonl that belongs to the committed rounds.
     """
 
@@ -213,6 +214,7 @@ class ServerState:
     manifest: dict[int, int | None] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
+    before_correction: dict[str, Any] | None = None
     metrics_bytes: int = 0
 
 
@@ -234,6 +236,7 @@ class CheckpointStore:
             "manifest": {str(client): version for client, version in sorted(state.manifest.items())},
             "ledger": state.ledger,
             "best": state.best,
+            "before_correction": state.before_correction,
             "metrics_bytes": state.metrics_bytes,
         }
         named = {f"model{SEPARATOR}{k}": v for k, v in state.model.items()}
@@ -266,6 +269,7 @@ class CheckpointStore:
                     manifest={int(client): version for client, version in meta["manifest"].items()},
                     ledger=meta["ledger"],
                     best=meta["best"],
+                    before_correction=meta["before_correction"],
                     metrics_bytes=int(meta["metrics_bytes"]),
                 )
             except (ValueError, KeyError, TypeError, AttributeError) as error:
