@@ -100,7 +100,7 @@ def parse_options(name: str, cls: type[Plugin], options: Mapping[str, Any]) -> P
     known = option_names(cls)
     for option in options:
         if option not in known:
-            raise UnknownNameError(f"option of plugin {name!r}", option, known)
+            raise UnknownNameError(f"{name} option", option, known)
     try:
         return cls.Options.model_validate(dict(options))
     except ValidationError as error:

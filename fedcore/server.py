@@ -128,14 +128,18 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
         current.count_down()
     for epoch, names in federation.problem.breaks.items():
         snapshots: dict[int, Tensors] = {}
+        dropped: list[ClientTask] = []
         for task, outcome in in_order(tasks, federation.engine.run(tasks)):
             problem = _snapshot_problem(federation, names, task, outcome)
             if isinstance(outcome, ClientFailure):
                 yield task, outcome
             elif problem:
+                dropped.append(replace(task, id=f"{task.id}-end", kind="end_session", shared=None))
                 yield task, ClientFailure(task.id, "rejected", problem)
             else:
                 snapshots[task.client] = outcome.tensors
+        for _ in federation.engine.run(dropped):
+            pass
         patches = _exchange(federation, current, epoch, names, snapshots)
         tasks = [
             replace(

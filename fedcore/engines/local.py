@@ -25,6 +25,9 @@ from fedcore.problem import resolve_device
 from fedcore.runtime import ClientRuntime
 from fedcore.tensors import bytes_of
 
+BOUND = ("fit_resume", "end_session")
+"""Kinds of tasks that only the worker with the live session can run."""
+
 # glibc gives freed activations back to the kernel at once, and every step then faults them in again.
 ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
@@ -161,7 +164,7 @@ class WorkerEngine:
     ) -> list[tuple[ClientTask, Outcome]]:
         """Give idle workers the first task each may run; returns the tasks whose session is lost."""
         lost: list[tuple[ClientTask, Outcome]] = []
-        for task in [task for task in queue if task.kind == "fit_resume" and task.session not in self._homes]:
+        for task in [task for task in queue if task.kind in BOUND and task.session not in self._homes]:
             queue.remove(task)
             lost.append((task, ClientFailure(task.id, "session_lost", "the worker that held the session is gone")))
         for worker in self._workers:
@@ -170,7 +173,7 @@ class WorkerEngine:
             for task in queue:
                 if limit is not None and order[task.id] >= limit:
                     break
-                if task.kind == "fit_resume" and self._homes[task.session or ""] is not worker:
+                if task.kind in BOUND and self._homes[task.session or ""] is not worker:
                     continue
                 queue.remove(task)
                 self._start(worker, task)

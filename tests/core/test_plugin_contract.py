@@ -343,7 +343,7 @@ def test_declarations_may_depend_on_options():
 
 
 def test_unknown_options_and_values():
-    with pytest.raises(UnknownNameError, match=r"option of plugin 'moon' 'temprature'.*'temperature'"):
+    with pytest.raises(UnknownNameError, match=r"moon option 'temprature'.*'temperature'"):
         create_plugin("moon", {"temprature": 1.0})
     with pytest.raises(ConfigError, match=r"'fedprox'.*mu.*given: -1"):
         create_plugin("fedprox", {"mu": -1})
