@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedcore.engines.base import ClientTask
 from fedcore.errors import PluginContractError
 from fedcore.frozen import all_outputs, load_state
-from fedcore.local import LossTotals
 from fedcore.models import SplitModel
 from fedcore.plugins import match
 from fedcore.seeding import derive_seed, generator
@@ -26,6 +25,24 @@ if TYPE_CHECKING:
 
 CORE = "fedcore"
 """Namespace of what the core itself keeps per client: previous models, personal parameters."""
+
+
+class LossTotals:
+    """Sums of losses by name, kept on the device: read once, after the last epoch."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add one batch's value."""
+        value = value.detach()
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._counts[name] += 1
+
+    def means(self) -> dict[str, float]:
+        """Return the mean over the batches in which each loss took part; syncs with the host."""
+        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
 
 
 class LocalSession:

@@ -5,23 +5,20 @@ Every method trains through :func:`train_epochs`; what distinguishes methods are
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedcore.client import ClientContext, LocalSession
 from fedcore.errors import PluginContractError
 from fedcore.frozen import FrozenModel
 from fedcore.models import Outputs, SplitModel
 from fedcore.plugins import Plugin, PluginSet
 from fedcore.seeding import random_stream
 from fedcore.types import Loss
-
-if TYPE_CHECKING:
-    from fedcore.client import ClientContext, LocalSession
 
 
 class Batch:
@@ -145,24 +142,6 @@ class Step:
 
     def _require(self, model: str) -> None:
         self._batch.session.runtime.problem.plugins.require_reads(model, self._plugin or "")
-
-
-class LossTotals:
-    """Sums of losses by name, kept on the device: read once, after the last epoch."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: defaultdict[str, int] = defaultdict(int)
-
-    def add(self, name: str, value: Tensor) -> None:
-        """Add one batch's value."""
-        value = value.detach()
-        self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._counts[name] += 1
-
-    def means(self) -> dict[str, float]:
-        """Return the mean over the batches in which each loss took part; syncs with the host."""
-        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
 
 
 def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: int) -> None:
