@@ -305,8 +305,13 @@ class Experiment:
 
 
 def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """Return a ledger's totals divided by the number of rounds."""
-    return {direction: ledger.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}
+    """Return a ledger's totals, in all and by sender, divided by the number of rounds."""
+
+    def each(counts: Mapping[str, Any]) -> dict[str, Any]:
+        return {direction: counts.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}
+
+    senders = ledger.get("by_plugin", {})
+    return {**each(ledger), "by_plugin": {sender: each(counts) for sender, counts in senders.items()}}
 
 
 def _execute(

@@ -33,10 +33,10 @@ SPLIT_FIELDS = (
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the ways to deal them, and the models."""
     found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
-    from fedcore.data import datasets
+    from fedcore.data import files
 
-    found["dataset"]["npz:FILE"] = output.first_line(datasets.npz)
-    found["dataset"]["imagefolder:DIR"] = output.first_line(datasets.imagefolder)
+    found["dataset"]["npz:FILE"] = output.first_line(files.npz)
+    found["dataset"]["imagefolder:DIR"] = output.first_line(files.imagefolder)
     if as_json:
         output.print_json(found)
         return

@@ -1,0 +1,195 @@
+"""Data sets in the user's own files: arrays in one ``.npz`` file, or images in one folder per class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedcore.data.assemble import Split, assemble, span
+from fedcore.data.samples import Dataset
+from fedcore.errors import DataError
+from fedcore.vision import load_torchvision
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def npz(path: Path) -> Dataset:
+    """Return the user's own images: x_train, y_train, x_test, y_test in one ``.npz`` file.
+
+    x is (n, H, W), (n, H, W, C) or (n, C, H, W) with up to 4 channels (the last axis is tried first), uint8
+    (then divided by 255) or floating point; y is (n,) integers, 0..C-1 for C classes. Normalised by the
+    training images' mean and standard deviation.
+
+    :raises DataError: the file is missing, damaged or something else.
+    """
+    train, test = read_npz(path)
+    if train.images.dtype != test.images.dtype:
+        raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
+    found = torch.unique(train.labels)
+    if not torch.equal(found, torch.arange(len(found))) or int(test.labels.max()) >= len(found):
+        raise DataError(
+            f"{path}: labels must be 0..C-1 with every class in y_train; found {span(train.labels)} "
+            f"({len(found)} different ones) in y_train and {span(test.labels)} in y_test. Renumber them, "
+            "for instance with numpy.unique(y_train, return_inverse=True) and numpy.searchsorted for y_test."
+        )
+    return assemble(f"npz:{path.name}", train, test)
+
+
+def imagefolder(path: Path) -> Dataset:
+    """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*`` or ``val/CLASS/*``.
+
+    All images must have one size; they are read as RGB and normalised to -1..1, as MOON does for
+    Tiny-ImageNet, whose own layout (``val/images`` with ``val/val_annotations.txt``) is understood too.
+
+    :raises DataError: folders or images are missing, damaged or of different sizes.
+    """
+    if not (path / "train").is_dir():
+        raise DataError(f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it")
+    train_files, names = _class_folders(path / "train")
+    annotations = path / "val" / "val_annotations.txt"
+    if annotations.is_file():
+        test_files = _annotated_files(annotations)
+    else:
+        held_out = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
+        if held_out is None:
+            raise DataError(f"imagefolder: neither test/ nor val/ in {path}; one of them is the test set")
+        test_files, _ = _class_folders(held_out)
+    strange = sorted({label for _, label in test_files} - set(names))
+    if strange:
+        raise DataError(f"imagefolder: {path}: class {strange[0]!r} of the test images has no folder in train/")
+    number = {name: k for k, name in enumerate(names)}
+    train, test = (
+        Split(_decode([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
+        for files in (train_files, test_files)
+    )
+    half = (0.5, 0.5, 0.5)
+    return assemble(
+        f"imagefolder:{path.resolve().name}",
+        train,
+        test,
+        stats=(half, half),
+        num_classes=len(names),
+        class_names=tuple(names),
+    )
+
+
+def read_npz(path: Path) -> tuple[Split, Split]:
+    """Return the training and the test part of an ``.npz`` file; never unpickles.
+
+    :raises DataError: the file is missing, damaged or something else.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"npz: {path} does not exist; expected a file written by numpy.savez with the arrays "
+            "x_train, y_train, x_test, y_test"
+        )
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    try:
+        content = np.load(path, allow_pickle=False)
+        if not isinstance(content, np.lib.npyio.NpzFile):
+            raise ValueError("a single array, not an archive made by numpy.savez")
+        with content:
+            absent = [key for key in keys if key not in content]
+            if absent:
+                raise ValueError(f"without {', '.join(absent)} (it has {', '.join(content) or 'nothing'})")
+            x_train, y_train, x_test, y_test = (content[key] for key in keys)
+    except Exception as error:  # zip, zlib, header parser, memory: a stranger's file can provoke anything
+        raise DataError(
+            f"{path} is not a usable .npz file: {error or type(error).__name__}. It must hold "
+            f"{', '.join(keys)} as plain arrays (no Python objects)."
+        ) from error
+    return (
+        Split(_images_from_array(x_train, f"{path}: x_train"), _labels_from_array(y_train, x_train, path)),
+        Split(_images_from_array(x_test, f"{path}: x_test"), _labels_from_array(y_test, x_test, path)),
+    )
+
+
+def _images_from_array(x: Array, where: str) -> Tensor:
+    """Return (n, C, H, W), uint8 or float32."""
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and 1 <= x.shape[3] <= 4:
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 4 or not 1 <= x.shape[1] <= 4:
+        raise DataError(f"{where}: shape {x.shape}; expected (n, H, W), (n, H, W, C) or (n, C, H, W), C up to 4")
+    if not x.size:
+        raise DataError(f"{where}: shape {x.shape} holds no pixels")
+    if x.dtype != np.uint8:
+        if x.dtype.kind != "f":
+            raise DataError(f"{where}: type {x.dtype}; convert it to uint8 (0..255) or to floating point")
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise DataError(f"{where}: holds numbers that are not finite in float32")
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _labels_from_array(y: Array, x: Array, path: Path) -> Tensor:
+    if y.ndim == 2 and y.shape[1] == 1:  # the shape Keras gives CIFAR labels
+        y = y[:, 0]
+    if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: labels must be integers of shape ({len(x)},), one for each image, "
+            f"not {y.dtype} of shape {y.shape}"
+        )
+    if int(y.min()) < 0 or int(y.max()) >= 2**31:
+        raise DataError(f"{path}: labels must be 0..C-1; found {int(y.min())}..{int(y.max())}")
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def _class_folders(folder: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+    """Return torchvision's view of a folder: (file, class name) in order, and the sorted class names."""
+    try:
+        found = load_torchvision().datasets.ImageFolder(str(folder))
+    except OSError as error:
+        raise DataError(f"imagefolder: {folder} must hold one folder of images per class: {error}") from error
+    return [(Path(file), found.classes[label]) for file, label in found.samples], list(found.classes)
+
+
+def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
+    """Return (file, class name) of Tiny-ImageNet's validation images: lines "file TAB class TAB box"."""
+    try:
+        lines = annotations.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"imagefolder: cannot read {annotations}: {error}") from error
+    rows = [line.split("\t") for line in lines if line.strip()]
+    # Only the last part of the name: an annotation must not lead out of the folder.
+    if not rows or any(len(row) < 2 or Path(row[0]).name != row[0] for row in rows):
+        raise DataError(f'imagefolder: {annotations} must hold lines "file TAB class ..."')
+    return [(annotations.parent / "images" / row[0], row[1]) for row in rows]
+
+
+def _decode(files: Sequence[Path]) -> Tensor:
+    """Return the images as (n, 3, H, W) uint8, read by torchvision's default loader."""
+    loader = load_torchvision().datasets.folder.default_loader
+
+    def read(file: Path) -> Array:
+        try:
+            return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
+        except Exception as error:  # Pillow's decoders raise what they like on damaged files
+            raise DataError(f"imagefolder: cannot read {file}: {error}") from error
+
+    height, width = read(files[0]).shape[1:]
+    images = np.empty((len(files), 3, height, width), dtype=np.uint8)
+
+    def put(position: int) -> None:
+        image = read(files[position])
+        if image.shape[1:] != (height, width):
+            raise DataError(
+                f"imagefolder: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
+                f"{width}x{height}: resize all images to one size first"
+            )
+        images[position] = image
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(put, range(len(files))):
+            pass
+    return torch.from_numpy(images)
