@@ -80,7 +80,7 @@ def split(
 
     from fedcore.data import load_dataset
     from fedcore.data.partition import draw_table
-    from fedcore.experiment import resolve_partition
+    from fedcore.prepare import resolve_partition
 
     dataset = load_dataset(config.dataset, config.data_dir)
     partition = resolve_partition(config, dataset)

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from fedcore import Loss, Plugin, RejectUpdate, hookimpl
 from fedcore.errors import FedcoreError, RoundFailedError
-from fedcore.experiment import Interrupted, resolve_config, resolve_partition, resume
+from fedcore.experiment import Interrupted, resume
 from fedcore.functional import proximal_term
 from fedcore.models import SplitModel
+from fedcore.prepare import resolve_config, resolve_partition
 from fedcore.rundir import RunDirectory
 from tests.core import support
 from tests.core.support import client_state, committed, lines, model_bytes, weights

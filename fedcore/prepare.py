@@ -1,0 +1,61 @@
+"""What a configuration stands for, before anything runs or is written: every ``auto`` resolved, data dealt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedcore import registry
+from fedcore.config import RunConfig
+from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
+from fedcore.errors import ConfigError
+from fedcore.plugins import BUILTIN, PluginSet
+from fedcore.problem import resolve_device
+
+
+def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
+    """Replace every ``auto`` by what it stands for and load the data; checks names before any long work."""
+    plugins = PluginSet.create(config.plugins)
+    names = [name for name in config.plugins if name != BUILTIN]
+    options = {
+        name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)
+    }
+    registry.resolve("engine", config.engine)
+    device = resolve_device(config.device)
+    if config.precision == "tf32" and device.type != "cuda":
+        raise ConfigError("--precision tf32 is arithmetic of CUDA devices; on a CPU use float32 or bf16")
+    if config.model != "auto":
+        registry.resolve("model", config.model)
+    dataset = load_dataset(config.dataset, config.data_dir)
+    if config.augment and dataset.augmentation is None:
+        raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
+    model = usual_model(dataset) if config.model == "auto" else config.model
+    return config.model_copy(update={"plugins": options, "model": model, "device": str(device)}), dataset
+
+
+def usual_model(dataset: Dataset) -> str:
+    """Return the model that ``--model auto`` stands for."""
+    channels, height, _ = (*dataset.input_shape, 0, 0)[:3]
+    if height < 16:
+        return "mlp"
+    return "fdcl-cnn" if channels == 1 else "simple-cnn"
+
+
+def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
+    """Deal the samples, or read who holds what from a file."""
+    if config.partition.endswith(".json"):
+        partition = load_partition(Path(config.partition), dataset)
+        if partition.num_clients != config.clients:
+            raise ConfigError(
+                f"--clients is {config.clients}, but {config.partition} deals to {partition.num_clients} clients; "
+                f"write --clients {partition.num_clients}"
+            )
+        return partition
+    return make_partition(
+        dataset,
+        partitioner=config.partition,
+        clients=config.clients,
+        alpha=config.alpha,
+        classes_per_client=config.classes_per_client,
+        client_test_fraction=config.client_test_fraction,
+        seed=config.seed,
+    )
