@@ -259,7 +259,8 @@ def test_parameter_terms_take_memory_formats_and_many_tensors(term: Callable[...
 @pytest.mark.parametrize("term", [proximal_term, linear_term])
 def test_parameter_terms_are_one_node(term: Callable[..., Tensor]) -> None:
     a = tensors(1, grad=True)
-    node = term(a, tensors(2)).grad_fn
+    value = term(a, tensors(2))  # kept alive: torch 2.6 drops the node with it
+    node = value.grad_fn
     assert node is not None
     leaves = [parent for parent, _ in node.next_functions if parent is not None]
     assert [type(leaf).__name__ for leaf in leaves] == ["AccumulateGrad"] * len(a)
