@@ -111,7 +111,7 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
 
     Longest work first, ties by id: a pure function of the cohort, and the workers end together.
     """
-    sizes = [len(indices) for indices in federation.partition.train]
+    holds = federation.partition.train
     tasks = [
         ClientTask(
             id=f"round-{current.number}-fit-{client}",
@@ -122,7 +122,7 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
             state_round=current.committed.manifest.get(client),
             shared=current.shared_keys[-1],
         )
-        for client in sorted(current.cohort, key=lambda client: (-sizes[client], client))
+        for client in sorted(current.cohort, key=lambda client: (-len(holds[client]), client))
     ]
     for _ in tasks:
         current.count_down()

@@ -26,6 +26,8 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> None:
         debug = bool(options.get("debug"))
+        if debug:
+            os.environ["FEDCORE_DEBUG"] = "1"  # clients, in their own processes too, print their tracebacks
         try:
             function(*arguments, **options)
             sys.stdout.flush()
@@ -46,6 +48,8 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             hint = "" if debug else "; run again with --debug for the traceback"
             output.error(f"{type(error).__name__}: {error}{hint}", label="internal error")
             raise typer.Exit(BUG) from None
+        finally:
+            os.environ.pop("FEDCORE_DEBUG", None)
 
     return command
 
