@@ -14,6 +14,7 @@ from fedcore.engines.base import ClientTask
 from fedcore.errors import PluginContractError
 from fedcore.frozen import all_outputs, load_state
 from fedcore.models import SplitModel
+from fedcore.placement import Placement
 from fedcore.plugins import match
 from fedcore.seeding import derive_seed, generator
 from fedcore.state import State, States, unflatten
@@ -21,6 +22,7 @@ from fedcore.tensors import clone
 from fedcore.types import Tensors
 
 if TYPE_CHECKING:
+    from fedcore.local import Batch
     from fedcore.runtime import ClientRuntime
 
 CORE = "fedcore"
@@ -28,21 +30,47 @@ CORE = "fedcore"
 
 
 class LossTotals:
-    """Sums of losses by name, kept on the device: read once, after the last epoch."""
+    """Sums of losses by name, kept on the device: read once, after the last epoch.
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._counts: defaultdict[str, int] = defaultdict(int)
+    :param sums: tensors to add into, set to 0 here, so that captured steps find them where they were.
+    """
+
+    def __init__(self, sums: dict[str, Tensor] | None = None) -> None:
+        self._sums = {} if sums is None else sums
+        self._counts: dict[str, int] = {}
+        for total in self._sums.values():
+            total.zero_()
 
     def add(self, name: str, value: Tensor) -> None:
         """Add one batch's value."""
-        value = value.detach()
-        self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._counts[name] += 1
+        if name not in self._sums:
+            self._sums[name] = torch.zeros_like(value, memory_format=torch.contiguous_format)
+        self._sums[name].add_(value.detach())
+        self.count([name])
+
+    def count(self, names: Iterable[str]) -> None:
+        """Count one more batch, whose values a captured step has added."""
+        for name in names:
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def names(self) -> set[str]:
+        """Return the names that have a sum."""
+        return set(self._sums)
+
+    def counts(self) -> dict[str, int]:
+        """Return by name how many batches took part."""
+        return dict(self._counts)
+
+    def restore(self, counts: Mapping[str, int]) -> None:
+        """Go back to earlier counts."""
+        self._counts = dict(counts)
 
     def means(self) -> dict[str, float]:
-        """Return the mean over the batches in which each loss took part; syncs with the host."""
-        return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        """Return the mean over the batches in which each loss took part; syncs with the host, once."""
+        if not self._counts:
+            return {}
+        totals: list[float] = torch.stack([self._sums[name].double() for name in self._counts]).tolist()
+        return {name: total / count for total, (name, count) in zip(totals, self._counts.items(), strict=True)}
 
 
 class LocalSession:
@@ -67,9 +95,13 @@ class LocalSession:
         self.shared_parameters: list[nn.Parameter] = []
         self.trained: list[nn.Parameter] = []
         self.optimizer: torch.optim.SGD
-        self.losses, self.steps = LossTotals(), 0
+        self.own_tensors = bool(runtime.problem.breaks)  # a parked session's are not another's
+        self.graphs: dict[Any, Any] = {}
+        fixed = None if runtime.graphs is None or self.own_tensors else runtime.graphs.losses
+        self.losses, self.steps = LossTotals(fixed), 0
         self.parked: Tensors | None = None
         self.in_begin_local = False
+        self.batch: Batch | None = None
         self._contexts: dict[str, ClientContext] = {}
 
     def context(self, plugin: str) -> ClientContext:
@@ -120,7 +152,7 @@ class LocalSession:
                 self.trained.append(parameter)
                 if name not in self.runtime.problem.layout.personal:
                     self.shared_parameters.append(parameter)
-                    self.reference.append(self.start[name])
+                    self.reference.append(self._fixed(f"reference/{name}", self.start[name]))
         self.optimizer = torch.optim.SGD(
             [*([{"params": self.trained}] if self.trained else []), *self.added_groups],
             lr=self.lr,
@@ -128,13 +160,21 @@ class LocalSession:
             weight_decay=self.config.weight_decay,
             fused=True,
         )
+        self.own_tensors = self.own_tensors or bool(self.added_groups)
         self.reset_momentum([p for group in self.optimizer.param_groups for p in group["params"]])
 
     def reset_momentum(self, parameters: Iterable[nn.Parameter]) -> None:
         """Start momentum at zero: the first step is that of no buffer, and fused SGD takes no mixture of the two."""
         if self.config.momentum:
             for parameter in parameters:
-                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+                zeros = torch.zeros_like(parameter)
+                if not self.own_tensors:
+                    zeros = self._fixed(f"momentum/{id(parameter)}", zeros)
+                self.optimizer.state[parameter]["momentum_buffer"] = zeros
+
+    def _fixed(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor where captured steps of other clients will find theirs; the value itself without those."""
+        return value if self.runtime.graphs is None else self.runtime.graphs.fixed(name, value)
 
     def frozen_modules(self) -> list[nn.Module]:
         """Return the modules all of whose parameters a plugin froze for this round."""
@@ -155,6 +195,7 @@ class LocalSession:
         assert self.parked is not None
         self.load({**self.parked, **patches})
         self.parked = None
+        self.graphs.clear()  # they hold outputs of frozen models and momentum that are made anew here
         self.load_frozen()
         self.reset_momentum(p for name, p in self.model.named_parameters() if name in patches and p.requires_grad)
 
@@ -192,6 +233,8 @@ class ClientContext:
     @property
     def steps(self) -> int:
         """Optimizer steps executed so far in this round."""
+        if self._session.batch is not None:
+            self._session.batch.depends_on.add("batch")
         return self._session.steps
 
     @property
@@ -220,6 +263,8 @@ class ClientContext:
         :param model: default the working model.
         """
         data, model = self._session.data, model or self.model
+        if self._session.batch is not None:
+            self._session.batch.depends_on.add("batch")
         was_training = model.training
         model.eval()
         outputs = all_outputs(model, data, indices)
@@ -258,9 +303,9 @@ class ClientContext:
 class Shared:
     """A payload sent once per round, copied to the device's own memory: global model and broadcasts."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], device: torch.device) -> None:
-        groups = unflatten({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
-        self.model: Tensors = groups.pop("model", {})
+    def __init__(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], placement: Placement) -> None:
+        groups = unflatten({name: tensor.to(placement.device, copy=True) for name, tensor in tensors.items()})
+        self.model: Tensors = placement.weights(groups.pop("model", {}))
         self.received: dict[str, Tensors] = unflatten(groups.pop("broadcast", {}))
         self.meta = meta
 

@@ -66,6 +66,10 @@ class RunConfig(BaseModel):
     precision: Literal["float32", "tf32", "bf16"] = Field(
         "float32", description="Arithmetic of forward and backward; weights and state stay float32."
     )
+    memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
+        "auto", description="Layout of images and convolutions in memory; auto is a fixed rule per device and model."
+    )
+    capture: bool = Field(True, description="On CUDA, record training steps as graphs and replay them.")
 
     eval_every: int = Field(1, ge=1, description="Rounds between evaluations; the last round is always evaluated.")
     silhouette_every: int = Field(

@@ -43,28 +43,30 @@ def evaluate(
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
-    chunks = [chunk for chunk in positions.split(CHUNK) if len(chunk)]
+    chunks = [chunk for chunk in positions.to(samples.labels.device).split(CHUNK) if len(chunk)]
 
-    def count(chunk: Tensor) -> tuple[Tensor, Tensor, float]:
-        torch.set_num_threads(1)  # per thread, as OpenMP has it
+    def count(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if device.type == "cpu":
+            torch.set_num_threads(1)  # per thread, as OpenMP has it
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
             _, logits = model(samples.gather(chunk).to(device))
-            hits = logits.argmax(dim=1) == labels
+            members = labels.unsqueeze(1) == classes  # (B, C)
+            hits = (logits.argmax(dim=1) == labels).unsqueeze(1)
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
-            correct = torch.bincount(labels[hits], minlength=num_classes)
-            return correct.cpu(), torch.bincount(labels, minlength=num_classes).cpu(), float(loss)
+            return (members & hits).sum(dim=0), members.sum(dim=0), loss
 
+    classes = torch.arange(num_classes, device=device)
     if threads > 1 and len(chunks) > 1 and device.type == "cpu":
         with ThreadPoolExecutor(threads) as pool:
             counts = list(pool.map(count, chunks))
     else:
         counts = [count(chunk) for chunk in chunks]
-    zero = torch.zeros(num_classes, dtype=torch.int64)
+    zero = torch.zeros_like(classes)
     return {
         "correct": sum((c for c, _, _ in counts), zero).tolist(),
         "total": sum((t for _, t, _ in counts), zero).tolist(),
-        "loss": sum(loss for _, _, loss in counts),
+        "loss": float(sum((loss for _, _, loss in counts), zero.double().sum())),
     }
 
 
@@ -142,7 +144,7 @@ def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.devi
     model.eval()
     with torch.inference_mode():
         features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in positions.split(CHUNK)])
-    labels = samples.labels[positions].numpy()
+    labels = samples.labels.cpu()[positions].numpy()
     if not 1 < len(set(labels.tolist())) < len(labels):
         return None
     return float(silhouette_score(features.double().numpy(), labels))

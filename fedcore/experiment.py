@@ -21,6 +21,7 @@ from fedcore.engines.base import Engine, Site
 from fedcore.errors import FedcoreError, RunDirectoryError
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
+from fedcore.placement import Placement
 from fedcore.prepare import resolve_config, resolve_partition
 from fedcore.problem import Problem
 from fedcore.protocols import Evaluator
@@ -96,6 +97,7 @@ def evaluate_run(path: Path) -> dict[str, Any]:
         state = directory.checkpoints.load()
         if state is None:
             raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {directory.how_to_resume}")
+        dataset = Placement.of(config, problem.model).dataset(dataset)
         with engine_for(config, dataset, partition, directory) as engine:
             experiment = Experiment(Federation(problem, dataset, partition, engine), directory, _silent)
             return experiment.final_metrics(state)
@@ -217,7 +219,7 @@ class Experiment:
             summary.update(seconds=earlier["seconds"], time=earlier["time"])
         self.directory.write_summary(summary)
         self.notify("done", summary)
-        model = self.federation.problem.model.to("cpu").eval()
+        model = Placement.plain().model(self.federation.problem.model).eval()
         load_state(model.state_dict(), state.model)
         return RunResult(metrics, model, self.directory.path, summary)
 
@@ -285,6 +287,7 @@ def _execute(
             "notes": partition.info["notes"],
         },
     )
+    dataset = Placement.of(config, problem.model).dataset(dataset)
     with engine_for(config, dataset, partition, directory, make) as engine:
         return Experiment(Federation(problem, dataset, partition, engine), directory, notify).train(state)
 

@@ -49,6 +49,7 @@ class FrozenModel:
 def all_outputs(model: SplitModel, data: ClientData, positions: Tensor | None = None) -> Outputs:
     """Return a model's outputs on a client's samples (default all), in the given order and fixed chunks."""
     order = torch.arange(len(data)) if positions is None else positions
+    order = order.to(data.labels.device)
     with torch.no_grad():
         chunks = [model(data.inputs(part)) for part in order.split(CHUNK)]
     return Outputs(torch.cat([c.features for c in chunks]), torch.cat([c.logits for c in chunks]))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.client import ClientContext, LocalSession
+from fedcore.data.client import Picked
 from fedcore.errors import PluginContractError
 from fedcore.frozen import FrozenModel
 from fedcore.models import Outputs, SplitModel
@@ -22,18 +23,18 @@ from fedcore.types import Loss
 
 
 class Batch:
-    """One mini-batch of one client, shared by the views of all plugins."""
+    """One mini-batch of one client, shared by the views of all plugins.
 
-    def __init__(self, session: LocalSession, epoch: int, number: int, positions: Tensor) -> None:
+    :ivar depends_on: which of ``round``, ``client``, ``epoch`` and ``batch`` hooks looked at; what a captured step
+        took from them is fixed, so it can be replayed only where they are the same.
+    """
+
+    def __init__(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
         self.session, self.epoch, self.number = session, epoch, number
-        data = session.data
-        if data.varies:
-            self.x = data.augmented_inputs(positions, session.generator(f"augment/{epoch}/{number}"))
-        else:
-            self.x = data.inputs(positions)
-        self.indices = positions.to(session.device)
-        self.y = data.labels[self.indices]
+        self.x = session.data.inputs_of(picked)
+        self.indices, self.y = picked.positions, picked.labels
         self.outputs: Outputs
+        self.depends_on: set[str] = set()
         self._frozen: dict[str, Outputs | None] = {}
 
     def frozen(self, name: str) -> Outputs | None:
@@ -69,6 +70,7 @@ class Step:
     @property
     def client(self) -> ClientContext:
         """The client that trains."""
+        self._batch.depends_on.add("client")
         return self._batch.session.context(self._plugin or "")
 
     @property
@@ -79,6 +81,7 @@ class Step:
     @property
     def round(self) -> int:
         """The round, from 0."""
+        self._batch.depends_on.add("round")
         return self._batch.session.round
 
     @property
@@ -94,11 +97,13 @@ class Step:
     @property
     def epoch(self) -> int:
         """The local epoch, from 0."""
+        self._batch.depends_on.add("epoch")
         return self._batch.epoch
 
     @property
     def added(self) -> Mapping[str, nn.Parameter]:
         """The parameters that this plugin added in ``begin_local``."""
+        self._batch.depends_on.add("client")
         return self._batch.session.added.get(self._plugin or "", {})
 
     @property
@@ -117,6 +122,7 @@ class Step:
         :raises PluginContractError: the plugin did not declare that it ``reads`` the model.
         """
         self._require(name)
+        self._batch.depends_on.add("client")
         return self._batch.frozen(name)
 
     @property
@@ -129,6 +135,7 @@ class Step:
     def previous_model(self) -> SplitModel | None:
         """The client's frozen model of its last committed participation; None on the first."""
         self._require("previous")
+        self._batch.depends_on.add("client")
         previous: FrozenModel = self._batch.session.frozen["previous"]
         return previous.module if previous.present else None
 
@@ -136,6 +143,7 @@ class Step:
     def random(self, purpose: str) -> Iterator[None]:
         """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
         batch = self._batch
+        batch.depends_on.add("batch")
         seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
         with random_stream(seed, batch.session.device):
             yield
@@ -146,22 +154,26 @@ class Step:
 
 def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: int) -> None:
     """Run local epochs ``start`` to ``stop - 1`` of one client on its session; leaves the model in eval mode."""
-    config, model = session.config, session.model
+    config, model, data = session.config, session.model, session.data
     model.train()
     for module in session.frozen_modules():
         module.eval()  # or BatchNorm's statistics would move on
+    take_step = session.runtime.graphs.take_step if session.runtime.graphs else train_batch
     for epoch in range(start, stop):
-        order = torch.randperm(len(session.data), generator=session.generator(f"shuffle/{epoch}"))
+        order = torch.randperm(len(data), generator=session.generator(f"shuffle/{epoch}"))
+        batches = data.batches(order, config.batch_size, session.generator(f"augment/{epoch}"))
         with random_stream(session.derive_seed(f"epoch/{epoch}"), session.device):
-            for number, indices in enumerate(order.split(config.batch_size)):
-                if len(indices) == 1 and session.has_batch_norm:
+            for number, picked in enumerate(batches):
+                if len(picked.positions) == 1 and session.has_batch_norm:
                     continue  # BatchNorm has no variance to normalise by
-                train_batch(session, plugins, Batch(session, epoch, number, indices))
+                take_step(session, plugins, epoch, number, picked)
+                session.steps += 1
     model.eval()
 
 
-def train_batch(session: LocalSession, plugins: PluginSet, batch: Batch) -> None:
-    """Take one optimizer step."""
+def train_batch(session: LocalSession, plugins: PluginSet, epoch: int, number: int, picked: Picked) -> Batch:
+    """Take one optimizer step; returns its batch."""
+    batch = session.batch = Batch(session, epoch, number, picked)
     with session.autocast():
         batch.outputs = Outputs(*session.model(batch.x))
         step = Step(batch)
@@ -174,7 +186,8 @@ def train_batch(session: LocalSession, plugins: PluginSet, batch: Batch) -> None
         for _ in plugins.each("observe", step=step):
             pass
     session.optimizer.step()
-    session.steps += 1
+    session.batch = None
+    return batch
 
 
 def objective(session: LocalSession, plugins: PluginSet, step: Step) -> Tensor:

@@ -8,8 +8,8 @@ from fedcore import registry
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
 from fedcore.errors import ConfigError
+from fedcore.placement import resolve_device
 from fedcore.plugins import BUILTIN, PluginSet
-from fedcore.problem import resolve_device
 
 
 def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:

@@ -67,26 +67,6 @@ class Problem:
         return [name for name in names if name not in self.layout.personal]
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return the device that ``--device`` names.
-
-    :raises ConfigError: no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"--device: {name!r} is no device; write auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device: {name!r} is not supported; write auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(
-            f"--device: {name!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices. Use --device cpu."
-        )
-    return device
-
-
 def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask) -> None:
     """Try one sample, so that a model that does not fit the data fails before the run starts."""
     model.eval()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from fedcore.engines.base import ClientFailure, ClientTask
 from fedcore.engines.local import cores
 from fedcore.evaluation import evaluate, rates, silhouette, summarise_clients
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
+from fedcore.placement import Placement
 from fedcore.server_context import Federation, Round
 from fedcore.state import ServerState
 
@@ -21,7 +20,8 @@ class Evaluator:
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
-        self.device = torch.device(federation.config.device)
+        self.placement = Placement.of(federation.config, federation.problem.model)
+        self.device = self.placement.device
 
     def evaluate(self, state: ServerState, *, with_silhouette: bool = False) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
@@ -103,6 +103,6 @@ class Evaluator:
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""
-        model = self.federation.problem.model.to(self.device)
+        model = self.placement.model(self.federation.problem.model)
         load_state(model.state_dict(), state.model)
         return model.eval()

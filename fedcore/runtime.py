@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, Failur
 from fedcore.errors import FedcoreError, PluginCallError, PluginContractError
 from fedcore.evaluation import evaluate_client
 from fedcore.frozen import FrozenModel
-from fedcore.local import train_epochs
+from fedcore.graphs import CudaRecorder, StepGraphs
+from fedcore.local import train_batch, train_epochs
 from fedcore.models import has_batch_norm
-from fedcore.problem import Problem, resolve_device
+from fedcore.placement import Placement
+from fedcore.problem import Problem
 from fedcore.state import ClientStore, flatten, unflatten
 from fedcore.tensors import clone
 from fedcore.types import ClientUpdate
@@ -39,13 +42,16 @@ class ClientRuntime:
     """Turns tasks into results; one working model, reused from client to client."""
 
     def __init__(self, site: Site) -> None:
-        self.config, self.dataset, self.partition = site.config, site.dataset, site.partition
-        self.device = resolve_device(self.config.device)
+        self.config, self.partition = site.config, site.partition
+        self.problem = Problem.build(self.config, site.dataset)
+        self.placement = Placement.of(self.config, self.problem.model)
+        self.device, self.dataset = self.placement.device, self.placement.dataset(site.dataset)
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
-        self.problem = Problem.build(self.config, self.dataset)
-        self.model = self.problem.model.to(self.device)
+        captures = self.device.type == "cuda" and self.config.capture
+        self.graphs = StepGraphs(CudaRecorder(self.device), train_batch) if captures else None
+        self.model = self.placement.model(self.problem.model)
         self.model_state = self.model.state_dict()
         self.first_personal = clone({name: self.model_state[name] for name in self.problem.layout.personal})
         self.has_batch_norm = has_batch_norm(self.model)
@@ -69,7 +75,9 @@ class ClientRuntime:
         """
         began, before = time.perf_counter(), dict(self.problem.plugins.seconds)
         try:
-            result = self._handlers[task.kind](task, shared)
+            with self.graphs.recorder.running() if self.graphs else nullcontext():
+                result = self._handlers[task.kind](task, shared)
+                tensors = {name: tensor.cpu() for name, tensor in result.tensors.items()}
         except Failed as verdict:
             return self._failed(task, verdict.kind, str(verdict))
         except PluginCallError as error:
@@ -81,7 +89,7 @@ class ClientRuntime:
         after = self.problem.plugins.seconds
         spent = {name: after[name] - seconds for name, seconds in before.items()}
         self._record_time(task, result.meta, {"": time.perf_counter() - began, **spent})
-        return ClientResult(result.task_id, {name: t.cpu() for name, t in result.tensors.items()}, result.meta)
+        return ClientResult(result.task_id, tensors, result.meta)
 
     def _record_time(self, task: ClientTask, meta: dict[str, Any], spent: dict[str, float]) -> None:
         """Put the seconds of a task, a fit's earlier parts included, into its result: in all, and by plugin."""
@@ -109,6 +117,8 @@ class ClientRuntime:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             del self._sessions[key]  # abandoned in an earlier round
         self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
+        if self.graphs:
+            self.graphs.begin_round(task.round)
         session = LocalSession(self, task, shared)
         session.load(session.start)
         session.load_frozen()
@@ -136,6 +146,7 @@ class ClientRuntime:
             names = {name for plugin in self.problem.breaks[stop] for name in self._exchanged(plugin)}
             return ClientResult(task.id, {name: parked[name] for name in sorted(names)}, {"paused": stop})
         self._sessions.pop(task.session or "", None)
+        session.graphs.clear()
         return self._finish(task, session)
 
     def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,50 +24,83 @@ MAX_DEGREES = 15.0
 def augment(name: str, x: Tensor, generator: torch.Generator, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Return ``x`` (B, C, H, W), normalised by ``mean`` and ``std`` per channel, augmented as ``name`` says.
 
-    All numbers are drawn from the CPU ``generator``, so they do not depend on the device of ``x``.
+    :raises UnknownNameError: no augmentation of that name.
+    """
+    return apply_augmentation(name, x, draw_augmentation(name, len(x), generator).to(x.device), mean, std)
+
+
+def draw_augmentation(name: str, n: int, generator: torch.Generator) -> Tensor:
+    """Return what ``n`` images are augmented by, (n, numbers) float32 on the CPU: crop, flip, perhaps angle.
+
+    All numbers come from the CPU ``generator``, so they do not depend on the device of the images.
 
     :raises UnknownNameError: no augmentation of that name.
     """
-    if name not in AUGMENTATIONS:
-        raise UnknownNameError("augmentation", name, AUGMENTATIONS)
-    return AUGMENTATIONS[name](x, generator, mean, std)
+    return _named(name)[0](n, generator)
 
 
-def _cifar10(x: Tensor, generator: torch.Generator, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def apply_augmentation(name: str, x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Return ``x`` (B, C, H, W) augmented by what was ``drawn`` (B, numbers) for it, on its device; capture-safe.
+
+    :raises UnknownNameError: no augmentation of that name.
+    """
+    return _named(name)[1](x, drawn, mean, std)
+
+
+def _draw_crop_and_flip(n: int, generator: torch.Generator) -> Tensor:
+    """Return top and left corner of the crop in the padded image, and flip (0 or 1): (n, 3)."""
+    corner = torch.randint(0, 2 * PAD + 1, (2, n, 1), generator=generator)
+    flip = torch.rand(n, 1, generator=generator) < 0.5
+    return torch.cat([corner[0], corner[1], flip], dim=1).float()
+
+
+def _draw_crop_flip_and_angle(n: int, generator: torch.Generator) -> Tensor:
+    """Return the same and an angle in degrees: (n, 4)."""
+    corner_and_flip = _draw_crop_and_flip(n, generator)
+    angle = (torch.rand(n, 1, generator=generator) * 2 - 1) * MAX_DEGREES
+    return torch.cat([corner_and_flip, angle], dim=1)
+
+
+def _cifar10(x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     height, width = x.shape[2:]
-    top, left, flip = _draw_crop_and_flip(len(x), generator)
-    rows = _reflect(torch.arange(height) + top - PAD, height).unsqueeze(2)
-    columns = _reflect(_flipped(torch.arange(width), flip, width) + left - PAD, width).unsqueeze(1)
-    return _gather_pixels(x, rows * width + columns)
+    top, left, flip = drawn.long().split(1, dim=1)  # (B, 1) each
+    rows = _reflect(torch.arange(height, device=x.device) + top - PAD, height).unsqueeze(2)
+    columns = _flipped(torch.arange(width, device=x.device), flip.bool(), width) + left - PAD
+    return _gather_pixels(x, rows * width + _reflect(columns, width).unsqueeze(1))
 
 
-def _cifar100(x: Tensor, generator: torch.Generator, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def _cifar100(x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     height, width = x.shape[2:]
-    top, left, flip = _draw_crop_and_flip(len(x), generator)
-    angle = (torch.rand(len(x), generator=generator) * 2 - 1) * MAX_DEGREES
+    top, left, flip = drawn[:, :3].long().split(1, dim=1)  # (B, 1) each
     # Undone in reverse order: where was this pixel before the rotation, before the flip, before the crop?
-    rows, columns = _rotated(angle, height, width)
+    rows, columns = _rotated(drawn[:, 3], height, width)
     shown = _inside(rows, height) & _inside(columns, width)
     rows = rows + top.unsqueeze(2) - PAD
-    columns = _flipped(columns, flip.unsqueeze(2), width) + left.unsqueeze(2) - PAD
+    columns = _flipped(columns, flip.bool().unsqueeze(2), width) + left.unsqueeze(2) - PAD
     shown &= _inside(rows, height) & _inside(columns, width)
     moved = _gather_pixels(x, rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1))
-    # Black is 0 before normalisation.
-    black = torch.tensor([-m / s for m, s in zip(mean, std)], dtype=x.dtype, device=x.device)
-    return torch.where(shown.unsqueeze(1).to(x.device), moved, black.view(1, -1, 1, 1))
+    black = [-m / s for m, s in zip(mean, std)]  # black is 0 before normalisation
+    shown = shown.unsqueeze(1)
+    return torch.cat(
+        [torch.where(shown, part, value) for part, value in zip(moved.split(1, dim=1), black, strict=True)], dim=1
+    )
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator, Sequence[float], Sequence[float]], Tensor]] = {
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
+class _Augmentation(NamedTuple):
+    draw: Callable[[int, torch.Generator], Tensor]
+    apply: Callable[[Tensor, Tensor, Sequence[float], Sequence[float]], Tensor]
+
+
+AUGMENTATIONS = {
+    "cifar10": _Augmentation(_draw_crop_and_flip, _cifar10),
+    "cifar100": _Augmentation(_draw_crop_flip_and_angle, _cifar100),
 }
 
 
-def _draw_crop_and_flip(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return top and left corner of the crop in the padded image, (B, 1) int64, and flip, (B, 1) bool."""
-    corner = torch.randint(0, 2 * PAD + 1, (2, batch, 1), generator=generator)
-    flip = torch.rand(batch, 1, generator=generator) < 0.5
-    return corner[0], corner[1], flip
+def _named(name: str) -> _Augmentation:
+    if name not in AUGMENTATIONS:
+        raise UnknownNameError("augmentation", name, AUGMENTATIONS)
+    return AUGMENTATIONS[name]
 
 
 def _reflect(position: Tensor, size: int) -> Tensor:
@@ -89,8 +123,8 @@ def _rotated(degrees: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     Counter-clockwise, nearest pixel, as torchvision's ``rotate``; may lie outside of the image.
     """
     radians = (degrees * (math.pi / 180)).view(-1, 1, 1)
-    y = (torch.arange(height) - (height - 1) / 2).view(1, -1, 1)
-    x = (torch.arange(width) - (width - 1) / 2).view(1, 1, -1)
+    y = (torch.arange(height, device=degrees.device) - (height - 1) / 2).view(1, -1, 1)
+    x = (torch.arange(width, device=degrees.device) - (width - 1) / 2).view(1, 1, -1)
     cos, sin = radians.cos(), radians.sin()
     rows = (sin * x + cos * y + (height - 1) / 2).round().long()
     columns = (cos * x - sin * y + (width - 1) / 2).round().long()
@@ -100,5 +134,5 @@ def _rotated(degrees: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
 def _gather_pixels(x: Tensor, source: Tensor) -> Tensor:
     """Return images showing the pixels of ``x`` (B, C, H, W) at the flat positions ``source`` (B, H, W)."""
     batch, channels = x.shape[:2]
-    index = source.reshape(batch, 1, -1).to(x.device).expand(-1, channels, -1)
+    index = source.reshape(batch, 1, -1).expand(-1, channels, -1)
     return x.flatten(2).gather(2, index).view(x.shape)

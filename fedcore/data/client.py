@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedcore.data.augment import augment
+from fedcore.data.augment import apply_augmentation, draw_augmentation
 from fedcore.data.samples import Dataset, ResidentSamples, Samples
+
+
+class Picked(NamedTuple):
+    """The samples of one batch, on the device.
+
+    :param positions: in the client's samples, (B,) int64; ``rows`` in the data set; ``labels`` (B,) int64.
+    :param drawn: what they are augmented by, (B, numbers); None: not at all.
+    """
+
+    positions: Tensor
+    rows: Tensor
+    labels: Tensor
+    drawn: Tensor | None
+
+    def clone(self) -> Picked:
+        """Return the same in memory of its own."""
+        return Picked(*(None if part is None else part.clone() for part in self))  # type: ignore[arg-type]
+
+    def copy_(self, other: Picked) -> None:
+        """Take the values of a batch of the same size."""
+        for own, value in zip(self, other, strict=True):
+            if own is not None and value is not None:
+                own.copy_(value)
 
 
 class ClientData:
@@ -22,10 +47,10 @@ class ClientData:
         self, samples: Samples, indices: Tensor, device: torch.device, augmentation: str | None = None
     ) -> None:
         self._samples = samples
-        self._indices = indices
+        self._indices = indices.to(device)
         self._device = device
         self._augmentation = augmentation
-        self.labels = samples.labels[indices].to(device)
+        self.labels = samples.labels[indices.to(samples.labels.device)].to(device)
 
     @classmethod
     def training(cls, dataset: Dataset, indices: Tensor, device: torch.device, *, augmented: bool) -> ClientData:
@@ -40,14 +65,28 @@ class ClientData:
         """Whether the same position gives another input from epoch to epoch."""
         return self._augmentation is not None
 
+    def batches(self, order: Tensor, size: int, stream: torch.Generator) -> Iterator[Picked]:
+        """Yield one epoch's batches: the samples at ``order`` (n,), ``size`` at a time, the last perhaps fewer.
+
+        :param stream: what augmentations are drawn from.
+        """
+        positions = order.to(self._device)
+        rows, labels = self._indices[positions], self.labels[positions]
+        drawn: Iterator[Tensor | None] = repeat(None)
+        if self._augmentation is not None:
+            drawn = iter(draw_augmentation(self._augmentation, len(order), stream).to(self._device).split(size))
+        for parts in zip(positions.split(size), rows.split(size), labels.split(size), strict=True):
+            yield Picked(*parts, next(drawn))
+
     def inputs(self, positions: Tensor) -> Any:
-        """Return the inputs at these positions as they are, on the device."""
+        """Return the inputs at these positions (on the device), not augmented."""
         return self._samples.gather(self._indices[positions]).to(self._device)
 
-    def augmented_inputs(self, positions: Tensor, stream: torch.Generator) -> Any:
-        """Return the inputs at these positions, augmented with draws from ``stream``, on the device."""
-        samples = self._samples
+    def inputs_of(self, picked: Picked) -> Any:
+        """Return the inputs of a batch, augmented where it says so."""
+        x = self._samples.gather(picked.rows).to(self._device)
+        if picked.drawn is None:
+            return x
         assert self._augmentation is not None
-        assert isinstance(samples, ResidentSamples)
-        x = samples.gather(self._indices[positions])
-        return augment(self._augmentation, x, stream, samples.mean, samples.std).to(self._device)
+        assert isinstance(self._samples, ResidentSamples)
+        return apply_augmentation(self._augmentation, x, picked.drawn, self._samples.mean, self._samples.std)

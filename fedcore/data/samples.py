@@ -70,22 +70,34 @@ class ResidentSamples:
         return len(self.labels)
 
     def gather(self, indices: Tensor) -> Tensor:
-        """Return the normalised images at ``indices`` (B,) int64 as (B, C, H, W) float32."""
-        batch = self.images.index_select(0, indices.to(self.images.device))
+        """Return the normalised images at ``indices`` (B,) int64 as (B, C, H, W) float32, laid out as they are."""
+        images = self.images
+        indices = indices.to(images.device)
+        if images.is_contiguous():
+            batch = images.index_select(0, indices)
+        else:  # channels_last, which index_select would undo
+            batch = images.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
         return batch if batch.dtype == torch.float32 else _normalise(batch, self.mean, self.std)
+
+    def to(self, device: torch.device, memory_format: torch.memory_format) -> ResidentSamples:
+        """Return the samples on a device in a memory format; themselves where they are so already."""
+        images = self.images.to(device).contiguous(memory_format=memory_format)
+        return ResidentSamples(images, self.labels.to(device), self.mean, self.std)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that, with :meth:`meta`, make these samples again in another process."""
-        return {"images": self.images, "labels": self.labels}
+        images = self.images if self.images.is_contiguous() else self.images.permute(0, 2, 3, 1)
+        return {"images": images, "labels": self.labels}
 
     def meta(self) -> dict[str, JSON]:
         """Return what is not a tensor, ready for JSON (which keeps every bit of a float)."""
-        return {"mean": list(self.mean), "std": list(self.std)}
+        return {"mean": list(self.mean), "std": list(self.std), "channels_last": not self.images.is_contiguous()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ResidentSamples:
         """Return samples over the given tensors without a copy, e.g. over a memory-mapped file."""
-        return cls(tensors["images"], tensors["labels"], meta["mean"], meta["std"])
+        images = tensors["images"].permute(0, 3, 1, 2) if meta["channels_last"] else tensors["images"]
+        return cls(images, tensors["labels"], meta["mean"], meta["std"])
 
 
 @dataclass(frozen=True)
@@ -107,8 +119,7 @@ class Dataset:
 
 def _normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     # Elementwise in float32, so normalising everything at once or one batch at a time gives the same bits.
-    shift, scale = (
-        torch.tensor(list(v), dtype=torch.float32, device=pixels.device).view(1, -1, 1, 1) for v in (mean, std)
-    )
     unit = pixels.to(torch.float32).div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
-    return unit.sub_(shift).div_(scale)
+    for channel, shift, scale in zip(unit.unbind(1), mean, std, strict=True):  # scalars: a captured step copies none
+        channel.sub_(shift).div_(scale)
+    return unit

@@ -21,7 +21,7 @@ from fedcore.engines.base import ClientFailure, ClientTask, Outcome, Site
 from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair, unpack_outcome
 from fedcore.engines.site import pack_site
 from fedcore.errors import FedcoreError, PluginContractError
-from fedcore.problem import resolve_device
+from fedcore.placement import resolve_device
 from fedcore.runtime import ClientRuntime
 from fedcore.tensors import bytes_of
 
@@ -39,7 +39,8 @@ ALLOCATOR = {
 def LocalEngine(site: Site) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
     """Return the engine that the run's device and ``workers`` ask for."""
     workers = site.config.workers
-    if resolve_device(site.config.device).type == "cuda" or workers == 0:
+    on_gpu = resolve_device(site.config.device).type == "cuda"
+    if workers == 0 or (on_gpu and workers is None):
         return InProcessEngine(site)
     return WorkerEngine(site, workers or cores())
 
@@ -60,7 +61,7 @@ class InProcessEngine:
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Keep a payload under a key."""
-        self._shared[key] = Shared(tensors, meta, self._runtime.device)
+        self._shared[key] = Shared(tensors, meta, self._runtime.placement)
 
     def unshare(self, key: str) -> None:
         """Forget a payload."""

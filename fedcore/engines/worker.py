@@ -67,7 +67,7 @@ def serve(channel: Channel) -> None:
         task = unpack_task(tensors, meta)
         if task.shared is not None and task.shared != key:
             broadcast, described = read_tensors(channel.spool.path / f"{task.shared}.safetensors")
-            key, shared = task.shared, Shared(broadcast, described, runtime.device)
+            key, shared = task.shared, Shared(broadcast, described, runtime.placement)
         try:
             channel.send(*pack_outcome(runtime.handle(task, shared)))
         except FedcoreError as error:

@@ -1,0 +1,55 @@
+"""Find what would make a training step wait for the device, on a machine without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_SYNCING = {
+    "aten::_local_scalar_dense": "reads a tensor's value (.item(), float(), int(), bool(), or a branch on it)",
+    "aten::equal": "compares two tensors on the host (torch.equal)",
+    "aten::nonzero": "makes a shape depend on values (nonzero, or boolean indexing)",
+    "aten::masked_select": "makes a shape depend on values (masked_select)",
+    "aten::bincount": "makes a shape depend on values (bincount)",
+    "aten::unique_dim": "makes a shape depend on values (unique)",
+    "aten::_unique2": "makes a shape depend on values (unique)",
+    "aten::unique_consecutive": "makes a shape depend on values (unique)",
+    "aten::repeat_interleave": "makes a shape depend on values (repeat_interleave)",
+}
+
+
+class HostSync(AssertionError):
+    """An operation would have to wait for the device and could not be recorded in a graph."""
+
+
+class _Forbid(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in _SYNCING:
+            raise HostSync(f"{name} {_SYNCING[name]}; use a mask instead")
+        if name in ("aten::index", "aten::index_put_", "aten::index_put"):
+            for index in args[1]:
+                if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+                    raise HostSync(f"{name} with a boolean index makes a shape depend on values; use a mask instead")
+        if name == "aten::lift_fresh":
+            raise HostSync("a tensor is made from Python numbers and would be copied to the device; make it once")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def forbid_host_sync() -> Iterator[None]:
+    """Run a block in which every operation that would make a CUDA step wait for the device is an error, on any device.
+
+    :raises HostSync: names the operation and what to do.
+
+    >>> with forbid_host_sync():
+    ...     torch.ones(2).sum().item()
+    Traceback (most recent call last):
+    fedcore.testing.sync.HostSync: aten::_local_scalar_dense reads a tensor's value (.item(), float(), int(), ...
+    """
+    with _Forbid():  # type: ignore[no-untyped-call]
+        yield
