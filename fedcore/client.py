@@ -69,7 +69,11 @@ class LossTotals:
         """Return the mean over the batches in which each loss took part; syncs with the host, once."""
         if not self._counts:
             return {}
-        totals: list[float] = torch.stack([self._sums[name].double() for name in self._counts]).tolist()
+        sums = [self._sums[name].double() for name in self._counts]
+        device = max(
+            (total.device for total in sums), key=lambda device: device.type != "cpu"
+        )  # constants are on the CPU
+        totals: list[float] = torch.stack([total.to(device) for total in sums]).tolist()
         return {name: total / count for total, (name, count) in zip(totals, self._counts.items(), strict=True)}
 
 

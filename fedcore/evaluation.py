@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore.data import Samples
+from fedcore.placement import forward_chunk
 from fedcore.seeding import numpy_generator
 
 if TYPE_CHECKING:
     from fedcore.client import LocalSession
 
-CHUNK = 500
 SILHOUETTE_SAMPLES = 2000
 
 
@@ -43,7 +43,7 @@ def evaluate(
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
-    chunks = [chunk for chunk in positions.to(samples.labels.device).split(CHUNK) if len(chunk)]
+    chunks = [chunk for chunk in positions.to(samples.labels.device).split(forward_chunk(device)) if len(chunk)]
 
     def count(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if device.type == "cpu":
@@ -142,8 +142,9 @@ def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.devi
     chosen = np.sort(numpy_generator(seed, "silhouette").choice(len(samples), size=count, replace=False))
     positions = torch.from_numpy(chosen)
     model.eval()
+    parts = positions.split(forward_chunk(device))
     with torch.inference_mode():
-        features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in positions.split(CHUNK)])
+        features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in parts])
     labels = samples.labels.cpu()[positions].numpy()
     if not 1 < len(set(labels.tolist())) < len(labels):
         return None

@@ -32,6 +32,21 @@ from fedcore.state import ServerState
 from fedcore.tensors import clone
 
 
+PARTS = (
+    "round",
+    "selection",
+    "broadcast",
+    "local_training",
+    "collection",
+    "aggregation",
+    "evaluation",
+    "checkpoint",
+    "client_seconds",
+    "idle_workers",
+)
+"""What is timed in every round, in seconds; ``client_seconds`` and ``idle_workers`` are summed over the workers."""
+
+
 @dataclass(frozen=True)
 class RunResult:
     """A finished run.
@@ -62,6 +77,15 @@ def run(
     :raises RoundFailedError: too few usable updates; the directory holds the last good state.
     :raises Interrupted: Ctrl-C; the directory holds a checkpoint.
     """
+    with started(config, notify=notify, engine=engine) as (experiment, state):
+        return experiment.train(state)
+
+
+@contextmanager
+def started(
+    config: RunConfig, *, notify: Notify | None = None, engine: Callable[[Site], Engine] | None = None
+) -> Iterator[tuple[Experiment, ServerState]]:
+    """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
     with one_thread():
         config, dataset = resolve_config(config)
         partition = resolve_partition(config, dataset)
@@ -72,7 +96,8 @@ def run(
         directory.write_config(config)  # last: it is what makes the folder a run that can be resumed
         initial = ServerState(model=clone(problem.model.state_dict()))
         problem = replace(problem, config=config)
-        return _execute(config, dataset, partition, problem, directory, initial, notify, engine)
+        with _running(config, dataset, partition, problem, directory, initial, notify, engine) as experiment:
+            yield experiment, initial
 
 
 def resume(path: Path, *, notify: Notify | None = None) -> RunResult:
@@ -84,7 +109,8 @@ def resume(path: Path, *, notify: Notify | None = None) -> RunResult:
         config, dataset, partition, problem, directory = _reopen(path)
         state = directory.checkpoints.load() or ServerState(model=clone(problem.model.state_dict()))
         directory.truncate_metrics(state.metrics_bytes)
-        return _execute(config, dataset, partition, problem, directory, state, notify)
+        with _running(config, dataset, partition, problem, directory, state, notify) as experiment:
+            return experiment.train(state)
 
 
 def evaluate_run(path: Path) -> dict[str, Any]:
@@ -181,8 +207,10 @@ class Experiment:
         for _ in self.federation.problem.plugins.each("round_end", server=current.context(), record=record):
             pass
         self._unsaved.update(result.accepted)
+        began = time.perf_counter()
         if last or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
+        seconds["checkpoint"] = time.perf_counter() - began  # too late for the record, in time for the summary
         self.notify("round", record)
         return state
 
@@ -243,8 +271,7 @@ class Experiment:
     def time_split(self) -> dict[str, Any]:
         """Return the mean seconds per round by part, and what the machine was asked for."""
         rounds = max(1, len(self._seconds))
-        parts = ("round", "local_training", "aggregation", "evaluation", "client_seconds")
-        split: dict[str, Any] = {part: sum(s[part] for s in self._seconds) / rounds for part in parts}
+        split: dict[str, Any] = {part: sum(s.get(part, 0.0) for s in self._seconds) / rounds for part in PARTS}
         names = sorted({name for s in self._seconds for name in s["plugin_terms"]})
         split["plugin_terms"] = {
             name: sum(s["plugin_terms"].get(name, 0.0) for s in self._seconds) / rounds for name in names
@@ -267,7 +294,8 @@ def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     return {**each(ledger), "by_plugin": {sender: each(counts) for sender, counts in senders.items()}}
 
 
-def _execute(
+@contextmanager
+def _running(
     config: RunConfig,
     dataset: Dataset,
     partition: Partition,
@@ -276,7 +304,7 @@ def _execute(
     state: ServerState,
     notify: Notify | None,
     make: Callable[[Site], Engine] | None = None,
-) -> RunResult:
+) -> Iterator[Experiment]:
     notify = notify or _silent
     notify(
         "start",
@@ -289,7 +317,7 @@ def _execute(
     )
     dataset = Placement.of(config, problem.model).dataset(dataset)
     with engine_for(config, dataset, partition, directory, make) as engine:
-        return Experiment(Federation(problem, dataset, partition, engine), directory, notify).train(state)
+        yield Experiment(Federation(problem, dataset, partition, engine), directory, notify)
 
 
 def _reopen(path: Path) -> tuple[RunConfig, Dataset, Partition, Problem, RunDirectory]:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedcore.data.client import ClientData
 from fedcore.models import Outputs, SplitModel
-
-CHUNK = 256
+from fedcore.placement import forward_chunk
 
 
 class FrozenModel:
@@ -51,7 +50,7 @@ def all_outputs(model: SplitModel, data: ClientData, positions: Tensor | None = 
     order = torch.arange(len(data)) if positions is None else positions
     order = order.to(data.labels.device)
     with torch.no_grad():
-        chunks = [model(data.inputs(part)) for part in order.split(CHUNK)]
+        chunks = [model(data.inputs(part)) for part in order.split(forward_chunk(order.device))]
     return Outputs(torch.cat([c.features for c in chunks]), torch.cat([c.logits for c in chunks]))
 
 

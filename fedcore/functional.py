@@ -271,7 +271,7 @@ class _InnerProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(*tensors: Tensor) -> Tensor:
-        products = [torch.dot(a.flatten(), b.flatten()) for a, b in zip(*_halves(tensors))]
+        products = [torch.dot(*_flat(a, b)) for a, b in zip(*_halves(tensors))]
         return torch.stack(products).sum()
 
     @staticmethod
@@ -285,6 +285,13 @@ class _InnerProduct(torch.autograd.Function):
         if not any(ctx.needs_input_grad[len(first) :]):
             return (*towards_first, *[None] * len(second))
         return (*towards_first, *[a * grad for a in first])
+
+
+def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both as vectors in one common order, without a copy where they lie alike in memory."""
+    if a.ndim == 4 and a.stride() == b.stride() and a.is_contiguous(memory_format=torch.channels_last):
+        return a.permute(0, 2, 3, 1).flatten(), b.permute(0, 2, 3, 1).flatten()
+    return a.flatten(), b.flatten()
 
 
 def _halves(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -63,7 +63,9 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
     for _ in plugins.each("begin_round", server=current.context()):
         pass
     current.phase = "round"
+    chosen = time.perf_counter()
     current.share(f"round-{current.number}", current.broadcast())
+    sent = time.perf_counter()
 
     collector = Collector(federation, current)
     for task, outcome in train_cohort(federation, current):
@@ -96,12 +98,17 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
         "losses": collector.mean_losses(),
         "bytes": current.ledger.as_json(),
     }
+    training = trained - sent - collector.seconds
     seconds = {
         "round": ended - began,
-        "local_training": trained - began - collector.seconds,
-        "plugin_terms": collector.plugin_seconds,
+        "selection": chosen - began,
+        "broadcast": sent - chosen,
+        "local_training": training,
+        "collection": collector.seconds,
+        "aggregation": ended - trained,
         "client_seconds": collector.client_seconds,
-        "aggregation": ended - trained + collector.seconds,
+        "idle_workers": max(0.0, federation.engine.workers * training - collector.client_seconds),
+        "plugin_terms": collector.plugin_seconds,
     }
     return RoundResult(state, current.accepted, record, seconds)
 

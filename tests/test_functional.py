@@ -413,3 +413,14 @@ def test_losses_and_gradients_trace_without_reading_values(name: str) -> None:
     traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs())
     assert not any("_local_scalar_dense" in str(node.target) for node in traced.graph.nodes)
     torch.testing.assert_close(traced(*inputs()), step(*inputs()))
+
+
+@pytest.mark.parametrize("layouts", [("channels_last", "channels_last"), ("channels_last", "contiguous_format")])
+def test_linear_term_does_not_mind_how_tensors_lie_in_memory(layouts):
+    a, b = torch.randn(2, 4, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = (t.contiguous(memory_format=getattr(torch, name)) for t, name in zip((a, b), layouts, strict=True))
+    a.requires_grad_()
+    value = linear_term([a], [b])
+    value.backward()
+    assert value.item() == pytest.approx(float((a.detach() * b).sum()), rel=1e-12)
+    torch.testing.assert_close(a.grad, b)

@@ -49,6 +49,9 @@ RunJson = Annotated[
     typer.Option("--json", help="Print summary.json on stdout, and nothing else there.", rich_help_panel=RECORDS),
 ]
 RunQuiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, only the result.", rich_help_panel=RECORDS)]
+RunProfile = Annotated[
+    bool, typer.Option("--profile", help="Print where a round's time goes.", rich_help_panel=RECORDS)
+]
 RunDebug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=RECORDS)]
 
 

@@ -20,6 +20,8 @@ PROTOCOLS = {
     "global_before_correction": "before the correction",
 }
 
+TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
+
 
 def summary_tables(summary: Mapping[str, Any]) -> Group:
     """Return everything worth reading of a ``summary.json`` but the run's directory."""
@@ -86,6 +88,29 @@ def time_line(summary: Mapping[str, Any]) -> Text:
     line.append(f"; of the clients' time {', '.join(terms)}" if terms else "")
     line.append(f"; workers {spent['workers']}, peak memory {spent['peak_memory_mib']:.0f} MiB")
     return line
+
+
+def profile_table(spent: Mapping[str, Any]) -> Table:
+    """Return where a round's seconds went: each part, and within the clients' work the plugins' own."""
+    each = spent["per_round"]
+    whole = each["round"] + each["evaluation"] + each["checkpoint"]
+    table = _table("Where a round's time goes")
+    table.add_column("part", no_wrap=True)
+    table.add_column("s / round", justify="right", no_wrap=True)
+    table.add_column("%", justify="right", no_wrap=True)
+    table.add_column("of", style="dim")
+
+    def row(name: str, seconds: float, of: float, what: str) -> None:
+        table.add_row(text(name), f"{seconds:.3f}", f"{100 * seconds / of:.1f}" if of > 0 else "-", what)
+
+    for part in TIMED:
+        row(part.replace("_", " "), each[part], whole, "the round")
+    capacity = each["client_seconds"] + each["idle_workers"]
+    row("clients at work", each["client_seconds"], capacity, f"{spent['workers']} workers' time")
+    row("idle workers", each["idle_workers"], capacity, f"{spent['workers']} workers' time")
+    for name, seconds in each["plugin_terms"].items():
+        row(f"hooks of {clean(name)}", seconds, each["client_seconds"], "the clients' work")
+    return table
 
 
 def _table(title: str) -> Table:

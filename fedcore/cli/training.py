@@ -44,6 +44,7 @@ def train(
     ] = None,
     as_json: options.RunJson = False,
     quiet: options.RunQuiet = False,
+    profile: options.RunProfile = False,
     debug: options.RunDebug = False,
 ) -> None:
     """Train a model with federated clients, in a new run directory.
@@ -56,19 +57,23 @@ def train(
 
     with training(quiet) as display:
         result = run(config, notify=display)
-    show_summary(result.summary, as_json=as_json, quiet=quiet)
+    show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
 @guarded
 def resume(
-    run_dir: RunDir, as_json: options.Json = False, quiet: options.Quiet = False, debug: options.Debug = False
+    run_dir: RunDir,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    profile: options.RunProfile = False,
+    debug: options.Debug = False,
 ) -> None:
     """Go on with a run that was stopped, with the same options and to the same bits."""
     from fedcore import experiment
 
     with training(quiet) as display:
         result = experiment.resume(run_dir, notify=display)
-    show_summary(result.summary, as_json=as_json, quiet=quiet)
+    show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
 @guarded
@@ -112,13 +117,15 @@ def training(quiet: bool) -> Iterator[Any]:
         raise
 
 
-def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool) -> None:
+def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool, profile: bool = False) -> None:
     """Print a finished run's figures: as JSON on stdout, or as tables."""
-    from fedcore.cli.summary import summary_tables
+    from fedcore.cli.summary import profile_table, summary_tables
 
     if as_json:
         output.print_json(summary)
     if not (as_json and quiet):
         console = output.stderr() if as_json else output.stdout()
         console.print(summary_tables(summary))
+        if profile:
+            console.print(profile_table(summary["time"]), "")
         console.print(output.text(f"run directory: {summary['run_dir']}"), soft_wrap=True)

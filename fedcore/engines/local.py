@@ -30,6 +30,7 @@ BOUND = ("fit_resume", "end_session")
 
 # glibc gives freed activations back to the kernel at once, and every step then faults them in again.
 ALLOCATOR = {
+    "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TOP_PAD_": str(64 << 20),

@@ -64,7 +64,12 @@ def summary() -> dict[str, Any]:
             "per_round": {
                 "round": 20.0,
                 "local_training": 19.0,
+                "selection": 0.01,
+                "broadcast": 0.09,
+                "collection": 0.4,
                 "aggregation": 0.5,
+                "checkpoint": 0.6,
+                "idle_workers": 10.0,
                 "evaluation": 0.4,
                 "client_seconds": 40.0,
                 "plugin_terms": {"moon": 4.0},

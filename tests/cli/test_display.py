@@ -6,7 +6,7 @@ from rich.console import Console
 
 from fedcore.cli.display import LiveDisplay, PlainDisplay, QuietDisplay, make_display, rounds_table
 from fedcore.cli.output import clean, duration, number, percent, size, stopwatch
-from fedcore.cli.summary import metrics_tables, summary_tables
+from fedcore.cli.summary import metrics_tables, profile_table, summary_tables
 
 from . import events
 
@@ -170,3 +170,12 @@ def test_numbers_as_people_read_them() -> None:
     assert [number(x) for x in (None, 0.0, 1.5, 1e-6, float("nan"))] == ["-", "0.0000", "1.5000", "1.00e-06", "nan"]
     assert [percent(x) for x in (None, 0.93056)] == ["-", "93.06"]
     assert clean("a\x07\x1b[2Jb\n") == "a��[2Jb\n"
+
+
+def test_the_profile_says_where_a_round_went():
+    picture = drawn(profile_table(events.summary()["time"]), width=120)
+    rows = {line.split("  ")[0].strip(): line for line in picture.splitlines() if line.strip()}
+    assert "19.000" in next(line for name, line in rows.items() if name.startswith("local training"))
+    assert "90.5" in next(line for name, line in rows.items() if name.startswith("local training"))  # of 20 + 0.4 + 0.6
+    assert "20.0" in next(line for name, line in rows.items() if name.startswith("idle workers"))  # of 40 + 10
+    assert "10.0" in next(line for name, line in rows.items() if name.startswith("hooks of moon"))  # of 40

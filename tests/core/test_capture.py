@@ -19,6 +19,17 @@ LOOKS = {
     ("fdcl",): {"client"},
     ("fedcme",): {"client"},
     ("fedcd",): {"client", "round"},
+    ("fedcp",): {"client"},
+    ("ccvr",): set(),
+    ("ditto",): {"client"},
+    ("fedrs",): {"client"},
+    ("fedper",): set(),
+    ("solo",): set(),
+    ("fednova",): set(),
+    ("fedavgm",): set(),
+    ("scaffold",): {"client"},
+    ("feddyn",): {"client"},
+    ("feddc",): {"client"},
 }
 
 

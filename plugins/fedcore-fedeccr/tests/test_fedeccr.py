@@ -16,11 +16,10 @@ import fedcore
 from fedcore import Answer, Plugin, RunConfig, hookimpl, registry
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
-from fedcore.functional import class_statistics
 from fedcore.plugins import create_plugin
 from fedcore.rundir import RunDirectory
+from fedcore.statistics import feature_statistics
 from fedcore_fedeccr import FedECCROptions, uscc
-from fedcore_fedeccr.statistics import pack_statistics
 
 SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 QUICK = {"epochs": 2, "per_class": 50}
@@ -221,7 +220,7 @@ def fake_server(answers, plugin, calls):
 
 def answer_of(client, labels):
     z = torch.randn(len(labels), 3, generator=torch.Generator().manual_seed(client))
-    return Answer(client, pack_statistics(*class_statistics(z, torch.tensor(labels), 4)))
+    return Answer(client, feature_statistics(z, torch.tensor(labels), 4))
 
 
 def test_a_class_nobody_holds_is_left_out_and_named():

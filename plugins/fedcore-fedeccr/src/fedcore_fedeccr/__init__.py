@@ -1,7 +1,6 @@
 """FedECCR as fedcore plugins: prototype contrast (stage 1) and the classifier's correction, USCC (stage 2)."""
 
 from fedcore_fedeccr.plugin import FedECCR, FedECCROptions
-from fedcore_fedeccr.statistics import pool_statistics, sample_features
 from fedcore_fedeccr.uscc import Uscc, UsccOptions
 
-__all__ = ["FedECCR", "FedECCROptions", "Uscc", "UsccOptions", "pool_statistics", "sample_features"]
+__all__ = ["FedECCR", "FedECCROptions", "Uscc", "UsccOptions"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, hookimpl
-from fedcore.errors import RoundFailedError
-from fedcore.functional import class_statistics
-from fedcore_fedeccr.statistics import pack_statistics, pool_two, sample_features, unpack_statistics
+from fedcore.statistics import feature_statistics, pool_answers, sample_features
 
 
 class UsccOptions(PluginOptions):
@@ -41,7 +37,7 @@ class Uscc(Plugin):
     def answer(self, client: ClientContext, question: str) -> dict[str, Tensor] | None:
         """Return n_k, mu_k and Sigma_k of the classes that the client holds (Eqs. 4 and 5)."""
         features, _, labels = client.forward()
-        return pack_statistics(*class_statistics(features, labels, client.num_classes))
+        return feature_statistics(features, labels, client.num_classes)
 
     @hookimpl
     def post_train(self, server: ServerContext) -> None:
@@ -49,23 +45,9 @@ class Uscc(Plugin):
         if self.options.epochs == 0:
             return
         answers = server.ask("feature_statistics", clients="all")
-        received = (unpack_statistics(answer.tensors, server.num_classes) for answer in answers)
-        first = next(received, None)
-        if first is None:
-            raise RoundFailedError(
-                f"plugin {self.name!r}: no client answered with its features' statistics, so the classifier cannot "
-                "be corrected. The trained model is kept; fedcore resume asks again."
-            )
-        counts, means, covariances = reduce(pool_two, received, first)
-        known = counts > 0
-        if not known.all():
-            absent = ", ".join(str(c) for c, held in enumerate(known.tolist()) if not held)
-            warnings.warn(
-                f"{self.name}: no client that answered holds class {absent}; the classifier is corrected without it",
-                stacklevel=2,
-            )
+        counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
         features, labels = sample_features(
-            means, covariances, self.options.per_class, generator=server.generator("uscc"), known=known
+            means, covariances, self.options.per_class, generator=server.generator("uscc"), known=counts > 0
         )
         server.retrain_classifier(
             features, labels, epochs=self.options.epochs, lr=self.options.lr, batch_size=self.options.batch_size

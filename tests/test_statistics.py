@@ -1,8 +1,9 @@
-"""USCC's equations: pooled statistics against NumPy on the concatenated features, and what is drawn from them."""
+"""Class Gaussians of a federation: pooled statistics against NumPy on all features, and what is drawn from them."""
 
 from __future__ import annotations
 
 import doctest
+import warnings
 from functools import reduce
 from itertools import permutations
 
@@ -10,9 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from fedcore import statistics
+from fedcore.errors import RoundFailedError
 from fedcore.functional import class_statistics
-from fedcore_fedeccr import pool_statistics, sample_features, statistics
-from fedcore_fedeccr.statistics import pack_statistics, pool_two, unpack_statistics
+from fedcore.statistics import (
+    feature_statistics,
+    pack_statistics,
+    pool_answers,
+    pool_statistics,
+    pool_two,
+    sample_features,
+    unpack_statistics,
+)
+from fedcore.types import Answer
 
 C, D = 5, 4
 # Class 4 is nobody's, class 3 one sample of one client; clients miss classes and hold single samples.
@@ -205,3 +216,39 @@ def test_what_is_sent_is_what_is_read(client):
         assert torch.equal(one, other)
     held = len(set(LABELS[client]))
     assert sum(t.numel() for t in sent.values()) == held * (2 + D + D * (D + 1) // 2)
+
+
+# --- clients' answers, pooled -------------------------------------------------------------------------------
+
+
+def answers():
+    return [Answer(k, feature_statistics(z, y, C)) for k, (z, y) in enumerate(clients())]
+
+
+def test_pooled_answers_are_the_pooled_statistics_and_name_absent_classes():
+    with pytest.warns(UserWarning, match="ccvr: no client that answered holds class 4;"):
+        pooled = pool_answers(iter(answers()), C, asker="ccvr")
+    for one, other in zip(pooled, reduce(pool_two, statistics_of()), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_no_warning_where_every_class_is_held():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        counts, _, _ = pool_answers(
+            [Answer(0, feature_statistics(torch.zeros(C, D), torch.arange(C), C))], C, asker="ccvr"
+        )
+    assert counts.tolist() == [1] * C
+
+
+def test_without_any_answer_it_says_who_asked():
+    with pytest.raises(RoundFailedError, match="'ccvr': no client answered"):
+        pool_answers([], C, asker="ccvr")
+
+
+def test_baselines_hand_case():
+    """Client 1 holds {0, 2}, client 2 {4}: mean 2, variance 4, that of {0, 2, 4}."""
+    held = [torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0]])]
+    sent = [Answer(k, feature_statistics(z, torch.zeros(len(z), dtype=torch.int64), 1)) for k, z in enumerate(held)]
+    counts, means, covariances = pool_answers(sent, 1, asker="ccvr")
+    assert (counts.tolist(), means.tolist(), covariances.tolist()) == ([3], [[2.0]], [[[4.0]]])

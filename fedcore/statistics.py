@@ -1,16 +1,34 @@
-"""The equations of USCC: class statistics of many clients in one, and features drawn from them.
+"""Class Gaussians of a federation: what USCC and CCVR compute and send alike, as pure functions.
 
-Shapes: K clients, C classes, features of width d; counts (K, C), means (K, C, d), covariances (K, C, d, d) with
-the denominator n - 1. A class of count 0 says nothing, whatever stands in its rows. All arithmetic is float64;
-results come in the means' dtype.
+Statistics of many clients in one, and features drawn from them. Shapes: K clients, C classes, features of width
+d; counts (K, C), means (K, C, d), covariances (K, C, d, d) with the denominator n - 1. A class of count 0 says
+nothing, whatever stands in its rows. All arithmetic is float64; results come in the means' dtype. Equations are
+FedECCR's, which takes them over from CCVR.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import reduce
 
 import torch
 from torch import Tensor
+
+from fedcore.errors import RoundFailedError
+from fedcore.functional import class_statistics
+from fedcore.types import Answer, Tensors
+
+__all__ = [
+    "Statistics",
+    "feature_statistics",
+    "pack_statistics",
+    "pool_answers",
+    "pool_statistics",
+    "pool_two",
+    "sample_features",
+    "unpack_statistics",
+]
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 """Counts, means and covariances."""
@@ -22,7 +40,7 @@ def pool_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Stati
     Eq. 7 in the form that cancels nothing: its last two sums are the scatter of the clients' means around the
     pooled one. With n_c of 0 or 1 the covariance is zero, with 0 the mean as well.
 
-    :source: FedECCR (Zeng et al. 2023), Eqs. 6 and 7; CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001).
+    :source: CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001); FedECCR (Zeng et al. 2023), Eqs. 6 and 7.
 
     >>> counts, means = torch.tensor([[2], [1]]), torch.tensor([[[1.0]], [[4.0]]])  # {0, 2} and {4}
     >>> pool_statistics(counts, means, torch.tensor([[[[2.0]]], [[[0.0]]]]))
@@ -60,7 +78,7 @@ def sample_features(
     :param means: (C, d); ``covariances`` (C, d, d), symmetric.
     :param known: (C,) bool; default all.
     :returns: features (n, d) in the means' dtype and labels (n,) int64, n = per_class * known classes.
-    :source: FedECCR (Zeng et al. 2023), Algorithm 2 lines 7 to 9.
+    :source: CCVR, Algorithm 1; FedECCR, Algorithm 2 lines 7 to 9.
     """
     classes, width = means.shape
     chosen = [True] * classes if known is None else known.tolist()
@@ -75,7 +93,7 @@ def sample_features(
     return torch.cat(parts).to(means.dtype), labels.repeat_interleave(per_class)
 
 
-def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> dict[str, Tensor]:
+def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tensors:
     """Return what a client sends: the classes that it holds, half of each symmetric covariance."""
     classes = counts.nonzero().squeeze(1)  # (H,)
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1], device=means.device)
@@ -98,3 +116,36 @@ def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistic
     upper[:, rows, columns] = upper[:, columns, rows] = sent["covariances"]
     counts[classes], means[classes], covariances[classes] = sent["counts"], sent["means"], upper
     return counts, means, covariances
+
+
+def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
+    """Return what one client sends of its features (n, d) and labels (n,): the packed statistics of each class.
+
+    :source: CCVR; FedECCR, Eqs. 4 and 5.
+    """
+    return pack_statistics(*class_statistics(features, labels, num_classes))
+
+
+def pool_answers(answers: Iterable[Answer], num_classes: int, *, asker: str) -> Statistics:
+    """Return the pooled statistics of all clients that answered with their :func:`feature_statistics`.
+
+    Read one by one, so that memory does not grow with the clients. Warns of classes that none of them holds.
+
+    :param asker: the plugin's name, for the messages.
+    :raises RoundFailedError: nobody answered.
+    """
+    received = (unpack_statistics(answer.tensors, num_classes) for answer in answers)
+    first = next(received, None)
+    if first is None:
+        raise RoundFailedError(
+            f"plugin {asker!r}: no client answered with its features' statistics, so the classifier cannot "
+            "be corrected. The trained model is kept; fedcore resume asks again."
+        )
+    pooled = reduce(pool_two, received, first)
+    absent = ", ".join(str(c) for c, count in enumerate(pooled[0].tolist()) if count == 0)
+    if absent:
+        warnings.warn(
+            f"{asker}: no client that answered holds class {absent}; the classifier is corrected without it",
+            stacklevel=2,
+        )
+    return pooled

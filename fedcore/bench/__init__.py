@@ -1,0 +1,1 @@
+"""How fast the engine is, as ratios to a reference loop timed in the same run."""

@@ -1,0 +1,122 @@
+"""What is timed: data made from a seed, models and settings of the workloads W1, W2, W3 and pfl-cifar10.
+
+The images are random with a pattern per class, so that training is training; nothing is read from disk.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedcore.data import Dataset, ResidentSamples
+from fedcore.models import SplitModel
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One thing to time.
+
+    :param config: the run's options, by field of RunConfig.
+    :param block: rounds that are timed together: a whole number of evaluations among them.
+    """
+
+    name: str
+    summary: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    block: int = 5
+
+
+def _images(n: int, shape: tuple[int, int, int], seed: int) -> ResidentSamples:
+    stream = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(CLASSES, (n,), generator=stream)
+    images = torch.randn(n, *shape, generator=stream).add_(patterns[labels], alpha=0.5)
+    return ResidentSamples(images, labels, [0.0] * shape[0], [1.0] * shape[0])
+
+
+def _dataset(name: str, shape: tuple[int, int, int], train: int) -> Dataset:
+    return Dataset(name, _images(train, shape, 1), _images(10_000, shape, 2), CLASSES, shape)
+
+
+def mnist_shape(data_dir: Path | None = None) -> Dataset:
+    """Return 60,000 and 10,000 images of 1x28x28."""
+    return _dataset("1x28x28", (1, 28, 28), 60_000)
+
+
+def cifar_shape(data_dir: Path | None = None) -> Dataset:
+    """Return 50,000 and 10,000 images of 3x32x32."""
+    return _dataset("3x32x32", (3, 32, 32), 50_000)
+
+
+def small_cifar_shape(data_dir: Path | None = None) -> Dataset:
+    """Return 20,000 and 10,000 images of 3x32x32."""
+    return _dataset("3x32x32", (3, 32, 32), 20_000)
+
+
+def pfl_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    """Return the network of pfl-research's CIFAR-10 benchmark: two 3x3 convolutions, dropout, one hidden layer of 128.
+
+    :source: apple/pfl-research, benchmarks, CIFAR-10 IID without differential privacy; Glorot's initialisation.
+    """
+    channels, height, width = input_shape
+    flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
+    base = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 32, 3),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(32, 64, 3),
+            relu2=nn.ReLU(),
+            pool=nn.MaxPool2d(2),
+            dropout1=nn.Dropout(0.25),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(flat, 128),
+            relu3=nn.ReLU(),
+            dropout2=nn.Dropout(0.5),
+        )
+    )
+    model = SplitModel(base, 128, num_classes)
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+    return model
+
+
+_HERE = f"module:{__name__}."
+_SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "partition": "iid", "eval_every": 5}
+
+W1 = Workload(
+    "W1",
+    "60,000 of 1x28x28, 10 of 100 clients x 600, 2 local epochs, batch 32, fdcl-cnn",
+    {**_SGD, "dataset": f"{_HERE}mnist_shape", "model": "fdcl-cnn", "clients": 100, "participation": 0.1,
+     "local_epochs": 2, "batch_size": 32},
+)  # fmt: skip
+W2 = Workload(
+    "W2",
+    "3x32x32, 10 clients x 2,000, 1 local epoch, batch 64, simple-cnn with projection head",
+    {**_SGD, "dataset": f"{_HERE}small_cifar_shape", "model": "simple-cnn", "projection": True, "clients": 10,
+     "local_epochs": 1, "batch_size": 64},
+)  # fmt: skip
+W3 = Workload(
+    "W3",
+    "W2 with 5 local epochs: each method's round beside FedAvg's",
+    {**W2.config, "local_epochs": 5, "eval_every": 1000},
+    block=1,
+)
+PFL = Workload(
+    "pfl-cifar10",
+    "3x32x32, 50 of 1,000 clients x 50, 1 local epoch, batch 10, lr 0.1, two convolutions with dropout",
+    {**_SGD, "dataset": f"{_HERE}cifar_shape", "model": f"{_HERE}pfl_cnn", "clients": 1000, "participation": 0.05,
+     "local_epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.0, "eval_every": 10},
+    block=10,
+)  # fmt: skip
+AGAINST_REFERENCE = {workload.name: workload for workload in (W1, W2, PFL)}
+METHODS = ("fedavg", "fedprox", "moon", "fdcl", "fedproc", "fedeccr", "fedcd", "fedcme", "scaffold")

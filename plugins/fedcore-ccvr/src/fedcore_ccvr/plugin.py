@@ -1,0 +1,93 @@
+"""The CCVR plugin."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, SplitModel, hookimpl
+from fedcore.errors import ConfigError
+from fedcore.statistics import feature_statistics, pool_answers, sample_features
+from fedcore_ccvr.head import TukeyLinear, tukey
+
+
+class CcvrOptions(PluginOptions):
+    """Options of CCVR."""
+
+    per_class: int = Field(100, ge=1, description="M_c, virtual representations per class (Algorithm 1).")
+    epochs: int = Field(100, ge=0, description="Epochs of re-training the classifier; 0 is the base method.")
+    lr: float = Field(0.01, gt=0, description="Learning rate of the re-training.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum rho of the re-training.")
+    batch_size: int = Field(64, ge=1, description="Virtual representations per mini-batch.")
+    tukey: float | None = Field(
+        None, gt=0, le=1, description="Fit on max(z, 0)^tukey instead of z, and classify by it (paper: 0.5)."
+    )
+
+
+class Ccvr(Plugin):
+    """CCVR, classifier calibration with virtual representations (Luo et al., NeurIPS 2021, arXiv 2106.05001).
+
+    After the last round of any method every client sends count, mean and covariance of its features by class; the
+    server pools them, draws features from the pooled Gaussians and re-trains the classifier on them.
+    """
+
+    Options = CcvrOptions
+    neutral = {"epochs": 0}
+    corrects = ("classifier.*",)
+    options: CcvrOptions
+
+    def __init__(self, options: CcvrOptions) -> None:
+        super().__init__(options)
+        self._power = options.tukey if options.epochs else None
+
+    @hookimpl
+    def configure_model(self, model: SplitModel) -> None:
+        """Let the classifier read transformed features from its calibration on."""
+        if self._power is None:
+            return
+        if type(model.classifier) is not nn.Linear:
+            raise ConfigError(
+                f"ccvr.tukey needs a linear classifier, but this model's is a {type(model.classifier).__name__}; "
+                "leave ccvr.tukey out"
+            )
+        model.classifier = TukeyLinear(model.classifier, self._power)
+
+    @hookimpl
+    def begin_round(self, server: ServerContext) -> None:
+        """Refuse, before anything is trained, what could not be calibrated at the end."""
+        if self._power is not None and server.config.buffers == "local":
+            raise ConfigError(
+                "ccvr.tukey marks the shared classifier as calibrated in a buffer, which --buffers local keeps on the "
+                "clients; leave one of the two out"
+            )
+
+    @hookimpl
+    def answer(self, client: ClientContext, question: str) -> dict[str, Tensor]:
+        """Return n_c,k, mu_c,k and Sigma_c,k of the classes that the client holds."""
+        features, _, labels = client.forward()
+        if self._power is not None:
+            features = tukey(features, self._power)
+        return feature_statistics(features, labels, client.num_classes)
+
+    @hookimpl
+    def post_train(self, server: ServerContext) -> None:
+        """Pool the statistics, draw M_c virtual representations of each class and re-train the classifier."""
+        options = self.options
+        if options.epochs == 0:
+            return
+        answers = server.ask("feature_statistics", clients="all")
+        counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
+        features, labels = sample_features(
+            means, covariances, options.per_class, generator=server.generator("ccvr"), known=counts > 0
+        )
+        server.retrain_classifier(
+            features,
+            labels,
+            epochs=options.epochs,
+            lr=options.lr,
+            batch_size=options.batch_size,
+            momentum=options.momentum,
+        )
+        if self._power is not None:
+            calibrated = server.model["classifier.calibrated"]
+            server.update_model({"classifier.calibrated": calibrated.new_ones(calibrated.shape)})

@@ -1,0 +1,385 @@
+"""CCVR: hand cases, statistics and calibration in whole runs, what it refuses, and that it changes nothing else."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import Answer, Plugin, RunConfig, ServerContext, SplitModel, hookimpl, registry
+from fedcore.data import load_dataset, load_partition
+from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, RoundFailedError
+from fedcore.plugins import create_plugin
+from fedcore.rundir import RunDirectory
+from fedcore.statistics import feature_statistics
+from fedcore_ccvr import Ccvr, CcvrOptions, TukeyLinear, head, plugin, tukey
+
+SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+QUICK = {"epochs": 2, "per_class": 50}
+SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}
+HERE = f"module:{__name__}."
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+
+    def run(plugins, **options):
+        return fedcore.run(RunConfig(**{**SMALL, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root)))
+
+    return run
+
+
+def model_bytes(result):
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def installed(name):
+    if name not in registry.available("plugin"):
+        pytest.skip(f"{name} is not installed")
+    return name
+
+
+# --- hand cases ---------------------------------------------------------------------------------------------
+
+
+def retrained_on(answers, **options):
+    """What the server's side does with these answers: (features, labels, options of the re-training)."""
+    calls = []
+    server = SimpleNamespace(
+        num_classes=2,
+        ask=lambda question, clients: calls.append(clients) or iter(answers),
+        generator=lambda purpose: torch.Generator().manual_seed(0),
+        retrain_classifier=lambda features, labels, **how: calls.append((features, labels, how)),
+    )
+    create_plugin("ccvr", options).post_train(server)
+    assert calls[0] == "all"
+    return calls[1]
+
+
+def answer(client, z, y):
+    return Answer(client, feature_statistics(torch.tensor(z), torch.tensor(y), 2))
+
+
+def test_the_hand_case():
+    """Clients {0, 2} and {4}: mean 2 and variance 4; biased local covariances would give 3.5."""
+    answers = [answer(0, [[0.0], [2.0]], [0, 0]), answer(1, [[4.0], [7.0]], [0, 1])]
+    features, labels, how = retrained_on(answers, per_class=100_000)
+    assert torch.bincount(labels).tolist() == [100_000, 100_000]
+    assert features[labels == 0].mean().item() == pytest.approx(2, abs=0.03)
+    assert features[labels == 0].var().item() == pytest.approx(4, abs=0.1)
+    assert (features[labels == 1] == 7).all(), "a single sample gives copies of itself"
+    assert how == {"epochs": 100, "lr": 0.01, "batch_size": 64, "momentum": 0.9}
+
+
+def test_a_class_that_nobody_holds_is_left_out_and_named():
+    with pytest.warns(UserWarning, match="ccvr: no client that answered holds class 1;"):
+        _, labels, _ = retrained_on([answer(0, [[0.0], [2.0]], [0, 0])], per_class=7)
+    assert labels.tolist() == [0] * 7
+
+
+def test_without_any_answer_the_run_says_so():
+    with pytest.raises(RoundFailedError, match="'ccvr': no client answered"):
+        retrained_on([])
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------
+
+
+def test_no_epochs_is_fedavg_bit_by_bit(go):
+    fedavg = go({})
+    assert Ccvr.neutral == {"epochs": 0}
+    for options in ({"epochs": 0}, {"epochs": 0, "tukey": 0.5}):
+        result = go({"ccvr": options})
+        assert model_bytes(result) == model_bytes(fedavg)
+        assert "global_before_correction" not in result.metrics
+
+
+def numpy_features(result, samples):
+    """Features of the digits' mlp in float64."""
+    w = {name: tensor.double().numpy() for name, tensor in result.model.state_dict().items()}
+    z = samples.flatten(1).double().numpy()
+    for layer in ("base.fc1", "base.fc2"):
+        z = np.maximum(z @ w[f"encoder.{layer}.weight"].T + w[f"encoder.{layer}.bias"], 0)
+    return z
+
+
+@pytest.mark.parametrize("power", [None, 0.5])
+def test_the_gaussians_are_those_of_all_training_features(go, monkeypatch, power):
+    """Of every client, not of the cohort alone, under the final encoder, held-out parts left out."""
+    seen = {}
+
+    def spy(means, covariances, per_class, *, generator, known):
+        seen.update(means=means, covariances=covariances)
+        return sample(means, covariances, per_class, generator=generator, known=known)
+
+    sample = plugin.sample_features
+    monkeypatch.setattr(plugin, "sample_features", spy)
+    result = go({"ccvr": {**QUICK, "tukey": power}}, clients=4, participation=0.5, client_test_fraction=0.2)
+    data = load_dataset("digits")
+    parts = torch.cat(load_partition(result.directory / "partition.json", data).train)
+    z, y = numpy_features(result, data.train.gather(parts)), data.train.labels[parts].numpy()
+    z = z if power is None else z**power
+    for c in range(10):
+        np.testing.assert_allclose(seen["means"][c].numpy(), z[y == c].mean(axis=0), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(seen["covariances"][c].numpy(), np.cov(z[y == c].T), rtol=1e-3, atol=1e-4)
+
+
+def test_the_classifier_is_retrained_as_sgd_would(go, monkeypatch):
+    """Against an independent loop over the same features, momentum included; the encoder does not move."""
+    seen = {}
+
+    def spy(self, features, labels, **how):
+        seen.update(x=features, y=labels, start={n: t.clone() for n, t in self.model.items()})
+        original(self, features, labels, **how)
+
+    original = ServerContext.retrain_classifier
+    monkeypatch.setattr(ServerContext, "retrain_classifier", spy)
+    options = {"per_class": 30, "epochs": 1, "batch_size": 300, "lr": 0.1}  # one step of all 300: order is nothing
+    result = go({"ccvr": options}, rounds=1)
+    x, y = seen["x"].double().numpy(), seen["y"].numpy()
+    w = seen["start"]["classifier.weight"].double().numpy()
+    b = seen["start"]["classifier.bias"].double().numpy()
+    logits = x @ w.T + b
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p = p / p.sum(axis=1, keepdims=True) - np.eye(10)[y]
+    after = result.model.state_dict()
+    np.testing.assert_allclose(after["classifier.weight"].numpy(), w - 0.1 * p.T @ x / 300, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(after["classifier.bias"].numpy(), b - 0.1 * p.mean(axis=0), rtol=1e-4, atol=1e-6)
+    for name, tensor in go({}, rounds=1).model.state_dict().items():
+        assert torch.equal(tensor, seen["start"][name])
+        assert torch.equal(tensor, after[name]) == name.startswith("encoder.")
+
+
+def test_it_corrects_a_classifier_trained_on_skewed_clients(go):
+    result, plain = go({"ccvr": {}}, **SKEWED), go({}, **SKEWED)
+    assert result.metrics["global_before_correction"] == plain.metrics["global"]
+    assert result.metrics["global"]["accuracy"] > plain.metrics["global"]["accuracy"] + 0.1
+
+
+class Biased(Plugin):
+    """Lets the aggregated classifier prefer class 0."""
+
+    owns = ("classifier.bias",)
+
+    @hookimpl
+    def aggregate(self, updates):
+        bias = sum(update.model["classifier.bias"] for update in updates) / len(updates)
+        return {"classifier.bias": bias + torch.tensor([8.0] + [0.0] * 9)}
+
+
+def test_it_repairs_a_classifier_that_prefers_a_class(go):
+    result = go({HERE + "Biased": {}, "ccvr": {}}, local_epochs=4, rounds=1)
+    before, after = result.metrics["global_before_correction"], result.metrics["global"]
+    assert before["accuracy"] < 0.4
+    assert after["accuracy"] > before["accuracy"] + 0.3
+
+
+def test_every_option_changes_the_result(go):
+    choices = [
+        {}, {"per_class": 60}, {"epochs": 3}, {"lr": 0.02}, {"momentum": 0.5}, {"batch_size": 32}, {"tukey": 0.5},
+        {"tukey": 0.6},
+    ]  # fmt: skip
+    assert len({model_bytes(go({"ccvr": {**QUICK, **options}})) for options in choices}) == len(choices)
+
+
+def test_the_same_bits_again_in_worker_processes_and_after_a_resume(go):
+    once = go({"ccvr": QUICK})
+    assert model_bytes(go({"ccvr": QUICK}, workers=1)) == model_bytes(once)
+    before = model_bytes(once)
+    assert model_bytes(fedcore.resume(once.directory)) == before
+
+
+def test_a_run_that_stopped_before_calibrating_resumes_to_the_same_bits(go, monkeypatch, tmp_path):
+    stops = [True]
+
+    def stopping(self, *arguments, **options):
+        if stops.pop() if stops else False:
+            raise RoundFailedError("stop")
+        original(self, *arguments, **options)
+
+    original = ServerContext.retrain_classifier
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerContext, "retrain_classifier", stopping)
+        config = RunConfig(**SMALL, plugins={"ccvr": {**QUICK, "tukey": 0.5}}, out=tmp_path / "run")
+        with pytest.raises(RoundFailedError, match="stop"):
+            fedcore.run(config)
+    resumed = fedcore.resume(tmp_path / "run")
+    assert model_bytes(resumed) == model_bytes(go({"ccvr": {**QUICK, "tukey": 0.5}}))
+
+
+def test_what_travels_is_in_the_ledger(go):
+    result = go({"ccvr": QUICK}, clients=2, partition="iid")
+    doubles = 64 + 64 * 65 // 2  # mean and half a covariance, d = 64
+    assert result.summary["bytes"]["by_plugin"]["ccvr"] == {"down": 0, "up": 2 * 10 * 8 * (2 + doubles)}
+
+
+def with_buffers(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+    return SplitModel(base, 16, num_classes)
+
+
+@pytest.mark.parametrize("power", [None, 0.5])
+def test_batch_norm_is_left_as_it_is(go, power):
+    options = {"model": HERE + "with_buffers"}
+    after = go({"ccvr": {**QUICK, "tukey": power}}, **options).model.state_dict()
+    for name, tensor in go({}, **options).model.state_dict().items():
+        assert torch.equal(tensor, after[name]) == name.startswith("encoder.")
+
+
+def test_uscc_is_ccvr_with_other_numbers(go, monkeypatch):
+    installed("uscc")
+    original = ServerContext.generator
+    monkeypatch.setattr(ServerContext, "generator", lambda self, purpose: original(self, "the same"))
+    options = {"per_class": 50, "epochs": 3, "lr": 0.01, "batch_size": 64}
+    uscc, ccvr = go({"uscc": options}, **SKEWED), go({"ccvr": {**options, "momentum": 0.0}}, **SKEWED)
+    assert model_bytes(uscc) == model_bytes(ccvr)
+
+
+# --- Tukey's transformation ---------------------------------------------------------------------------------
+
+
+def test_doctests():
+    result = doctest.testmod(head)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("power", [0.3, 0.5, 1.0])
+def test_tukey_against_numpy_with_a_finite_gradient(power):
+    x = torch.tensor([-2.0, -0.0, 0.0, 1e-30, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    value = tukey(x, power)
+    np.testing.assert_allclose(value.detach().numpy(), np.maximum(x.detach().numpy(), 0) ** power, rtol=1e-12)
+    value.sum().backward()
+    assert x.grad[:3].tolist() == [0, 0, 0]
+    assert x.grad[4].item() == pytest.approx(power * 0.5 ** (power - 1))
+
+
+def test_the_head_is_linear_until_it_is_calibrated():
+    linear, x = nn.Linear(5, 3), torch.randn(4, 5)
+    weight = linear.weight.detach().clone()
+    made = TukeyLinear(linear, 0.5)
+    assert list(made.state_dict()) == ["weight", "bias", "calibrated"]
+    assert torch.equal(made.weight, weight)
+    for mode in (True, False):
+        assert torch.equal(made.train(mode)(x), linear(x))
+    made.calibrated.fill_(True)
+    assert torch.equal(made.train()(x), linear(x)), "calibration trains it on transformed features"
+    assert torch.equal(made.eval()(x), linear(tukey(x, 0.5)))
+    assert torch.equal(copy.deepcopy(made)(x), made(x))
+
+
+def test_making_the_head_draws_no_random_number():
+    linear, before = nn.Linear(5, 3), torch.get_rng_state()
+    TukeyLinear(linear, 0.5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_with_tukey_training_is_the_same_and_the_final_model_classifies_transformed_features(go):
+    plain, result = go({}), go({"ccvr": {"tukey": 0.5}})
+    assert result.metrics["global_before_correction"] == plain.metrics["global"]
+    after = result.model.state_dict()
+    assert after["classifier.calibrated"].tolist() == [True]
+    for name, tensor in plain.model.state_dict().items():
+        assert torch.equal(tensor, after[name]) == name.startswith("encoder.")
+    data = load_dataset("digits").test
+    x = data.gather(torch.arange(len(data)))
+    z = torch.from_numpy(numpy_features(result, x)).float()
+    logits = F.linear(z.sqrt(), after["classifier.weight"], after["classifier.bias"])
+    torch.testing.assert_close(result.model(x).logits, logits, rtol=1e-4, atol=1e-4)
+    accuracy = (logits.argmax(1) == data.labels).double().mean().item()
+    assert result.metrics["global"]["accuracy"] == pytest.approx(accuracy, abs=0.003)
+    assert accuracy > plain.metrics["global"]["accuracy"]
+    assert fedcore.evaluate_run(result.directory)["global"] == result.metrics["global"]
+
+
+class Deep(Plugin):
+    """Makes the classifier more than a linear layer."""
+
+    @hookimpl
+    def configure_model(self, model):
+        model.classifier = nn.Sequential(model.classifier)
+
+
+def test_tukey_refuses_what_it_cannot_transform(go):
+    with pytest.raises(ConfigError, match=r"ccvr\.tukey needs a linear classifier.*Sequential"):
+        go({HERE + "Deep": {}, "ccvr": {"tukey": 0.5}})
+    with pytest.raises(ConfigError, match="--buffers local"):
+        go({"ccvr": {"tukey": 0.5}}, buffers="local")
+    go({HERE + "Deep": {}, "ccvr": QUICK}, rounds=1)
+
+
+# --- options and company ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"per_class": 0}, {"epochs": -1}, {"lr": 0}, {"momentum": 1}, {"momentum": -0.1}, {"batch_size": 0},
+        {"tukey": 0}, {"tukey": 1.5}, {"samples": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_out_of_bounds_are_refused(options):
+    with pytest.raises(FedcoreError, match=next(iter(options))):
+        create_plugin("ccvr", options)
+
+
+class Corrector(Plugin):
+    """Another plugin that corrects the classifier."""
+
+    corrects = ("classifier.bias",)
+
+
+class Keeper(Plugin):
+    """Keeps the classifier on the clients."""
+
+    @hookimpl
+    def personal_parameters(self, model):
+        return ["classifier.*"]
+
+
+@pytest.mark.parametrize("other", ["uscc", "fedeccr", HERE + "Corrector"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_second_corrector_is_refused(go, other, first):
+    names = ["ccvr", other if other.startswith("module:") else installed(other)]
+    names = names if first else names[::-1]
+    with pytest.raises(PluginConflictError, match="cannot be combined: both declare corrects = 'classifier"):
+        go({name: {} for name in names})
+
+
+def test_a_personal_classifier_is_refused(go):
+    with pytest.raises(PluginConflictError, match=r"'ccvr' and 'keeper' cannot.*which 'keeper' keeps on each client"):
+        go({"ccvr": {}, HERE + "Keeper": {}})
+
+
+@pytest.mark.parametrize("other", ["fedprox", "moon", "fedproc"])
+def test_it_runs_behind_any_method(go, other):
+    corrected, alone = go({installed(other): {}, "ccvr": QUICK}), go({other: {}})
+    assert corrected.metrics["global_before_correction"] == alone.metrics["global"]
+    after = corrected.model.state_dict()
+    for name, tensor in alone.model.state_dict().items():
+        assert torch.equal(tensor, after[name]) == name.startswith("encoder.")
+
+
+def test_partial_participation_asks_everybody(go):
+    result = go({"ccvr": QUICK}, clients=4, participation=0.25, rounds=1)
+    records = RunDirectory(result.directory).read_metrics()
+    assert len(records[0]["cohort"]) == 1
+    assert records[-1]["phase"] == "post_train"
+    assert records[-1]["bytes"]["by_plugin"]["ccvr"]["up"] > 3 * 8 * 64 * 65 / 2
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, field in CcvrOptions.model_fields.items():
+        assert f"| `{name}` | `{'null' if field.default is None else field.default}` |" in text

@@ -1,0 +1,5 @@
+"""Ditto as a fedcore plugin."""
+
+from fedcore_ditto.plugin import Ditto, DittoOptions
+
+__all__ = ["Ditto", "DittoOptions"]

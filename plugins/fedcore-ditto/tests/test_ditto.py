@@ -1,0 +1,602 @@
+"""Ditto: the hand case, the personal objective, what lambda 0 means, and that w never notices v."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import Plugin, RunConfig, SplitModel, hookimpl
+from fedcore.config import parse_setting
+from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
+from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.evaluation import evaluate
+from fedcore.functional import proximal_term
+from fedcore.local import train_batch
+from fedcore.models import build_model
+from fedcore.rundir import RunDirectory
+from fedcore.serial import read_tensors
+from fedcore.testing import forbid_host_sync
+from fedcore_ditto import Ditto, DittoOptions
+from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
+
+README = Path(__file__).parents[1] / "README.md"
+HERE = f"module:{__name__}."
+DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+
+    def run(plugins, notify=None, **options):
+        config = RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
+        return fedcore.run(config, notify=notify)
+
+    return run
+
+
+def bytes_of(result) -> bytes:
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def weights(result):
+    return read_tensors(result.directory / "model.safetensors")[0]
+
+
+def lines(result):
+    return RunDirectory(result.directory).read_metrics()
+
+
+def committed(result):
+    return RunDirectory(result.directory).checkpoints.load()
+
+
+def kept(result, client, plugin="ditto"):
+    """Return what a client keeps, as it was committed: v_k with its buffers."""
+    state = RunDirectory(result.directory).clients.read(client, committed(result).manifest[client])[plugin]
+    return {name.removeprefix("personal."): tensor for name, tensor in state.items()}
+
+
+def equal(one, other) -> bool:
+    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class CohortOptions(fedcore.PluginOptions):
+    rounds: list[list[int]] = []
+
+
+class Cohorts(Plugin):
+    """Prescribes every round's cohort."""
+
+    Options = CohortOptions
+
+    @hookimpl
+    def select_clients(self, server):
+        return self.options.rounds[server.round]
+
+
+class KeepsAll(Plugin):
+    """SOLO."""
+
+    @hookimpl
+    def personal_parameters(self):
+        return ["*"]
+
+
+# --- the hand case -----------------------------------------------------------------------------------------------
+
+
+class Point(nn.Module):
+    """Features are the parameter, whatever the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.w.expand(len(x), -1)
+
+
+class PointModel(SplitModel):
+    def make_classifier(self, feature_dim):
+        return nn.Identity()
+
+
+def at_origin(num_classes, input_shape):
+    return PointModel(Point(), 2, 2)
+
+
+def one_centre(data_dir=None):
+    samples = ResidentSamples(torch.tensor([2.0, 0.0]).view(1, 1, 1, 2), torch.tensor([0]), [0.0], [1.0])
+    return Dataset("toy", samples, samples, num_classes=2, input_shape=(1, 1, 2))
+
+
+def everything(labels, num_clients, **_):
+    return [np.arange(len(labels))]
+
+
+class Quadratic(Plugin):
+    """f(w) = |w - centre|^2 / 2 for w."""
+
+    @hookimpl
+    def task_loss(self, step):
+        return 0.5 * (step.logits - step.x.flatten(1)).pow(2).sum(dim=1).mean()
+
+
+class FromOnes(Ditto):
+    """v starts at (1, 1)."""
+
+    @hookimpl
+    def begin_local(self, client):
+        if not client.state:
+            client.state["encoder.base.w"] = torch.ones(2)
+        super().begin_local(client)
+
+
+TOY = {
+    "dataset": HERE + "one_centre",
+    "model": HERE + "at_origin",
+    "partition": HERE + "everything",
+    "clients": 1,
+    "rounds": 1,
+    "lr": 0.1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+V = "encoder.base.w"
+
+
+@pytest.fixture
+def quadratic_risk(monkeypatch):
+    """F(v) = |v - (2, 0)|^2 / 2 for v."""
+    centre = torch.tensor([2.0, 0.0])
+    risk = lambda logits, labels: 0.5 * (logits - centre).pow(2).sum(dim=1).mean()  # noqa: E731
+    monkeypatch.setattr("fedcore_ditto.plugin.local_risk", risk)
+
+
+@pytest.mark.parametrize(("steps", "expected", "w"), [(1, [1.0, 0.8], 0.2), (2, [1.0, 0.64], 0.38)])
+def test_the_hand_case(go, quadratic_risk, steps, expected, w):
+    result = go({HERE + "Quadratic": {}, HERE + "FromOnes": {}}, **TOY, local_epochs=steps)
+    assert kept(result, 0, "fromones")[V].tolist() == pytest.approx(expected, abs=1e-7)
+    assert weights(result)[V].tolist() == pytest.approx([w, 0.0], abs=1e-7)
+
+
+def test_the_next_round_goes_on_from_v_and_pulls_to_the_new_w(go, quadratic_risk):
+    """From v = (1, .64) and w_1 = (.38, 0); the target is w as received, not as trained."""
+    result = go({HERE + "Quadratic": {}, HERE + "FromOnes": {}}, **{**TOY, "rounds": 2}, local_epochs=2)
+    v, received = np.array([1.0, 0.64]), np.array([0.38, 0.0])
+    for _ in range(2):
+        v = v - 0.1 * ((v - [2.0, 0.0]) + 1.0 * (v - received))
+    np.testing.assert_allclose(kept(result, 0, "fromones")[V], v, atol=1e-6)
+
+
+# --- the equations -----------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_the_pull_points_from_w_to_v():
+    g = torch.Generator().manual_seed(0)
+    v = [torch.randn(s, generator=g, dtype=torch.float64).requires_grad_() for s in ((3, 4), (5,), ())]
+    w = [torch.randn(x.shape, generator=g, dtype=torch.float64) for x in v]
+    value = distance(v, w)
+    value.backward()
+    differences = [a.detach().numpy() - b.numpy() for a, b in zip(v, w)]
+    assert value.item() == pytest.approx(sum(np.square(d).sum() for d in differences) / 2, rel=1e-12)
+    for a, d in zip(v, differences):
+        np.testing.assert_allclose(a.grad, d, rtol=1e-12)
+    assert any((d > 0).any() and (d < 0).any() for d in differences), "both signs"
+
+
+def test_the_pull_is_exactly_zero_at_w():
+    v = torch.randn(4, requires_grad=True)
+    distance([v], [v.detach().clone()]).backward()
+    assert v.grad.tolist() == [0.0] * 4
+
+
+def test_the_risk_is_cross_entropy():
+    z, y = np.random.default_rng(0).standard_normal((6, 4)), np.array([0, 3, 1, 1, 2, 0])
+    expected = -np.mean([z[i, y[i]] - np.log(np.exp(z[i]).sum()) for i in range(6)])
+    assert local_risk(torch.tensor(z), torch.tensor(y)).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_forward_pass_with_other_tensors_leaves_the_models_own_alone():
+    torch.manual_seed(0)
+    model = with_buffers(10, (1, 8, 8)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    own = {name: tensor.clone() for name, tensor in before.items()}
+    own["classifier.weight"] = 2 * own["classifier.weight"]
+    x = torch.randn(5, 1, 8, 8)
+    logits = logits_with(model, own, x)
+    assert equal(dict(model.state_dict()), before)
+    assert own["encoder.base.2.num_batches_tracked"] == 1
+    assert (own["encoder.base.2.running_mean"] != 0).all()
+    model.load_state_dict({**before, "classifier.weight": own["classifier.weight"]})
+    torch.testing.assert_close(logits, model(x).logits)
+
+
+def test_which_models_may_draw_random_numbers():
+    for name, draws in (("mlp", False), ("simple-cnn", False), ("resnet50", False), ("alexnet", True)):
+        model, _ = build_model(name, num_classes=10, input_shape=(3, 16, 16), seed=0, projection=False)
+        assert may_draw(model) == draws, name
+    assert may_draw(SplitModel(Point(), 2, 2)), "nothing is known of a module from elsewhere"
+
+
+# --- a run computed independently --------------------------------------------------------------------------------
+
+
+def linear(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten()), 64, num_classes)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 2.0])
+def test_a_run_is_algorithm_1_in_numpy(go, strength):
+    """Full batches, momentum, weight decay, clients that come and go."""
+    cohorts = [[0, 1], [1, 2], [0, 2]]
+    options = {"model": HERE + "linear", "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
+    plugins = {"ditto": {"lambda": strength}, HERE + "Cohorts": {"rounds": cohorts}}
+    result = go(plugins, **options, rounds=3, local_epochs=3)
+    start = go({}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
+    data = load_dataset("digits", None)
+    parts = load_partition(RunDirectory(result.directory).partition_file, data).train
+
+    def train(first, k, pull, target):
+        x = data.train.gather(parts[k]).double().flatten(1).numpy()
+        y = np.eye(10)[data.train.labels[parts[k]].numpy()]
+        local, speed = dict(first), dict.fromkeys(first, 0.0)
+        for _ in range(3):
+            z = x @ local["classifier.weight"].T + local["classifier.bias"]
+            p = np.exp(z - z.max(1, keepdims=True))
+            dz = (p / p.sum(1, keepdims=True) - y) / len(x)
+            for name, g in (("classifier.weight", dz.T @ x), ("classifier.bias", dz.sum(0))):
+                speed[name] = 0.9 * speed[name] + g + pull * (local[name] - target[name]) + 1e-2 * local[name]
+                local[name] = local[name] - 0.1 * speed[name]
+        return local
+
+    w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
+    v: dict[int, dict] = {}
+    for cohort in cohorts:
+        trained = {k: train(w, k, 0.0, w) for k in cohort}
+        for k in cohort:
+            v[k] = train(v.get(k, w), k, strength, w)
+        n = sum(len(parts[k]) for k in cohort)
+        w = {name: sum(len(parts[k]) * trained[k][name] for k in cohort) / n for name in w}
+    for name, value in w.items():
+        np.testing.assert_allclose(weights(result)[name], value, atol=1e-5)
+    for k in range(3):
+        for name, value in v[k].items():
+            np.testing.assert_allclose(kept(result, k)[name], value, atol=1e-5)
+    assert max(np.abs(v[k]["classifier.weight"] - w["classifier.weight"]).max() for k in range(3)) > 1e-2
+
+
+# --- identities --------------------------------------------------------------------------------------------------
+
+
+def with_buffers(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+    return SplitModel(base, 16, num_classes)
+
+
+def with_dropout(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5)), 16, num_classes)
+
+
+class Noisy(nn.Module):
+    """Draws random numbers without being a dropout."""
+
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x) if self.training else x
+
+
+def with_noise(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Noisy()), 16, num_classes)
+
+
+@pytest.mark.parametrize(
+    ("model", "strength"),
+    [("mlp", 0.0), ("mlp", 1.0), *((HERE + name, 1.0) for name in ("with_buffers", "with_dropout", "with_noise"))],
+)
+def test_w_is_fedavgs_to_the_bit_whatever_lambda_is(go, model, strength):
+    options = {"model": model, "participation": 0.7, "clip_norm": 1.0}
+    fedavg, ditto = go({}, **options), go({"ditto": {"lambda": strength}}, **options)
+    assert bytes_of(ditto) == bytes_of(fedavg)
+    assert ditto.metrics["global"] == fedavg.metrics["global"]
+    assert [line["bytes"] for line in lines(ditto)] == [line["bytes"] for line in lines(fedavg)]
+    assert [line["losses"]["task"] for line in lines(ditto)] == [line["losses"]["task"] for line in lines(fedavg)]
+    assert Ditto.neutral == {}
+
+
+@pytest.mark.parametrize("model", ["mlp", "simple-cnn", HERE + "with_buffers"])
+def test_lambda_0_is_local_training_to_the_bit(go, model):
+    """v_k = SOLO with an optimizer per round, BatchNorm's statistics and all."""
+    options = {"model": model, "lr_decay": 0.9, "clients": 2, "batch_size": 256}
+    ditto, solo = go({"ditto": {"lambda": 0.0}}, **options), go({HERE + "KeepsAll": {}}, **options)
+    for client in range(2):
+        assert equal(kept(ditto, client), kept(solo, client, "fedcore"))
+    assert set(lines(ditto)[0]["losses"]) == {"task", "ditto.personal"}
+
+
+def test_a_large_lambda_is_w(go):
+    """The distance to w_t falls as lambda grows (lr * lambda stays below 2 (1 + rho))."""
+    start, found = weights(go({}, clients=1, rounds=1, lr=1e-30)), []
+    for strength in (0.0, 10.0, 100.0):
+        own = kept(go({"ditto": {"lambda": strength}}, clients=1, rounds=1, local_epochs=2, batch_size=128, lr=0.01), 0)
+        found.append(float(sum((own[name] - w).square().sum() for name, w in start.items())))
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.01 * found[0]
+
+
+def test_the_terms_are_logged_apart(go):
+    result = go({"ditto": {"lambda": 0.5}})
+    for line in lines(result):
+        assert set(line["losses"]) == {"task", "ditto.personal", "ditto.proximal"}
+        assert line["losses"]["ditto.proximal"] > 0
+    assert lines(result)[1]["losses"]["ditto.personal"] < lines(result)[1]["losses"]["task"]
+
+
+def test_every_option_changes_v(go):
+    found = [kept(go({"ditto": change}, rounds=1), 0) for change in ({}, {"lambda": 0.0}, {"lambda": 0.3})]
+    assert not equal(found[0], found[1])
+    assert not equal(found[0], found[2])
+    assert equal(found[0], kept(go({"ditto": {"lambda": 1.0}}, rounds=1), 0)), "the default, and twice the same bits"
+
+
+# --- state -------------------------------------------------------------------------------------------------------
+
+
+class Remembers(Ditto):
+    """Ditto that notes what a client received, and where its v_k started."""
+
+    @hookimpl
+    def begin_local(self, client):
+        super().begin_local(client)
+        received = {name: w.detach().clone() for name, w in client.model.state_dict().items()}
+        STARTS[client.round, client.id] = (
+            received,
+            {
+                **{name: v.detach().clone() for name, v in client.added.items()},
+                **{name: buffer.clone() for name, buffer in client.scratch["buffers"].items()},
+            },
+        )
+
+
+STARTS: dict[tuple[int, int], tuple[dict, dict]] = {}
+
+
+def test_v_starts_as_the_model_received_first_and_then_goes_on_over_rounds_of_absence(go):
+    STARTS.clear()
+    cohorts = [[0, 1], [1], [0, 2]]
+    plugins = {HERE + "Remembers": {}, HERE + "Cohorts": {"rounds": cohorts}}
+    found = [go(plugins, rounds=rounds, model=HERE + "with_buffers") for rounds in (1, 3)]
+    for key in ((0, 0), (0, 1), (2, 2)):  # first participations: in round 2, too
+        received, start = STARTS[key]
+        assert equal(start, received)
+    received, start = STARTS[2, 0]
+    assert equal(start, kept(found[0], 0, "remembers")), "as round 0 left it, and round 1 did not touch it"
+    assert not equal(start, received)
+    assert "encoder.base.2.num_batches_tracked" in start
+
+
+def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go):
+    options = {"rounds": 4, "clients": 4, "participation": 0.5, "model": HERE + "with_dropout"}
+    straight, where = go({"ditto": {}}, **options), {}
+
+    def stop(event, details):
+        where.update(details if event == "start" else {})
+        if event == "round" and details["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(FedcoreError, match="interrupted"):
+        go({"ditto": {}}, notify=stop, **options)
+    resumed = fedcore.resume(where["directory"])
+    assert bytes_of(resumed) == bytes_of(straight)
+    assert resumed.metrics["personal_global"] == straight.metrics["personal_global"]
+    assert all(equal(kept(straight, client), kept(resumed, client)) for client in committed(straight).manifest)
+
+
+def test_convolutions_go_on_in_the_layout_of_the_model(go, monkeypatch):
+    """State comes back contiguous; trained as it is, channels_last models would get other last bits after a pause."""
+    formats = []
+    original = Ditto.begin_local
+
+    def noting(self, client):
+        original(self, client)
+        formats.extend(v.stride() == client.model.get_parameter(name).stride() for name, v in client.added.items())
+
+    monkeypatch.setattr("fedcore_ditto.Ditto.begin_local", hookimpl(noting))
+    go({"ditto": {}}, model="simple-cnn", clients=1, batch_size=512)
+    assert formats
+    assert all(formats)
+
+
+def test_v_has_statistics_of_its_own(go):
+    result = go({"ditto": {}}, model=HERE + "with_buffers")
+    name = "encoder.base.2.running_mean"
+    statistics = [kept(result, client)[name] for client in range(3)]
+    assert not any(torch.equal(own, weights(result)[name]) for own in statistics)
+    assert not torch.equal(statistics[0], statistics[1])
+    counts = [kept(result, client)["encoder.base.2.num_batches_tracked"] for client in range(3)]
+    assert max(counts) == weights(result)["encoder.base.2.num_batches_tracked"]
+
+
+def by_class(labels, num_clients, **_):
+    """Classes 0 and 1 to client 0, one sample of class 2 to client 1, the rest to client 2."""
+    low, two = np.flatnonzero(labels < 2), np.flatnonzero(labels == 2)[:1]
+    return [low, two, np.setdiff1d(np.arange(len(labels)), [*low, *two])]
+
+
+def test_a_client_with_one_sample_and_classes_that_are_missing(go):
+    result = go({"ditto": {}}, partition=HERE + "by_class")
+    assert [line["failures"] for line in lines(result)] == [[], []]
+    assert (kept(result, 0)["classifier.bias"][2:] < weights(result)["classifier.bias"][2:]).all()
+    normalised = go({"ditto": {}}, partition=HERE + "by_class", model=HERE + "with_buffers")
+    assert [failure["kind"] for line in lines(normalised) for failure in line["failures"]] == ["no_steps"] * 2
+    assert 1 not in committed(normalised).manifest, "its v_1 was never trained"
+
+
+# --- evaluation --------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_evaluated_with_v_and_untrained_ones_with_the_global_model(go):
+    """Client 0 was in the last round, client 1 before, client 2 never."""
+    result = go(
+        {"ditto": {}, HERE + "Cohorts": {"rounds": [[0, 1], [0, 1], [0]]}},
+        rounds=3,
+        client_test_fraction=0.3,
+        model=HERE + "with_buffers",
+    )
+    data = load_dataset("digits", None)
+    parts = load_partition(RunDirectory(result.directory).partition_file, data).test
+    found = {"personal": [0, 0], "global_local": [0, 0]}
+    on_test = []
+    for client, part in enumerate(parts):
+        for protocol, own in (("global_local", False), ("personal", client < 2)):
+            model = result.model
+            model.load_state_dict({**weights(result), **(kept(result, client) if own else {})})
+            counts = evaluate(model, data.train, 10, torch.device("cpu"), indices=part)
+            found[protocol][0] += sum(counts["correct"])
+            found[protocol][1] += sum(counts["total"])
+        on_test.append(sum(evaluate(model, data.test, 10, torch.device("cpu"))["correct"]) / len(data.test))
+    metrics = result.metrics
+    for protocol, (hits, total) in found.items():
+        assert metrics[protocol]["accuracy"] == pytest.approx(hits / total, abs=1e-12)
+    assert metrics["personal"]["accuracy"] != metrics["global_local"]["accuracy"]
+    assert metrics["personal_global"]["accuracy"] == pytest.approx(np.mean(on_test), abs=1e-12)
+    assert metrics["personal_global"]["std"] == pytest.approx(np.std(on_test), abs=1e-12)
+    assert metrics["personal"]["untrained"] == metrics["personal_global"]["untrained"] == 1
+    assert metrics["global"]["accuracy"] > 0
+
+
+# --- beside other plugins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "looks"), [("mlp", {"client"}), (HERE + "with_dropout", {"client", "batch"})])
+def test_a_step_does_not_wait_for_the_device(go, monkeypatch, model, looks):
+    seen = []
+
+    def watching(*arguments):
+        with forbid_host_sync():
+            batch = train_batch(*arguments)
+        seen.append(set(batch.depends_on))
+        return batch
+
+    monkeypatch.setattr("fedcore.local.train_batch", watching)
+    go({"ditto": {}}, model=model)
+    assert max(seen, key=len) == looks
+
+
+def test_notes_are_updated_in_place(go):
+    """A captured step finds v_k's statistics where they were."""
+    ADDRESSES.clear()
+    go({HERE + "Addresses": {}}, rounds=1, clients=1, model=HERE + "with_buffers")
+    assert len(ADDRESSES) > 2
+    assert len(set(ADDRESSES)) == 1
+
+
+class Addresses(Ditto):
+    @hookimpl
+    def observe(self, step):
+        scratch = step.client.scratch
+        ADDRESSES.append((id(scratch["buffers"]), *(t.data_ptr() for t in scratch["buffers"].values())))
+
+
+ADDRESSES: list[tuple[int, ...]] = []
+
+
+class Proximal(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return fedcore.Loss(proximal_term(step.parameters, step.reference), weight=0.5)
+
+
+class Doubled(Plugin):
+    @hookimpl
+    def task_loss(self, step):
+        return 2 * F.cross_entropy(step.logits, step.y)
+
+
+@pytest.mark.parametrize("other", ["Proximal", "Doubled"])
+def test_what_other_plugins_do_to_w_leaves_v_alone_in_a_round(go, other):
+    both, alone = go({"ditto": {}, HERE + other: {}}, rounds=1), go({"ditto": {}}, rounds=1)
+    assert bytes_of(both) != bytes_of(alone)
+    assert bytes_of(both) == bytes_of(go({HERE + other: {}}, rounds=1))
+    assert equal(kept(both, 0), kept(alone, 0))
+
+
+class KeepsClassifier(Plugin):
+    @hookimpl
+    def personal_parameters(self):
+        return ["classifier.*"]
+
+
+def test_beside_a_classifier_that_stays_on_the_client(go):
+    result = go({"ditto": {}, HERE + "KeepsClassifier": {}}, client_test_fraction=0.2)
+    assert set(kept(result, 0)) == set(weights(result))
+    assert result.metrics["global"] is None
+    assert result.metrics["personal"]["accuracy"] > 0.1
+
+
+class FreezesClassifier(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.freeze(["classifier.*"])
+
+
+def test_v_trains_also_what_another_plugin_freezes_in_w(go):
+    result = go({"ditto": {}, HERE + "FreezesClassifier": {}}, rounds=1)
+    start = go({}, rounds=1, lr=1e-30)
+    assert torch.equal(weights(result)["classifier.weight"], weights(start)["classifier.weight"])
+    assert not torch.equal(kept(result, 0)["classifier.weight"], weights(start)["classifier.weight"])
+
+
+class OtherPersonal(Plugin):
+    @hookimpl
+    def personal_model(self, client):
+        return client.model
+
+
+def test_another_personal_model_is_refused(go):
+    with pytest.raises(PluginConflictError, match="'ditto' and 'otherpersonal' cannot be combined: both implement per"):
+        go({"ditto": {}, HERE + "OtherPersonal": {}})
+
+
+def test_runs_in_bf16(go):
+    assert lines(go({"ditto": {}}, precision="bf16", rounds=1))[0]["losses"]["ditto.personal"] > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"lambda": -0.1}, {"lambda": float("nan")}, {"lambda": float("inf")}, {"mu": 1}], ids=str
+)
+def test_options_out_of_bounds_are_refused(go, options):
+    with pytest.raises((FedcoreError, ValueError), match=next(iter(options))):
+        go({"ditto": options})
+
+
+# --- the method card ---------------------------------------------------------------------------------------------
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = README.read_text(encoding="utf-8")
+    for name, field in DittoOptions.model_fields.items():
+        assert f"| `{field.alias or name}` | `{field.default}` |" in text
+
+
+def test_the_readmes_commands_are_valid():
+    commands = re.findall(r"fedcore train (--[^`\n]+)", README.read_text(encoding="utf-8"))
+    assert len(commands) == 2
+    for command in commands:
+        flags = re.findall(r"--(\S+)((?: (?!--)\S+)?)", command)
+        values = {
+            flag.replace("-", "_"): value.strip() or True for flag, value in flags if flag not in ("plugin", "set")
+        }
+        plugins = {value.strip(): {} for flag, value in flags if flag == "plugin"}
+        for plugin, option, value in (parse_setting(v.strip()) for flag, v in flags if flag == "set"):
+            plugins[plugin][option] = value
+        config = RunConfig.create({**values, "plugins": plugins})
+        DittoOptions(**config.plugins["ditto"])

@@ -1,0 +1,379 @@
+"""FedAvgM: the hand cases of its three variants, the round loop against NumPy, what momentum leaves alone."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedcore
+import fedcore_fedavgm
+from fedcore import Plugin, RunConfig, SplitModel, hookimpl
+from fedcore.data import Dataset, ResidentSamples
+from fedcore.errors import FedcoreError, PluginConflictError, RoundFailedError
+from fedcore.rundir import RunDirectory
+from fedcore.serial import read_tensors
+from fedcore_fedavgm import FedAvgM, FedAvgMOptions, momentum_step
+
+HERE = f"module:{__name__}."
+DIGITS = {"workers": 0, "device": "cpu", "clients": 4, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+VARIANTS = ["heavy-ball", "nesterov", "ema"]
+W = "encoder.base.w"
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+
+    def run(plugins, notify=None, **options):
+        config = RunConfig(**{**DIGITS, "out": tempfile.mkdtemp(dir=root), **options}, plugins=plugins)
+        return fedcore.run(config, notify=notify)
+
+    return run
+
+
+def bytes_of(result) -> bytes:
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def weights(result):
+    return read_tensors(result.directory / "model.safetensors")[0]
+
+
+def lines(result):
+    return RunDirectory(result.directory).read_metrics()
+
+
+def state_of(result):
+    return RunDirectory(result.directory).checkpoints.load().plugins.get("fedavgm", {})
+
+
+def same(one, other) -> bool:
+    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --- a problem for a hand: f_i = |w - c_i|^2 / 2 ------------------------------------------------------------------
+
+
+class Point(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.w.expand(len(x), -1)
+
+
+class PointModel(SplitModel):
+    def make_classifier(self, feature_dim):
+        return nn.Identity()
+
+
+class Quadratic(Plugin):
+    @hookimpl
+    def task_loss(self, step):
+        return 0.5 * (step.logits - step.x.flatten(1)).square().sum(dim=1).mean()
+
+
+class Pull(Plugin):
+    """Moves every client by +1 in round 0 and by +0.5 afterwards, at lr 1."""
+
+    @hookimpl
+    def task_loss(self, step):
+        return -step.logits.mean(dim=0).sum() * (1.0 if step.round == 0 else 0.5)
+
+
+CENTRES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]])
+SIZES = [1, 2, 3, 5]
+
+
+def four_clients(data_dir=None):
+    points = np.repeat(CENTRES, SIZES, axis=0)
+    images = torch.tensor(points, dtype=torch.float32).view(len(points), 1, 1, 2)
+    samples = ResidentSamples(images, torch.tensor([i % 2 for i in range(len(points))]), [0.0], [1.0])
+    return Dataset("centres", samples, samples, num_classes=2, input_shape=(1, 1, 2))
+
+
+def by_size(labels, num_clients, **_):
+    return np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+
+
+def origin(num_classes, input_shape):
+    return PointModel(Point(), 2, 2)
+
+
+TOY = {
+    "dataset": HERE + "four_clients",
+    "model": HERE + "origin",
+    "partition": HERE + "by_size",
+    "lr": 0.2,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+
+
+# --- the equations -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variant", "first", "second"), [("heavy-ball", 1.0, 2.4), ("nesterov", 1.9, 3.66), ("ema", 0.1, 0.24)]
+)
+def test_the_hand_case_through_the_round_loop(go, variant, first, second):
+    plugins = {HERE + "Pull": {}, "fedavgm": {"beta": 0.9, "variant": variant}}
+    for rounds, expected in ((1, first), (2, second)):
+        result = go(plugins, **{**TOY, "lr": 1.0, "rounds": rounds})
+        torch.testing.assert_close(weights(result)[W], torch.full((2,), expected), rtol=0, atol=1e-6)
+
+
+def reference(cohorts, beta, lr_s, variant, lr, epochs):
+    """The whole federation in float64, the variants in the form their sources have."""
+    w, v = np.zeros(2), np.zeros(2)
+    for cohort in cohorts:
+        n = np.array([SIZES[i] for i in cohort], dtype=float)
+        y = [CENTRES[i] + (w - CENTRES[i]) * (1 - lr) ** epochs for i in cohort]
+        d = w - (n / n.sum()) @ np.array(y)
+        v = beta * v + ((1 - beta) * d if variant == "ema" else d)
+        w = w - lr_s * (d + beta * v if variant == "nesterov" else v)
+    return w
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("beta", "lr"), [(0.9, 1.0), (0.5, 0.3), (0.0, 0.7), (0.99, 1.5)])
+def test_the_whole_federation_against_numpy(go, variant, beta, lr):
+    plugins = {HERE + "Quadratic": {}, "fedavgm": {"beta": beta, "lr": lr, "variant": variant}}
+    result = go(plugins, **{**TOY, "rounds": 7, "participation": 0.5, "local_epochs": 3})
+    cohorts = [line["cohort"] for line in lines(result)]
+    assert len({tuple(c) for c in cohorts}) > 2
+    expected = reference(cohorts, beta, lr, variant, 0.2, 3)
+    np.testing.assert_allclose(weights(result)[W], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_goes_on_in_the_direction_of_the_past(variant):
+    """Past and present at right angles: the present's share is d's own (or less), the past's positive."""
+    past, d = torch.tensor([1.0, 0.0]), torch.tensor([0.0, -2.0])
+    step, velocity = momentum_step(d, past, 0.5, variant)
+    assert step[0] > 0
+    assert step[1] < 0
+    assert velocity[0] == 0.5
+    assert past.tolist() == [1.0, 0.0], "not changed in place"
+    assert d.tolist() == [0.0, -2.0]
+
+
+def test_a_moving_average_is_a_heavy_ball_with_a_smaller_learning_rate(go):
+    ema, ball = {"beta": 0.8, "lr": 2.0, "variant": "ema"}, {"beta": 0.8, "lr": 0.4}
+    one, other = (
+        weights(go({HERE + "Quadratic": {}, "fedavgm": options}, **{**TOY, "rounds": 5}))[W] for options in (ema, ball)
+    )
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_doctests():
+    assert doctest.testmod(fedcore_fedavgm) == (0, 2)
+
+
+# --- what is FedAvg ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fedavg(go):
+    return go({}, rounds=3, participation=0.75)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_beta_0_and_lr_1_are_fedavg_to_the_bit(go, fedavg, variant):
+    neutral = go({"fedavgm": {**FedAvgM.neutral, "variant": variant}}, rounds=3, participation=0.75)
+    assert bytes_of(neutral) == bytes_of(fedavg)
+    assert [line["losses"] for line in lines(neutral)] == [line["losses"] for line in lines(fedavg)]
+    assert state_of(neutral) == {}
+
+
+def test_a_heavy_balls_first_round_is_fedavgs_to_the_bit(go):
+    assert bytes_of(go({"fedavgm": {}}, rounds=1)) == bytes_of(go({}, rounds=1))
+
+
+def test_every_option_changes_the_trajectory(go, fedavg):
+    changes = [{}, {"beta": 0.5}, {"lr": 0.5}, {"variant": "nesterov"}, {"variant": "ema"}]
+    found = [bytes_of(go({"fedavgm": change}, rounds=3, participation=0.75)) for change in changes]
+    assert len({*found, bytes_of(fedavg)}) == len(changes) + 1
+
+
+# --- what momentum leaves alone ----------------------------------------------------------------------------------
+
+
+def with_buffers(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+    return SplitModel(base, 16, num_classes)
+
+
+def test_buffers_are_fedavgs(go):
+    """Round 1 is FedAvg's, so round 2 trains the same updates: parameters differ after it, buffers do not."""
+    run = {"model": HERE + "with_buffers", "rounds": 2}
+    fedavg, result = weights(go({}, **run)), go({"fedavgm": {"beta": 0.97}}, **run)
+    fedavgm = weights(result)
+    buffers = [name for name in fedavg if "running" in name or "tracked" in name]
+    assert len(buffers) == 3
+    assert all(torch.equal(fedavgm[name], fedavg[name]) for name in buffers)
+    assert not any(torch.equal(fedavgm[name], fedavg[name]) for name in set(fedavg) - set(buffers))
+    assert set(state_of(result)) == set(fedavg) - set(buffers)
+
+
+def test_the_running_variance_stays_positive(go):
+    """Momentum on every tensor, as in MOON's code, would drive it below 0."""
+    result = go({"fedavgm": {"beta": 0.97}}, model=HERE + "with_buffers", rounds=12)
+    assert (weights(result)["encoder.base.2.running_var"] > 0).all()
+
+
+class Keeper(Plugin):
+    @hookimpl
+    def personal_parameters(self, model):
+        return ["classifier.*"]
+
+
+class KeepAll(Plugin):
+    @hookimpl
+    def personal_parameters(self, model):
+        return ["*"]
+
+
+@pytest.mark.parametrize("keeper", ["Keeper", "KeepAll"])
+def test_what_stays_on_the_clients_has_no_velocity(go, keeper):
+    kept = state_of(go({"fedavgm": {}, HERE + keeper: {}}))
+    assert bool(kept) == (keeper == "Keeper")
+    assert not any(name.startswith("classifier.") for name in kept)
+
+
+def test_nothing_more_travels(go):
+    assert go({"fedavgm": {}}).summary["bytes"] == go({}).summary["bytes"]
+
+
+def single(labels, num_clients, **_):
+    order = np.random.default_rng(0).permutation(len(labels))
+    return [order[:1], *np.array_split(order[1:], num_clients - 1)]
+
+
+def test_a_client_of_one_sample(go):
+    result = go({"fedavgm": {"beta": 0.5}}, partition=HERE + "single")
+    assert [line["accepted"] for line in lines(result)] == [4, 4]
+
+
+# --- stops, kills and failures -----------------------------------------------------------------------------------
+
+LONG = {"rounds": 4, "participation": 0.75}
+SCRIPT = """
+import os, signal, sys, fedcore
+def kill(event, details):
+    if event == "round" and details["round"] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+config = fedcore.RunConfig(plugins={{"fedavgm": {{}}}}, out=sys.argv[1], **{run})
+fedcore.run(config, notify=kill)
+"""
+
+
+def test_a_killed_run_goes_on_with_its_velocity(go, tmp_path):
+    script = SCRIPT.format(run={**DIGITS, **LONG})
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], env=os.environ, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    resumed, straight = fedcore.resume(tmp_path / "run"), go({"fedavgm": {}}, **LONG)
+    assert bytes_of(resumed) == bytes_of(straight)
+    assert state_of(straight)
+    assert same(state_of(resumed), state_of(straight))
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_interrupted_run_goes_on_with_its_velocity(go, at):
+    def stop(event, details):
+        if event == "round" and details["round"] == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(FedcoreError, match="interrupted") as interruption:
+        go({"fedavgm": {}}, notify=stop, **LONG)
+    directory = Path(re.search(r"resume (\S+)", str(interruption.value)).group(1))
+    assert bytes_of(fedcore.resume(directory)) == bytes_of(go({"fedavgm": {}}, **LONG))
+
+
+class Fail(Plugin):
+    """The model of one round breaks after the server's step, once."""
+
+    broken = True
+
+    @hookimpl
+    def server_step(self, server, mean):
+        if Fail.broken and server.round == 2:
+            Fail.broken = False
+            raise RoundFailedError("once")
+
+
+def test_a_round_that_fails_leaves_the_velocity_alone(go, tmp_path):
+    plugins = {"fedavgm": {}, HERE + "Fail": {}}
+    with pytest.raises(RoundFailedError):
+        go(plugins, out=tmp_path / "run", **LONG)
+    resumed, straight = fedcore.resume(tmp_path / "run"), go(plugins, **LONG)
+    assert bytes_of(resumed) == bytes_of(straight)
+    assert same(state_of(resumed), state_of(straight))
+
+
+# --- options and company -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"beta": 1.0}, {"beta": -0.1}, {"lr": 0.0}, {"lr": float("inf")}, {"variant": "adam"}, {"momentum": 0.5}],
+    ids=str,
+)
+def test_options_out_of_bounds_are_refused(go, options):
+    with pytest.raises((FedcoreError, ValueError), match=next(iter(options))):
+        go({"fedavgm": options})
+
+
+class Owner(Plugin):
+    owns = ("classifier.*",)
+
+
+class Optimizer(Plugin):
+    server_optimizer = True
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("other", "reason"), [("Owner", "owns the aggregation"), ("Optimizer", "both are server optimizers")]
+)
+def test_refused_beside_others_with_both_names_and_the_reason(go, other, reason, order):
+    names = ["fedavgm", HERE + other][::order]
+    with pytest.raises(PluginConflictError, match=reason) as refusal:
+        go({name: {} for name in names})
+    assert "'fedavgm'" in str(refusal.value)
+    assert repr(other.lower()) in str(refusal.value)
+
+
+def test_refused_beside_fedcd(go):
+    pytest.importorskip("fedcore_fedcd")
+    with pytest.raises(PluginConflictError, match=r"'fedavgm' and 'fedcd' cannot be combined.*owns the aggregation"):
+        go({"fedcd": {}, "fedavgm": {}})
+
+
+class Weigher(Plugin):
+    @hookimpl
+    def weight(self, update):
+        return 1.0
+
+
+def test_beside_other_weights_of_the_mean(go):
+    assert bytes_of(go({HERE + "Weigher": {}, "fedavgm": {}})) != bytes_of(go({"fedavgm": {}}))
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, field in FedAvgMOptions.model_fields.items():
+        assert f"| `{name}` | `{field.default}` |" in text
+    assert all(f"`{variant}`" in text for variant in VARIANTS)

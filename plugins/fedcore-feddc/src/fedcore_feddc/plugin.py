@@ -1,0 +1,107 @@
+"""The FedDC plugin: which equation is computed where, and what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
+from fedcore.functional import linear_term, proximal_term
+from fedcore_feddc import equations as eq
+
+
+class FedDCOptions(PluginOptions):
+    """Options of FedDC."""
+
+    alpha: float = Field(0.01, gt=0, description="alpha, strength of the drift's penalty R_i.")
+    linear: bool = Field(True, description="The gradient correction G_i = <s - s_i, w>; without it FedDC is FedDyn.")
+
+
+class FedDC(Plugin):
+    """FedDC (Gao, Fu, Li, Chen, Xu, Xu, CVPR 2022, arXiv 2203.11751).
+
+    Clients minimise F_i(w) + alpha/2 |w - (w_t - h_i)|^2 + <s - s_i, w>, where the drift h_i sums how far the client's
+    models moved; the server adds the mean drift of all clients to the mean of the models.
+    """
+
+    Options = FedDCOptions
+    server_optimizer = True
+    uses_displacement = True
+    options: FedDCOptions
+
+    # --- client --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Keep w_t, and fix w_t - h_i and s - s_i for the round; h_i, s and s_i begin at 0."""
+        s, own = client.received, client.state
+        parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
+        client.scratch["start"] = start = {name: p.detach().clone() for name, p in parameters.items()}
+        client.scratch["target"] = {p: eq.drift_target(start[n], own.get(f"h.{n}")) for n, p in parameters.items()}
+        if self.options.linear and (s or own):
+            client.scratch["gap"] = {p: eq.gradient_gap(p, s.get(n), own.get(f"s.{n}")) for n, p in parameters.items()}
+
+    @hookimpl
+    def local_loss(self, step: Step) -> list[Loss]:
+        """Add alpha/2 R_i and, where s - s_i is known, G_i, over the shared parameters in training."""
+        parameters, scratch = step.parameters, step.client.scratch
+        value = proximal_term(parameters, [scratch["target"][p] for p in parameters])
+        terms = [Loss(value, weight=self.options.alpha, name="drift")]
+        if "gap" in scratch:
+            terms.append(Loss(linear_term(parameters, [scratch["gap"][p] for p in parameters]), name="gradient"))
+        return terms
+
+    @hookimpl
+    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate:
+        """Renew h_i and s_i, and send the change of s_i; here, because ``update.model`` names what is shared."""
+        state, gaps, changes = client.state, client.scratch.get("gap", {}), {}
+        for name, y in client.model.named_parameters():
+            if name not in update.model or not y.requires_grad:
+                continue
+            start, trained, drift, own = client.scratch["start"][name], y.detach(), f"h.{name}", f"s.{name}"
+            state[drift] = eq.renewed_drift(state.get(drift), start, trained)
+            if self.options.linear:
+                new = eq.renewed_gradient(
+                    start, trained, gaps.get(y), lr=client.lr, steps=client.steps, momentum=client.momentum
+                )
+                changes[name] = new - state[own] if own in state else new
+                state[own] = new
+        return replace(update, payload=changes)
+
+    # --- server --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> dict[str, Tensor]:
+        """Send s; nothing before the first round ended."""
+        state = server.state
+        return {name: state[f"s.{name}"].to(w.dtype) for name, w in server.model.items() if f"s.{name}" in state}
+
+    @hookimpl
+    def weight(self) -> float:
+        """Take the plain mean of the models, as the code does."""
+        return 1.0
+
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Add the change of s_i to s, the mean over all clients: s += (s_i+ - s_i) / N."""
+        for name, change in update.payload.items():
+            if f"s.{name}" not in server.state:
+                server.state[f"s.{name}"] = torch.zeros_like(change, dtype=torch.float64)
+            server.state[f"s.{name}"].add_(change, alpha=1 / server.num_clients)
+        update.payload.clear()
+
+    @hookimpl
+    def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Renew the mean drift of all clients and add it to the mean of the models; what nobody moved stays."""
+        new, share = {}, len(server.accepted) / server.num_clients
+        for name, m in mean.items():
+            if torch.equal(m, server.model[name]):
+                continue  # frozen in this round: the drift of earlier rounds would carry it away
+            before = server.state.get(f"h.{name}", torch.zeros_like(m, dtype=torch.float64))
+            after = eq.renewed_mean_drift(before, server.model[name], m, share)
+            server.state[f"h.{name}"], new[name] = after, eq.corrected_mean(m, after)
+        return new

@@ -1,0 +1,77 @@
+"""The FedDyn plugin: which equation is computed where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
+from fedcore.functional import proximal_term
+from fedcore_feddyn import equations as eq
+
+
+class FedDynOptions(PluginOptions):
+    """Options of FedDyn."""
+
+    alpha: float = Field(0.01, gt=0, description="alpha of Eq. 1: strength of the dynamic regularizer.")
+
+
+class FedDyn(Plugin):
+    """FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, arXiv 2111.04263).
+
+    Clients minimise F_i(w) - <g_i, w> + alpha/2 |w - w_t|^2 (Eq. 1); the server adds to the mean of their models
+    the mean of what all clients, sampled or not, have been displaced so far (-h / alpha).
+    """
+
+    Options = FedDynOptions
+    server_optimizer = True
+    uses_displacement = True
+    options: FedDynOptions
+
+    # --- client --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Keep w_t, and fix the point w_t - lambda_i for the round."""
+        parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
+        client.scratch["start"] = start = {name: p.detach().clone() for name, p in parameters.items()}
+        client.scratch["target"] = {
+            p: eq.shifted_target(start[name], client.state.get(name)) for name, p in parameters.items()
+        }
+
+    @hookimpl
+    def local_loss(self, step: Step) -> Loss:
+        """Add alpha/2 |w - (w_t - lambda_i)|^2 (Eq. 1) over the shared parameters in training."""
+        target = step.client.scratch["target"]
+        value = proximal_term(step.parameters, [target[p] for p in step.parameters])
+        return Loss(value, weight=self.options.alpha, name="dynamic")
+
+    @hookimpl
+    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> None:
+        """Renew lambda_i; here, because ``update.model`` names what is shared."""
+        for name, y in client.model.named_parameters():
+            if name in update.model and y.requires_grad:
+                start = client.scratch["start"][name]
+                client.state[name] = eq.renewed_dual(client.state.get(name), start, y.detach())
+
+    # --- server --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def weight(self) -> float:
+        """Take the plain mean of the models (Algorithm 1)."""
+        return 1.0
+
+    @hookimpl
+    def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Renew the mean of all lambda_i and add it to the mean of the models; what nobody moved stays."""
+        new, share = {}, len(server.accepted) / server.num_clients
+        for name, m in mean.items():
+            if torch.equal(m, server.model[name]):
+                continue  # frozen in this round: the mean of earlier displacements would carry it away
+            before = server.state.get(name, torch.zeros_like(m, dtype=torch.float64))
+            after = eq.renewed_mean_dual(before, server.model[name], m, share)
+            server.state[name], new[name] = after, eq.corrected_mean(m, after)
+        return new

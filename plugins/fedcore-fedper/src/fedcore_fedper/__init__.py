@@ -1,0 +1,45 @@
+"""FedPer as a fedcore plugin."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from fedcore import Plugin, PluginOptions, SplitModel, hookimpl
+from fedcore_fedper.layers import names_of_last_layers
+
+__all__ = ["FedPer", "FedPerOptions", "names_of_last_layers"]
+
+
+class FedPerOptions(PluginOptions):
+    """Options of FedPer."""
+
+    personal: int | list[str] = Field(
+        1,
+        description="K_P >= 0, the number of personalization layers, counted from the output (section 3); or patterns "
+        "over the model's names, such as [classifier.*]. 0 is FedAvg.",
+    )
+
+    @field_validator("personal")
+    @classmethod
+    def _check_personal(cls, value: int | list[str]) -> int | list[str]:
+        if value == [] or (isinstance(value, int) and value < 0):
+            raise ValueError("give a number of layers >= 0, or at least one pattern")
+        return value
+
+
+class FedPer(Plugin):
+    """FedPer (Arivazhagan, Aggarwal, Singh, Choudhary, 2019, arXiv 1912.00818).
+
+    Base and personalization layers are trained together by SGD (FEDPER-CLIENT); the base alone is sent, and averaged
+    by samples (FEDPER-SERVER). Client j's model is (W_B, W_{P_j}).
+    """
+
+    Options = FedPerOptions
+    options: FedPerOptions
+    neutral = {"personal": 0}
+
+    @hookimpl
+    def personal_parameters(self, model: SplitModel) -> list[str]:
+        """Keep W_P on each client: its last K_P layers, or what the patterns name."""
+        personal = self.options.personal
+        return personal if isinstance(personal, list) else names_of_last_layers(model, personal)

@@ -1,0 +1,455 @@
+"""FedRS: the hand cases, the gradient of the restricted softmax, and what counts as a missing class."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import Plugin, RunConfig, SplitModel, hookimpl
+from fedcore.config import parse_setting
+from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
+from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.local import train_batch
+from fedcore.rundir import RunDirectory
+from fedcore.serial import read_tensors
+from fedcore.testing import forbid_host_sync
+from fedcore_fedrs import FedRS, FedRSOptions, frequency_factors, missing_factors, restricted_cross_entropy
+
+README = Path(__file__).parents[1] / "README.md"
+HERE = f"module:{__name__}."
+DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+SKEWED = {"partition": "classes", "classes_per_client": 5}
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+
+    def run(plugins, notify=None, **options):
+        config = RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
+        return fedcore.run(config, notify=notify)
+
+    return run
+
+
+def bytes_of(result) -> bytes:
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def weights(result):
+    return read_tensors(result.directory / "model.safetensors")[0]
+
+
+def lines(result):
+    return RunDirectory(result.directory).read_metrics()
+
+
+def partition_of(result):
+    return load_partition(RunDirectory(result.directory).partition_file, load_dataset("digits", None))
+
+
+# --- the hand cases ----------------------------------------------------------------------------------------------
+
+Z, COUNTS = (2.0, 1.0, -1.0), (6, 2, 0)
+CASES = {  # factors, loss of a sample of class 0, p_2, gradient in z_2
+    "missing": ((1.0, 1.0, 0.5), 0.3715390, 0.0566117, 0.0283059),
+    "frequency": ((1.0, 2 / 3, 0.5), 0.2969010, 0.0609988, 0.0304994),
+}
+
+
+@pytest.mark.parametrize("restrict", CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_hand_case(restrict, dtype):
+    factors, loss, p, gradient = CASES[restrict]
+    found = {"missing": missing_factors, "frequency": frequency_factors}[restrict](torch.tensor(COUNTS), 0.5)
+    torch.testing.assert_close(found, torch.tensor(factors))
+    z = torch.tensor([Z], dtype=dtype, requires_grad=True)
+    value = restricted_cross_entropy(z, torch.tensor([0]), found.to(dtype))
+    value.backward()
+    assert value.item() == pytest.approx(loss, abs=2e-7)
+    assert (z * found).softmax(1)[0, 2].item() == pytest.approx(p, abs=2e-7)
+    assert z.grad[0, 2].item() == pytest.approx(gradient, abs=2e-7)
+    plain = torch.tensor([Z], dtype=dtype, requires_grad=True)
+    F.cross_entropy(plain, torch.tensor([0])).backward()
+    assert plain.grad[0, 2].item() == pytest.approx(0.0351190, abs=2e-7)
+
+
+class Logits(nn.Module):
+    """Logits are the parameter, whatever the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.z = nn.Parameter(torch.tensor(Z))
+
+    def forward(self, x):
+        return self.z.expand(len(x), -1)
+
+
+class IsItsLogits(SplitModel):
+    def make_classifier(self, feature_dim):
+        return nn.Identity()
+
+
+def fixed_logits(num_classes, input_shape):
+    return IsItsLogits(Logits(), 3, num_classes)
+
+
+def six_and_two(data_dir=None):
+    def samples(labels):
+        return ResidentSamples(torch.zeros(len(labels), 1, 1, 1), torch.tensor(labels), [0.0], [1.0])
+
+    return Dataset("toy", samples([0] * 6 + [1] * 2), samples([0, 1, 2, 2]), num_classes=3, input_shape=(1, 1, 1))
+
+
+TOY = {
+    "dataset": HERE + "six_and_two",
+    "model": HERE + "fixed_logits",
+    "partition": "iid",
+    "clients": 1,
+    "rounds": 1,
+    "batch_size": 8,
+    "lr": 1.0,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+
+
+@pytest.mark.parametrize("restrict", CASES)
+def test_the_hand_case_in_the_round_loop(go, restrict):
+    """One step at lr 1 on all eight samples: z_2's gradient is the same for each of them, and so is z_2's move."""
+    factors, loss, _, gradient = CASES[restrict]
+    result = go({"fedrs": {"restrict": restrict}}, **TOY)
+    assert weights(result)["encoder.base.z"][2].item() == pytest.approx(-1 - gradient, abs=5e-7)
+    of_class_1 = loss + 2 * factors[0] - 1 * factors[1]  # log-sum-exp is the same
+    assert lines(result)[0]["losses"] == {"task": pytest.approx((6 * loss + 2 * of_class_1) / 8, abs=5e-7)}
+    plain = go({}, **TOY)
+    assert weights(plain)["encoder.base.z"][2].item() == pytest.approx(-1 - 0.0351190, abs=5e-7)
+
+
+def test_a_class_that_is_missing_in_a_batch_only_is_not_restricted(go):
+    """Batches of one hold one class each; the factors are those of the whole training part."""
+    found = weights(go({"fedrs": {}}, **{**TOY, "batch_size": 1, "lr": 0.1}))["encoder.base.z"].double().numpy()
+    orders = set()
+    for at_first in range(8):
+        for at_second in range(at_first + 1, 8):
+            labels = [1 if i in (at_first, at_second) else 0 for i in range(8)]
+            z, a = np.array(Z), np.array([1.0, 1.0, 0.5])
+            for y in labels:
+                e = np.exp(a * z)
+                z = z - 0.1 * a * (e / e.sum() - np.eye(3)[y])
+            orders.add(tuple(np.round(z, 4)))
+    assert tuple(np.round(found, 4)) in orders
+
+
+# --- the equations -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_value_and_gradient_against_numpy(dtype):
+    rng = np.random.default_rng(0)
+    z, y = 3 * rng.standard_normal((7, 5)), rng.integers(0, 5, 7)
+    a = np.array([1.0, 0.3, 0.0, 0.8, 1.0])
+    expected, gradient = 0.0, np.zeros_like(z)
+    for i in range(7):
+        p = np.exp(a * z[i]) / np.exp(a * z[i]).sum()
+        expected -= np.log(p[y[i]]) / 7
+        gradient[i] = a * (p - np.eye(5)[y[i]]) / 7
+    logits = torch.tensor(z, dtype=dtype, requires_grad=True)
+    value = restricted_cross_entropy(logits, torch.tensor(y), torch.tensor(a, dtype=dtype))
+    value.backward()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    assert value.item() == pytest.approx(expected, rel=tolerance)
+    np.testing.assert_allclose(logits.grad, gradient, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_factors_against_numpy(alpha):
+    counts = np.array([0, 1, 7, 0, 30])
+    tensor = torch.tensor(counts)
+    for found, expected in (
+        (missing_factors(tensor, alpha), np.where(counts > 0, 1.0, alpha)),
+        (frequency_factors(tensor, alpha), alpha + (1 - alpha) * counts / counts.max()),
+    ):
+        assert found.dtype == torch.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_client_with_one_class_or_one_sample():
+    assert missing_factors(torch.tensor([0, 1, 0]), 0.2).tolist() == pytest.approx([0.2, 1.0, 0.2])
+    assert frequency_factors(torch.tensor([0, 1, 0]), 0.2).tolist() == pytest.approx([0.2, 1.0, 0.2])
+
+
+def test_restricting_a_negative_logit_raises_its_probability_and_shrinks_its_gradient():
+    z = torch.tensor([Z], dtype=torch.float64)
+    probabilities, gradients = [], []
+    for alpha in (1.0, 0.5, 0.1, 0.0):
+        logits = z.clone().requires_grad_()
+        factors = missing_factors(torch.tensor(COUNTS), alpha).double()
+        restricted_cross_entropy(logits, torch.tensor([0]), factors).backward()
+        probabilities.append((z * factors).softmax(1)[0, 2].item())
+        gradients.append(logits.grad[0, 2].item())
+    assert probabilities == sorted(probabilities)
+    assert gradients == sorted(gradients, reverse=True)
+    assert gradients[-1] == 0.0
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e4])
+def test_extreme_logits_stay_finite(scale):
+    z = (torch.randn(4, 3, generator=torch.Generator().manual_seed(0)) * scale).requires_grad_()
+    value = restricted_cross_entropy(z, torch.tensor([0, 1, 2, 0]), torch.tensor([1.0, 0.5, 0.0]))
+    value.backward()
+    assert value.isfinite()
+    assert z.grad.isfinite().all()
+
+
+# --- a whole run -------------------------------------------------------------------------------------------------
+
+
+def linear(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten()), 64, num_classes)
+
+
+@pytest.mark.parametrize("options", [{"alpha": 0.3}, {"alpha": 0.6, "restrict": "frequency"}], ids=str)
+def test_a_run_is_the_method_in_numpy(go, options):
+    """Two rounds of full batches with momentum and weight decay, part of the clients' samples held out."""
+    result = go(
+        {"fedrs": options},
+        **SKEWED,
+        model=HERE + "linear",
+        local_epochs=3,
+        batch_size=5000,
+        lr=0.1,
+        weight_decay=1e-2,
+        client_test_fraction=0.3,
+    )
+    start = go({"fedrs": options}, **SKEWED, model=HERE + "linear", rounds=1, lr=1e-30)
+    data, partition = load_dataset("digits", None), partition_of(result)
+
+    def by_hand(alpha):
+        w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
+        for _ in range(2):
+            local, n = [], []
+            for part in partition.train:
+                x = data.train.gather(part).double().flatten(1).numpy()
+                y = np.eye(10)[data.train.labels[part].numpy()]
+                counts = y.sum(0)
+                a = alpha + (1 - alpha) * counts / counts.max()
+                if options.get("restrict") != "frequency":
+                    a = np.where(counts > 0, 1.0, alpha)
+                own = {name: value.copy() for name, value in w.items()}
+                speed = dict.fromkeys(own, 0.0)
+                for _ in range(3):
+                    z = a * (x @ own["classifier.weight"].T + own["classifier.bias"])
+                    p = np.exp(z - z.max(1, keepdims=True))
+                    g = a * (p / p.sum(1, keepdims=True) - y) / len(x)
+                    for name, gradient in (("classifier.weight", g.T @ x), ("classifier.bias", g.sum(0))):
+                        speed[name] = 0.9 * speed[name] + gradient + 1e-2 * own[name]
+                        own[name] = own[name] - 0.1 * speed[name]
+                local.append(own)
+                n.append(len(x))
+            w = {name: sum(k * own[name] for k, own in zip(n, local)) / sum(n) for name in w}
+        return w
+
+    def distance(expected):
+        return max(np.abs(weights(result)[name].numpy() - value).max() for name, value in expected.items())
+
+    assert any((np.bincount(data.train.labels[part], minlength=10) == 0).any() for part in partition.train)
+    assert distance(by_hand(options["alpha"])) < 1e-5
+    assert distance(by_hand(1.0)) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{"alpha": 1.0}, {"alpha": 1.0, "restrict": "frequency"}], ids=str)
+def test_alpha_1_is_fedavg_to_the_bit(go, options):
+    settings = {**SKEWED, "rounds": 3, "participation": 0.7}
+    fedavg, fedrs = go({}, **settings), go({"fedrs": options}, **settings)
+    assert bytes_of(fedrs) == bytes_of(fedavg)
+    assert [line["losses"] for line in lines(fedrs)] == [line["losses"] for line in lines(fedavg)]
+    assert FedRS.neutral == {"alpha": 1.0}
+
+
+def test_a_client_that_has_every_class_trains_as_in_fedavg(go):
+    options = {"clients": 1, "partition": "iid", "rounds": 1}
+    restricted, plain = weights(go({"fedrs": {"alpha": 0.0}}, **options)), weights(go({}, **options))
+    assert all(torch.equal(restricted[name], plain[name]) for name in plain)
+
+
+def test_every_option_changes_the_trajectory(go):
+    changes = [{}, {"alpha": 0.1}, {"alpha": 1.0}, {"restrict": "frequency"}]
+    found = [bytes_of(go({"fedrs": change}, **SKEWED)) for change in changes]
+    assert len(set(found)) == len(changes)
+    assert found[0] == bytes_of(go({"fedrs": {"alpha": 0.5}}, **SKEWED)), "the default, and twice the same bits"
+
+
+@pytest.mark.parametrize(("decay", "shrinks"), [(0.0, False), (0.1, True)])
+def test_alpha_0_freezes_the_rows_of_missing_classes_but_for_weight_decay(go, decay, shrinks):
+    options = {"clients": 1, "partition": HERE + "low_digits", "rounds": 1, "weight_decay": decay}
+    before = weights(go({}, **options, lr=1e-30))
+    after = weights(go({"fedrs": {"alpha": 0.0}}, **options))
+    for name in ("classifier.weight", "classifier.bias"):  # the bias of a missing class is restricted, too
+        assert not torch.equal(after[name][:4], before[name][:4])
+        assert torch.equal(after[name][4:], before[name][4:]) != shrinks
+        assert (after[name][4:].abs() <= before[name][4:].abs()).all()
+
+
+def low_digits(labels, num_clients, **_):
+    return np.array_split(np.flatnonzero(labels < 4), num_clients)
+
+
+def one_and_rest(labels, num_clients, **_):
+    order = np.random.default_rng(0).permutation(len(labels))
+    return [order[:1], *np.array_split(order[1:], num_clients - 1)]
+
+
+def test_a_client_with_a_single_sample(go):
+    line = lines(go({"fedrs": {}}, partition=HERE + "one_and_rest", rounds=1))[0]
+    assert line["accepted"] == 3
+    assert line["failures"] == []
+
+
+class Factors(FedRS):
+    """FedRS that sends its factors up."""
+
+    @hookimpl
+    def end_local(self, client):
+        SEEN[client.id] = client.scratch["factors"].tolist()
+
+
+SEEN: dict[int, list[float]] = {}
+
+
+def test_missing_is_what_the_training_part_lacks_whatever_is_held_out(go):
+    SEEN.clear()
+    options = {"partition": "dirichlet", "alpha": 0.1, "client_test_fraction": 0.5, "clients": 6}
+    result = go({HERE + "Factors": {"alpha": 0.25}}, **options, rounds=1)
+    labels = load_dataset("digits", None).train.labels
+    parts = partition_of(result)
+    for client, part in enumerate(parts.train):
+        held = {int(label) for label in labels[part]}
+        assert SEEN[client] == [1.0 if c in held else 0.25 for c in range(10)]
+    assert len(SEEN) == 6
+
+
+def test_evaluation_uses_unscaled_logits(go):
+    result = go({"fedrs": {"alpha": 0.1}}, **SKEWED, client_test_fraction=0.2)
+    test = load_dataset("digits", None).test
+    with torch.no_grad():
+        _, logits = result.model(test.gather(torch.arange(len(test))))
+    assert result.metrics["global"]["accuracy"] == (logits.argmax(1) == test.labels).sum().item() / len(test)
+    assert list(weights(result)) == list(weights(go({}, **SKEWED, rounds=1)))
+    assert "global_local" in result.metrics
+    assert "personal" not in result.metrics
+
+
+def test_nothing_is_kept_or_sent_beside_the_model(go):
+    result, plain = go({"fedrs": {}}, **SKEWED), go({}, **SKEWED)
+    assert [line["bytes"] for line in lines(result)] == [line["bytes"] for line in lines(plain)]
+    assert not list(RunDirectory(result.directory).clients.root.rglob("*.safetensors"))
+
+
+def test_partial_participation_and_resume(go):
+    options = {**SKEWED, "rounds": 4, "clients": 4, "participation": 0.5}
+    straight, where = go({"fedrs": {}}, **options), {}
+
+    def stop(event, details):
+        where.update(details if event == "start" else {})
+        if event == "round" and details["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(FedcoreError, match="interrupted"):
+        go({"fedrs": {}}, notify=stop, **options)
+    assert bytes_of(fedcore.resume(where["directory"])) == bytes_of(straight)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_a_step_does_not_wait_for_the_device(go, monkeypatch, alpha):
+    seen = []
+
+    def watching(*arguments):
+        with forbid_host_sync():
+            batch = train_batch(*arguments)
+        seen.append(set(batch.depends_on))
+        return batch
+
+    monkeypatch.setattr("fedcore.local.train_batch", watching)
+    go({"fedrs": {"alpha": alpha}}, **SKEWED)
+    assert max(seen, key=len) == (set() if alpha == 1 else {"client"})
+
+
+def test_runs_in_bf16(go):
+    assert lines(go({"fedrs": {}}, **SKEWED, precision="bf16", rounds=1))[0]["losses"]["task"] > 0
+
+
+# --- options and company -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"alpha": -0.1}, {"alpha": 1.1}, {"alpha": float("nan")}, {"restrict": "soft"}, {"mu": 1}], ids=str
+)
+def test_options_out_of_bounds_are_refused(go, options):
+    with pytest.raises((FedcoreError, ValueError), match=next(iter(options))):
+        go({"fedrs": options})
+
+
+class OtherTask(Plugin):
+    @hookimpl
+    def task_loss(self, step):
+        return F.cross_entropy(step.logits, step.y)
+
+
+def test_another_task_loss_is_refused(go):
+    with pytest.raises(PluginConflictError, match="'fedrs' and 'othertask' cannot be combined: both implement task_l"):
+        go({"fedrs": {}, HERE + "OtherTask": {}})
+
+
+class Small(Plugin):
+    """Adds a term on the logits, and notes them."""
+
+    @hookimpl
+    def local_loss(self, step):
+        scale = (step.logits.detach() - step.model.classifier(step.features.detach()).detach()).abs().max()
+        UNSCALED.append(scale)
+        return fedcore.Loss(step.logits.square().mean(), weight=1e-3)
+
+
+UNSCALED: list[torch.Tensor] = []
+
+
+def test_other_terms_see_unscaled_logits(go):
+    UNSCALED.clear()
+    result = go({"fedrs": {"alpha": 0.1}, HERE + "Small": {}}, **SKEWED, rounds=1)
+    assert set(lines(result)[0]["losses"]) == {"task", "small"}
+    assert UNSCALED
+    assert all(scale.item() < 1e-5 for scale in UNSCALED)
+
+
+# --- the method card ---------------------------------------------------------------------------------------------
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = README.read_text(encoding="utf-8")
+    for name, field in FedRSOptions.model_fields.items():
+        assert f"| `{name}` | `{field.default}` |" in text
+
+
+def test_the_readmes_commands_are_valid():
+    text = README.read_text(encoding="utf-8")
+    commands = re.findall(r"fedcore train (--[^`\n]+)", text)
+    assert len(commands) == 2
+    for command in commands:
+        flags = re.findall(r"--(\S+)((?: (?!--)\S+)?)", command)
+        values = {
+            flag.replace("-", "_"): value.strip() or True for flag, value in flags if flag not in ("plugin", "set")
+        }
+        plugins = {value.strip(): {} for flag, value in flags if flag == "plugin"}
+        for plugin, option, value in (parse_setting(v.strip()) for flag, v in flags if flag == "set"):
+            plugins[plugin][option] = value
+        config = RunConfig.create({**values, "plugins": plugins})
+        FedRSOptions(**config.plugins["fedrs"])

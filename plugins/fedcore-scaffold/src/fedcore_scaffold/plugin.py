@@ -1,0 +1,120 @@
+"""The SCAFFOLD plugin: which equation is computed where, and what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
+from fedcore.functional import linear_term
+from fedcore_scaffold import equations as eq
+
+
+class ScaffoldOptions(PluginOptions):
+    """Options of SCAFFOLD; the defaults are the paper's."""
+
+    server_lr: float = Field(1.0, gt=0, description="eta_g of Eq. 5: the server's step towards the clients' mean.")
+    weighting: Literal["uniform", "samples"] = Field(
+        "uniform", description="Means over clients, of models and of c_i (Eq. 5): uniform, or weighted by samples n_i."
+    )
+
+
+class Scaffold(Plugin):
+    """SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv 1910.06378), Option II.
+
+    Clients add <c - c_i, w> to their loss, that is c - c_i to every gradient (Eq. 3); c is the mean of all clients'
+    c_i, also of those that are not sampled.
+    """
+
+    Options = ScaffoldOptions
+    uses_displacement = True
+    options: ScaffoldOptions
+
+    def __init__(self, options: ScaffoldOptions) -> None:
+        super().__init__(options)
+        self.server_optimizer = options.server_lr != 1
+        self.uniform = options.weighting == "uniform"
+
+    # --- client --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Keep x, and fix c - c_i for the round; both are 0 before the first round ends."""
+        c, own = client.received, client.state
+        parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
+        client.scratch["start"] = {name: p.detach().clone() for name, p in parameters.items()}
+        if c or own:
+            client.scratch["correction"] = {p: eq.correction(p, c.get(n), own.get(n)) for n, p in parameters.items()}
+
+    @hookimpl
+    def local_loss(self, step: Step) -> Loss | None:
+        """Add <c - c_i, w> (Eq. 3) over the shared parameters in training."""
+        corrections = step.client.scratch.get("correction")
+        if corrections is None:
+            return None
+        return Loss(linear_term(step.parameters, [corrections[p] for p in step.parameters]), name="correction")
+
+    @hookimpl
+    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate:
+        """Renew c_i (Eq. 4) and send its change; here, because ``update.model`` names what is shared."""
+        corrections, changes = client.scratch.get("correction", {}), {}
+        for name, y in client.model.named_parameters():
+            if name not in update.model or not y.requires_grad:
+                continue
+            new = eq.renewed_control(
+                client.scratch["start"][name],
+                y.detach(),
+                corrections.get(y),
+                lr=client.lr,
+                steps=client.steps,
+                momentum=client.momentum,
+            )
+            changes[name] = new - client.state[name] if name in client.state else new
+            client.state[name] = new
+        return replace(update, payload=changes)
+
+    # --- server --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> dict[str, Tensor]:
+        """Send c; nothing before the first round ended.
+
+        Weighted by samples, c = sum_i n_i c_i / sum_i n_i over all clients; the n_i of clients that have not taken
+        part yet, whose c_i is 0, count as the mean of those that have.
+        """
+        sizes = server.state.get("sizes", {})
+        scale = sum(sizes.values()) / len(sizes) if sizes else 1.0
+        return {
+            name: (server.state[f"c.{name}"] / scale).to(w.dtype)
+            for name, w in server.model.items()
+            if f"c.{name}" in server.state
+        }
+
+    @hookimpl
+    def weight(self) -> float | None:
+        """Take the plain mean of the models (Eq. 5), or leave it to the samples."""
+        return 1.0 if self.uniform else None
+
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Add the change of c_i to c: c += (c_i+ - c_i) / N (Eq. 5, second half), N all clients, sampled or not."""
+        if not self.uniform:
+            server.state["sizes"] = {**server.state.get("sizes", {}), str(update.client): update.samples}
+        share = (1.0 if self.uniform else update.samples) / server.num_clients
+        for name, change in update.payload.items():
+            if f"c.{name}" not in server.state:
+                server.state[f"c.{name}"] = torch.zeros_like(change, dtype=torch.float64)
+            server.state[f"c.{name}"].add_(change, alpha=share)
+        update.payload.clear()
+
+    @hookimpl
+    def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Step towards the mean of the models (Eq. 5, first half); eta_g = 1 takes the mean itself."""
+        if self.options.server_lr == 1:
+            return None
+        return {name: eq.server_update(server.model[name], m, self.options.server_lr) for name, m in mean.items()}
