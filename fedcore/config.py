@@ -69,6 +69,9 @@ class RunConfig(BaseModel):
     memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
         "auto", description="Layout of images and convolutions in memory; auto is a fixed rule per device and model."
     )
+    autotune: bool = Field(
+        False, description="Measure at the start which memory format is faster here, and record the choice."
+    )
     capture: bool = Field(True, description="On CUDA, record training steps as graphs and replay them.")
 
     eval_every: int = Field(1, ge=1, description="Rounds between evaluations; the last round is always evaluated.")
@@ -79,6 +82,12 @@ class RunConfig(BaseModel):
     min_clients: int = Field(1, ge=1, description="A round with fewer accepted updates stops the run.")
     max_waiting: int | None = Field(
         None, ge=1, description="Most updates that wait for an earlier one before dispatch pauses."
+    )
+    max_payload: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 20,
+        description="Largest upload of one plugin and client, in MiB; default 16 times the model, at least 64.",
     )
     out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
 

@@ -15,6 +15,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore import registry
+from fedcore.autotune import tuned
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition, load_partition
 from fedcore.engines.base import Engine, Site
@@ -30,7 +31,6 @@ from fedcore.server import Federation, run_post_train, run_round
 from fedcore.server_context import Notify, Round
 from fedcore.state import ServerState
 from fedcore.tensors import clone
-
 
 PARTS = (
     "round",
@@ -90,6 +90,8 @@ def started(
         config, dataset = resolve_config(config)
         partition = resolve_partition(config, dataset)
         problem = Problem.build(config, dataset)
+        if config.autotune:
+            config = tuned(config, problem.model, dataset)
         directory = RunDirectory.create(config.out, list(config.plugins))
         config = config.model_copy(update={"out": directory.path})
         partition.save(directory.partition_file)
@@ -125,7 +127,8 @@ def evaluate_run(path: Path) -> dict[str, Any]:
             raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {directory.how_to_resume}")
         dataset = Placement.of(config, problem.model).dataset(dataset)
         with engine_for(config, dataset, partition, directory) as engine:
-            experiment = Experiment(Federation(problem, dataset, partition, engine), directory, _silent)
+            federation = Federation(problem, dataset, partition, engine, directory.clients)
+            experiment = Experiment(federation, directory, _silent)
             return experiment.final_metrics(state)
 
 
@@ -217,10 +220,10 @@ class Experiment:
     def post_train(self, state: ServerState) -> ServerState:
         """Run every ``post_train``; returns the committed state."""
         before = self._latest or self.evaluator.evaluate(state)
-        after, failures = run_post_train(self.federation, state)
+        after, failures, ignored = run_post_train(self.federation, state)
         changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
-        if changed or failures:
-            record = {"phase": "post_train", "failures": failures, "bytes": after.ledger}
+        if changed or failures or ignored:
+            record = {"phase": "post_train", "failures": failures, "ignored": ignored, "bytes": after.ledger}
             after = replace(after, metrics_bytes=self.directory.append_metrics(record))
         after = replace(after, phase="done")
         if changed:
@@ -317,7 +320,8 @@ def _running(
     )
     dataset = Placement.of(config, problem.model).dataset(dataset)
     with engine_for(config, dataset, partition, directory, make) as engine:
-        yield Experiment(Federation(problem, dataset, partition, engine), directory, notify)
+        federation = Federation(problem, dataset, partition, engine, directory.clients)
+        yield Experiment(federation, directory, notify)
 
 
 def _reopen(path: Path) -> tuple[RunConfig, Dataset, Partition, Problem, RunDirectory]:

@@ -19,7 +19,7 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
           pre_upload                                                [client]
         for each update that arrives, in dispatch order:
           pre_aggregate                                             [server]   checked before and after
-          weight, accumulate                                        [server]   then folded
+          weight, accumulate                                        [server]   then folded; who makes one raise is out
         aggregate                                                   [server]
         server_step                                                 [server]   then the round commits
         personal_model                                              [client]   in personalised evaluation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fedcore import registry
 from fedcore.config import RunConfig
@@ -14,11 +15,7 @@ from fedcore.plugins import BUILTIN, PluginSet
 
 def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
     """Replace every ``auto`` by what it stands for and load the data; checks names before any long work."""
-    plugins = PluginSet.create(config.plugins)
-    names = [name for name in config.plugins if name != BUILTIN]
-    options = {
-        name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)
-    }
+    options = resolve_plugins(config)
     registry.resolve("engine", config.engine)
     device = resolve_device(config.device)
     if config.precision == "tf32" and device.type != "cuda":
@@ -30,6 +27,18 @@ def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     model = usual_model(dataset) if config.model == "auto" else config.model
     return config.model_copy(update={"plugins": options, "model": model, "device": str(device)}), dataset
+
+
+def resolve_plugins(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the plugins with all their options, defaults included; without the built-in one.
+
+    :raises ConfigError: and its kin, an unknown name or option, or plugins that cannot be combined.
+    """
+    plugins = PluginSet.create(config.plugins)
+    names = [name for name in config.plugins if name != BUILTIN]
+    return {
+        name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)
+    }
 
 
 def usual_model(dataset: Dataset) -> str:

@@ -7,11 +7,12 @@ from typing import Any
 
 from fedcore.engines.base import ClientFailure, ClientTask
 from fedcore.engines.local import cores
+from fedcore.errors import RejectUpdate
 from fedcore.evaluation import evaluate, rates, silhouette, summarise_clients
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
 from fedcore.placement import Placement
-from fedcore.server_context import Federation, Round
+from fedcore.server_context import Federation, Round, in_order
 from fedcore.state import ServerState
 
 
@@ -47,7 +48,7 @@ class Evaluator:
         """Return the figures of the protocols that run on clients."""
         federation, plugins = self.federation, self.federation.problem.plugins
         personal = bool(federation.problem.layout.personal or plugins.implementers("personal_model"))
-        held_out = [client for client, part in enumerate(federation.partition.test) if len(part)]
+        held_out = federation.partition.test.sizes.nonzero().flatten().tolist()
         protocols = ["global_local"] if held_out and not federation.problem.layout.personal else []
         if personal:
             protocols += ["personal", "personal_global"] if held_out else ["personal_global"]
@@ -67,18 +68,31 @@ class Evaluator:
             )
             for client in (range(self.federation.config.clients) if personal else held_out)
         ]
+        results: dict[int, dict[str, Any]] = {}
         try:
-            results = {
-                task.client: outcome.meta
-                for task, outcome in federation.engine.run(tasks)
-                if not isinstance(outcome, ClientFailure)
-            }
+            for task, outcome in in_order(tasks, federation.engine.run(tasks), current.ignore):
+                if isinstance(outcome, ClientFailure):
+                    current.fail(task.client, outcome.kind, outcome.message)
+                    continue
+                try:
+                    results[task.client] = federation.boundary.counts(
+                        task, outcome, self._samples(task), federation.dataset.num_classes
+                    )
+                except RejectUpdate as error:
+                    current.fail(task.client, "rejected", str(error))
         finally:
             current.close()
         found = summarise_clients(results, set(range(self.federation.config.clients)) - set(state.manifest))
-        if len(results) < len(tasks):
-            found["failed"] = len(tasks) - len(results)
+        if current.failures:
+            found["failed"] = len(current.failures)
+            found["failures"] = current.failures
         return found
+
+    def _samples(self, task: ClientTask) -> dict[str, int]:
+        """Return how many samples a client has for each protocol that its task asks for."""
+        held_out, test = len(self.federation.partition.test[task.client]), len(self.federation.dataset.test)
+        sizes = {"global_local": held_out, "personal": held_out, "personal_global": test}
+        return {protocol: sizes[protocol] for protocol in task.meta["protocols"] if sizes[protocol]}
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""

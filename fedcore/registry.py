@@ -5,7 +5,9 @@ Looking a name up reads package metadata only; the object's module is imported w
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -51,6 +53,12 @@ def available(kind: str) -> dict[str, EntryPoint]:
 
     :raises ConfigError: two distributions provide the same name.
     """
+    return dict(_scan(kind, tuple(sys.path)))
+
+
+@functools.cache
+def _scan(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Read the metadata on a search path once: it takes longer than a round of a small run."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUPS[kind]):
         other = found.setdefault(point.name, point)

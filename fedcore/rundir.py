@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import shlex
@@ -127,6 +128,7 @@ class RunDirectory:
         write_json(self.path / "summary.json", summary)
 
 
+@functools.cache  # it reads every package's metadata, and they are those of this process
 def installed_versions() -> dict[str, str]:
     """Return the versions of fedcore, its plugins and what its numbers depend on."""
     found = {}

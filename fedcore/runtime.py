@@ -25,7 +25,7 @@ from fedcore.local import train_batch, train_epochs
 from fedcore.models import has_batch_norm
 from fedcore.placement import Placement
 from fedcore.problem import Problem
-from fedcore.state import ClientStore, flatten, unflatten
+from fedcore.state import ClientStore, flatten
 from fedcore.tensors import clone
 from fedcore.types import ClientUpdate
 
@@ -213,7 +213,7 @@ class ClientRuntime:
 
 
 def pack_update(task_id: str, update: ClientUpdate, version: int | None) -> ClientResult:
-    """Turn an update into a result's tensors and JSON."""
+    """Turn an update into a result's tensors and JSON; ``boundary.Boundary.update`` turns it back."""
     payload, rest = flatten(update.payload)
     if rest:
         plugin, values = next(iter(rest.items()))
@@ -223,6 +223,7 @@ def pack_update(task_id: str, update: ClientUpdate, version: int | None) -> Clie
         )
     tensors, _ = flatten({"model": update.model, "payload": payload})
     meta = {
+        "client": update.client,
         "samples": update.samples,
         "steps": update.steps,
         "lr": update.lr,
@@ -231,19 +232,3 @@ def pack_update(task_id: str, update: ClientUpdate, version: int | None) -> Clie
         "version": version,
     }
     return ClientResult(task_id, tensors, meta)
-
-
-def unpack_update(client: int, result: ClientResult) -> ClientUpdate:
-    """Turn a result back into the update it carries."""
-    groups = unflatten(result.tensors)
-    meta = result.meta
-    return ClientUpdate(
-        client=client,
-        model=groups.get("model", {}),
-        samples=meta["samples"],
-        steps=meta["steps"],
-        lr=meta["lr"],
-        momentum=meta["momentum"],
-        payload=unflatten(groups.get("payload", {})),
-        metrics=meta["metrics"],
-    )

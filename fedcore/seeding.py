@@ -32,6 +32,27 @@ def numpy_generator(
     return np.random.default_rng(derive_seed(seed, purpose, round=round, client=client))
 
 
+def choose(population: int, count: int, stream: torch.Generator) -> list[int]:
+    """Draw ``count`` of 0..population-1 uniformly without replacement: the first of a random permutation.
+
+    A few of very many are drawn without the permutation, by the shuffle that ``torch.randperm`` does, broken off; the
+    numbers are the same.
+    """
+    if count * _DRAW_COST > population or population >= _RANDPERM_CHANGES:
+        return torch.randperm(population, generator=stream)[:count].tolist()
+    moved: dict[int, int] = {}  # what stands where the permutation is no longer 0, 1, 2, ...
+    chosen = []
+    for place in range(count):
+        other = place + int(torch.randint(population - place, (1,), generator=stream))
+        chosen.append(moved.get(other, other))
+        moved[other] = moved.get(place, place)
+    return chosen
+
+
+_DRAW_COST = 500  # a number drawn on its own takes about as long as so many of a permutation
+_RANDPERM_CHANGES = 1 << 27  # from somewhere above, randperm draws 64 bits at a time
+
+
 @contextlib.contextmanager
 def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Run a block on a stream of its own and give torch's global generators back untouched.

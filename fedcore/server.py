@@ -13,6 +13,7 @@ from fedcore.collector import Collector
 from fedcore.engines.base import ClientFailure, ClientTask, Outcome
 from fedcore.errors import PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.ledger import Ledger
+from fedcore.manifest import Manifest
 from fedcore.plugins import Plugin
 from fedcore.server_context import (
     Federation,
@@ -77,10 +78,8 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
     model = aggregate(federation, current, collector)
     ended = time.perf_counter()
 
-    manifest = {
-        **current.committed.manifest,
-        **{client: collector.versions[client] for client in current.accepted},
-    }
+    committed = Manifest.of(current.committed.manifest)
+    manifest = committed.updated({client: collector.versions[client] for client in current.accepted})
     state = replace(
         current.committed,
         model=model,
@@ -95,6 +94,7 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
         "cohort": current.cohort,
         "accepted": len(current.accepted),
         "failures": current.failures,
+        "ignored": current.ignored,
         "losses": collector.mean_losses(),
         "bytes": current.ledger.as_json(),
     }
@@ -134,17 +134,21 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
     for _ in tasks:
         current.count_down()
     for epoch, names in federation.problem.breaks.items():
+        problem = federation.problem
+        exchanged = [
+            name for plugin in problem.plugins if plugin.name in names for name in problem.claimed(plugin, "exchanges")
+        ]
         snapshots: dict[int, Tensors] = {}
         dropped: list[ClientTask] = []
-        for task, outcome in in_order(tasks, federation.engine.run(tasks)):
-            problem = _snapshot_problem(federation, names, task, outcome)
+        for task, outcome in in_order(tasks, federation.engine.run(tasks), current.ignore):
             if isinstance(outcome, ClientFailure):
                 yield task, outcome
-            elif problem:
+                continue
+            try:
+                snapshots[task.client] = federation.boundary.snapshot(task, outcome, exchanged, epoch)
+            except RejectUpdate as error:
                 dropped.append(replace(task, id=f"{task.id}-end", kind="end_session", shared=None))
-                yield task, ClientFailure(task.id, "rejected", problem)
-            else:
-                snapshots[task.client] = outcome.tensors
+                yield task, ClientFailure(task.id, "rejected", str(error))
         for _ in federation.engine.run(dropped):
             pass
         patches = _exchange(federation, current, epoch, names, snapshots)
@@ -159,22 +163,7 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
             for task in tasks
             if task.client in snapshots
         ]
-    yield from in_order(tasks, federation.engine.run(tasks, window=federation.config.max_waiting))
-
-
-def _snapshot_problem(federation: Federation, names: list[str], task: ClientTask, outcome: Outcome) -> str:
-    """Return what is wrong with the tensors that a paused client handed over, or nothing."""
-    if isinstance(outcome, ClientFailure):
-        return ""
-    problem = federation.problem
-    exchanged = [
-        name for plugin in problem.plugins if plugin.name in names for name in problem.claimed(plugin, "exchanges")
-    ]
-    try:
-        problem.layout.check(outcome.tensors, exchanged, f"client {task.client} at the exchange")
-    except RejectUpdate as error:
-        return str(error)
-    return ""
+    yield from in_order(tasks, federation.engine.run(tasks, window=federation.config.max_waiting), current.ignore)
 
 
 def _exchange(
@@ -237,8 +226,10 @@ def _checked(
     return tensors
 
 
-def run_post_train(federation: Federation, committed: ServerState) -> tuple[ServerState, list[dict[str, Any]]]:
-    """Run every ``post_train``; returns the state to commit and the failures of clients that were asked."""
+def run_post_train(
+    federation: Federation, committed: ServerState
+) -> tuple[ServerState, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run every ``post_train``; returns the state to commit, the failures of who was asked, and what was ignored."""
     current = Round.open(federation, committed)
     current.phase = "post_train"
     try:
@@ -252,7 +243,7 @@ def run_post_train(federation: Federation, committed: ServerState) -> tuple[Serv
         plugins=current.states.snapshot(),
         ledger=Ledger(committed.ledger).add(current.ledger).as_json(),
     )
-    return state, current.failures
+    return state, current.failures, current.ignored
 
 
 def _too_few(current: Round, needed: int) -> str:

@@ -4,41 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcore.boundary import Boundary
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition
-from fedcore.engines.base import ClientFailure, ClientTask, Engine, Outcome
+from fedcore.engines.base import ClientFailure, ClientTask, Engine, FailureKind, Outcome
 from fedcore.errors import PluginContractError, RejectUpdate
 from fedcore.frozen import load_state
 from fedcore.ledger import Ledger
 from fedcore.problem import Problem
 from fedcore.seeding import derive_seed, generator, random_stream
-from fedcore.state import ServerState, State, States, flatten
+from fedcore.state import ClientStore, ServerState, State, States, flatten
 from fedcore.tensors import bytes_of
 from fedcore.types import Answer, Tensors
 
 Notify = Callable[[str, Mapping[str, Any]], None]
+IGNORED = ("repeated", "unasked")
+MESSAGE_LENGTH = 1000
 Phase = Literal["select_clients", "begin_round", "round", "post_train"]
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What the server works with, all run long."""
+    """What the server works with, all run long.
+
+    :param store: where the clients keep their state, if the server can see it.
+    """
 
     problem: Problem
     dataset: Dataset
     partition: Partition
     engine: Engine
+    store: ClientStore | None = None
 
     @property
     def config(self) -> RunConfig:
         """The run's configuration."""
         return self.problem.config
+
+    @cached_property
+    def boundary(self) -> Boundary:
+        """Checks what clients send."""
+        return Boundary(self.problem, self.partition, self.store)
 
 
 @dataclass
@@ -54,6 +67,7 @@ class Round:
     cohort: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    ignored: list[dict[str, Any]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     shared_keys: list[str] = field(default_factory=list)
     down: dict[str, int] = field(default_factory=dict)
@@ -108,8 +122,12 @@ class Round:
         self.shared_keys.clear()
 
     def fail(self, client: int, kind: str, message: str) -> None:
-        """Record a client that gave nothing usable."""
-        self.failures.append({"client": client, "kind": kind, "message": message})
+        """Record a client that gave nothing usable; its own words are cut to a length for people."""
+        self.failures.append(_entry(client, kind, message))
+
+    def ignore(self, client: int, kind: str, message: str) -> None:
+        """Record an outcome that changed nothing, whatever else the client gave."""
+        self.ignored.append(_entry(client, kind, message))
 
 
 class ServerContext:
@@ -145,6 +163,12 @@ class ServerContext:
     def state(self) -> State:
         """This plugin's state."""
         return self._round.states.of(self._plugin)
+
+    @property
+    def trainable(self) -> list[str]:
+        """The names of the trainable shared parameters, in the model's order; the others are buffers or fixed."""
+        layout = self._round.federation.problem.layout
+        return [name for name in layout.shared if name in layout.trainable]
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the stream of this seed, round and purpose, from its start."""
@@ -192,14 +216,19 @@ class ServerContext:
     def _answers(self, tasks: list[ClientTask], size: int) -> Iterator[Answer]:
         current = self._round
         engine, window = current.federation.engine, current.federation.config.max_waiting
-        for task, outcome in in_order(tasks, engine.run(tasks, window=window)):
+        for task, outcome in in_order(tasks, engine.run(tasks, window=window), current.ignore):
             current.count_down()
             current.ledger.down(self._plugin, size)
             if isinstance(outcome, ClientFailure):
                 current.fail(task.client, outcome.kind, outcome.message)
                 continue
-            current.ledger.up(self._plugin, bytes_of(outcome.tensors))
-            yield Answer(task.client, outcome.tensors)
+            try:
+                tensors = current.federation.boundary.answer(task, outcome)
+            except RejectUpdate as error:
+                current.fail(task.client, "rejected", str(error))
+                continue
+            current.ledger.up(self._plugin, bytes_of(tensors))
+            yield Answer(task.client, tensors)
 
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
@@ -267,21 +296,40 @@ def check_partial(
 
 
 def in_order(
-    tasks: list[ClientTask], outcomes: Iterable[tuple[ClientTask, Outcome]]
+    tasks: list[ClientTask],
+    outcomes: Iterable[tuple[ClientTask, Outcome]],
+    ignore: Callable[[int, str, str], None] = lambda client, kind, message: None,
 ) -> Iterator[tuple[ClientTask, Outcome]]:
-    """Yield outcomes in the order of their tasks: an early one waits for its turn.
+    """Yield exactly one outcome of every task, in the order of the tasks: an early one waits for its turn.
 
-    A second outcome of a task is dropped, and so is a late one of a task that nobody waits for.
+    A second outcome of a task is dropped, and so is one of a task that nobody waits for; a task without any is
+    a failure.
+
+    :param ignore: told of what is dropped: client, kind and a message.
     """
     position = {task.id: index for index, task in enumerate(tasks)}
-    waiting: dict[int, tuple[ClientTask, Outcome]] = {}
+    waiting: dict[int, Outcome] = {}
     turn = 0
     for task, outcome in outcomes:
-        if position.get(task.id, -1) >= turn:
-            waiting.setdefault(position[task.id], (task, outcome))
+        index = position.get(task.id)
+        if index is None:
+            ignore(task.client, "unasked", f"an outcome of task {task.id!r}, which nobody waits for")
+        elif index < turn or index in waiting:
+            ignore(tasks[index].client, "repeated", f"a second outcome of task {task.id!r}; the first one counts")
+        else:
+            waiting[index] = outcome
         while turn in waiting:
-            yield waiting.pop(turn)
+            yield tasks[turn], waiting.pop(turn)
             turn += 1
+    for index in range(turn, len(tasks)):
+        missing = ClientFailure(tasks[index].id, "unreachable", "the engine ended without an outcome for it")
+        yield tasks[index], waiting.get(index, missing)
+
+
+def _entry(client: int, kind: str, message: str) -> dict[str, Any]:
+    message = str(message)
+    cut = f"{message[:MESSAGE_LENGTH]} ..." if len(message) > MESSAGE_LENGTH else message
+    return {"client": client, "kind": kind if kind in get_args(FailureKind) + IGNORED else "rejected", "message": cut}
 
 
 def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[int]:

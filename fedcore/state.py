@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import PluginContractError, RunDirectoryError
+from fedcore.manifest import Manifest
 from fedcore.serial import read_tensors, sync_file, write_tensors
 
 SEPARATOR = "/"
@@ -211,7 +212,7 @@ class ServerState:
     round: int = 0
     phase: str = "train"
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
-    manifest: dict[int, int | None] = field(default_factory=dict)
+    manifest: Mapping[int, int | None] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
     before_correction: dict[str, Any] | None = None
@@ -229,11 +230,10 @@ class CheckpointStore:
         self.root.mkdir(parents=True, exist_ok=True)
         tensors, rest = flatten(state.plugins)
         meta = {
-            "format": 1,
+            "format": 2,
             "round": state.round,
             "phase": state.phase,
             "plugins": rest,
-            "manifest": {str(client): version for client, version in sorted(state.manifest.items())},
             "ledger": state.ledger,
             "best": state.best,
             "before_correction": state.before_correction,
@@ -241,6 +241,7 @@ class CheckpointStore:
         }
         named = {f"model{SEPARATOR}{k}": v for k, v in state.model.items()}
         named.update({f"plugins{SEPARATOR}{k}": v for k, v in tensors.items()})
+        named.update({f"manifest{SEPARATOR}{k}": v for k, v in Manifest.of(state.manifest).tensors().items()})
         phase = {"train": 0, "post_train": 1, "done": 2}[state.phase]
         path = self.root / f"{state.round:06d}-{phase}-{state.phase}.safetensors"
         write_tensors(path, named, meta)
@@ -257,7 +258,7 @@ class CheckpointStore:
         for path in reversed(self._files()):
             try:
                 tensors, meta = read_tensors(path)
-                groups: dict[str, dict[str, Tensor]] = {"model": {}, "plugins": {}}
+                groups: dict[str, dict[str, Tensor]] = {"model": {}, "plugins": {}, "manifest": {}}
                 for name, tensor in tensors.items():
                     group, _, key = name.partition(SEPARATOR)
                     groups[group][key] = tensor.clone()
@@ -266,7 +267,7 @@ class CheckpointStore:
                     round=int(meta["round"]),
                     phase=str(meta["phase"]),
                     plugins=unflatten(groups["plugins"], meta["plugins"]),
-                    manifest={int(client): version for client, version in meta["manifest"].items()},
+                    manifest=_manifest(groups["manifest"], meta),
                     ledger=meta["ledger"],
                     best=meta["best"],
                     before_correction=meta["before_correction"],
@@ -284,3 +285,10 @@ class CheckpointStore:
 
     def _files(self) -> list[Path]:
         return sorted(self.root.glob("*.safetensors"))
+
+
+def _manifest(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Manifest:
+    """Return a checkpoint's manifest, which stood in its JSON part in format 1."""
+    if "manifest" in meta:
+        return Manifest.of({int(client): version for client, version in meta["manifest"].items()})
+    return Manifest.from_tensors(tensors)

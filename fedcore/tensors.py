@@ -64,16 +64,25 @@ class Layout:
                     f"{what}: {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype}"
                 )
         broken = first_nonfinite(tensors)
-        if broken:
+        if broken is not None:
             raise RejectUpdate(f"{what}: {broken!r} has values that are not finite")
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the first name whose tensor holds nan or inf, or None."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if (tensor.is_floating_point() or tensor.is_complex()) and not _is_finite(tensor):
             return name
     return None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.dtype in (torch.float32, torch.float64):
+        # A product with itself is one pass without temporaries; where it overflows, or is not finite, look closer.
+        flat = tensor.flatten()
+        if bool(torch.isfinite(torch.dot(flat, flat))):
+            return True
+    return bool(torch.isfinite(tensor).all())
 
 
 def clone(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -39,8 +39,8 @@ def test_the_reference_takes_the_steps_of_the_engine(monkeypatch):
         reference = CpuReference(task, workers=1)
         try:
             reference.rounds(3)
-            for name, weight in zip(ours._state.model, reference.task.weights, strict=True):
-                torch.testing.assert_close(ours._state.model[name], weight, rtol=1e-4, atol=1e-6)
+            for name, weight in zip(ours.state.model, reference.task.weights, strict=True):
+                torch.testing.assert_close(ours.state.model[name], weight, rtol=1e-4, atol=1e-6)
             assert reference.accuracy == pytest.approx(records[1]["metrics"]["global"]["accuracy"], abs=0.01)
         finally:
             reference.close()

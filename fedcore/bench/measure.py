@@ -64,13 +64,13 @@ class EngineRounds:
     """A run that goes on as long as it is timed."""
 
     def __init__(self, experiment: Experiment, state: Any, engine_start: float) -> None:
-        self.experiment, self._state, self.start_seconds = experiment, state, engine_start
+        self.experiment, self.state, self.start_seconds = experiment, state, engine_start
 
     def rounds(self, count: int) -> float:
         """Run whole rounds, evaluation, records and checkpoint included; returns seconds."""
         began = time.perf_counter()
         for _ in range(count):
-            self._state = self.experiment.one_round(self._state)
+            self.state = self.experiment.one_round(self.state)
         return time.perf_counter() - began
 
 

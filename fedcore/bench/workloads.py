@@ -51,6 +51,11 @@ def mnist_shape(data_dir: Path | None = None) -> Dataset:
     return _dataset("1x28x28", (1, 28, 28), 60_000)
 
 
+def small_mnist_shape(data_dir: Path | None = None) -> Dataset:
+    """Return 10,000 and 10,000 images of 1x28x28."""
+    return _dataset("1x28x28", (1, 28, 28), 10_000)
+
+
 def cifar_shape(data_dir: Path | None = None) -> Dataset:
     """Return 50,000 and 10,000 images of 3x32x32."""
     return _dataset("3x32x32", (3, 32, 32), 50_000)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedcore.hookspecs import hookimpl
 from fedcore.plugins import Plugin
+from fedcore.seeding import choose
 
 if TYPE_CHECKING:
     from fedcore.local import Step
@@ -25,8 +25,7 @@ class FedAvg(Plugin):
     @hookimpl(trylast=True)
     def select_clients(self, server: ServerContext) -> list[int]:
         """Draw the cohort uniformly without replacement."""
-        order = torch.randperm(server.num_clients, generator=server.generator("cohort"))
-        return sorted(order[: server.config.cohort_size].tolist())
+        return sorted(choose(server.num_clients, server.config.cohort_size, server.generator("cohort")))
 
     @hookimpl(trylast=True)
     def task_loss(self, step: Step) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedcore._version import __version__
-from fedcore.cli import bench, data, plugins, training
+from fedcore.cli import authors, bench, compare, data, plugins, sweep, training
 
 app = typer.Typer(
     help="Federated learning on non-IID data: one round loop, one local loop, every method a plugin.",
@@ -37,6 +37,10 @@ def _root(
 app.command("train")(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
+app.command("sweep")(sweep.sweep)
+app.command("compare")(compare.compare)
 app.command("bench")(bench.bench)
+plugins.app.command("new")(authors.new)
+plugins.app.command("check")(authors.check)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(data.app, name="data")

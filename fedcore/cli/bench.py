@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedcore.bench.measure import Measured, Spread
+    from fedcore.bench.scale import Scaled
 
-WORKLOADS = ("W1", "W2", "W3", "pfl-cifar10", "all")
+WORKLOADS = ("W1", "W2", "W3", "pfl-cifar10", "scale", "all")
 
 
 @guarded
@@ -24,7 +25,12 @@ def bench(
         list[str] | None, typer.Option("--workload", help=f"What to time: {', '.join(WORKLOADS)}; can be given again.")
     ] = None,
     plugin: Annotated[
-        list[str] | None, typer.Option("--plugin", help="Methods of W3; default all that are installed.")
+        list[str] | None,
+        typer.Option("--plugin", help="Methods of W3 and scale; default all that are installed, and fedavg and moon."),
+    ] = None,
+    clients: Annotated[
+        list[int] | None,
+        typer.Option("--clients", min=1, help="Numbers of registered clients of scale, the first is compared with."),
     ] = None,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of rounds of each side, timed in turn.")] = 3,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in a block; default the workload's.")] = None,
@@ -40,6 +46,7 @@ def bench(
     """Time whole rounds of the engine and of a plain PyTorch loop in turn, and print the ratio with its spread.
 
     W1, W2, pfl-cifar10: throughput relative to the loop (1.0 is its speed). W3: a method's time relative to FedAvg's.
+    scale: time and peak memory of one cohort of 50 among ever more registered clients, relative to the fewest.
     """
     wanted = list(workload or ["W1", "W2"])
     for name in wanted:
@@ -48,19 +55,26 @@ def bench(
     if "all" in wanted:
         wanted = [name for name in WORKLOADS if name != "all"]
 
-    from fedcore.bench import measure, workloads
+    from fedcore.bench import measure, scale, workloads
 
     given: dict[str, Any] = {"device": device, "workers": workers, "precision": precision, "capture": capture}
     measured: list[Measured] = []
+    scaled: list[Scaled] = []
     for name in wanted:
-        if name == "W3":
-            for method in plugin or [name for name in workloads.METHODS if name != "fedavg"]:
+        if name in ("W3", "scale"):
+            usual = scale.METHODS if name == "scale" else [name for name in workloads.METHODS if name != "fedavg"]
+            for method in plugin or usual:
                 try:
+                    if name == "scale":
+                        counts = clients or scale.CLIENTS
+                        scaled += scale.over_clients(method, given, clients=counts, blocks=blocks, block=rounds)
+                        output.note(f"scale {method}: time {scaled[-1].ratio.median:.2f} with {counts[-1]:,} clients")
+                        continue
                     measured.append(measure.beside_fedavg(method, given, blocks=blocks, block=rounds))
                 except FedcoreError as error:
                     if plugin:
                         raise
-                    output.note(f"W3 {method}: left out, {error}")
+                    output.note(f"{name} {method}: left out, {error}")
                     continue
                 _show(measured[-1], as_json)
         else:
@@ -69,9 +83,12 @@ def bench(
             )
             _show(measured[-1], as_json)
     if as_json:
-        output.print_json([row.as_json() for row in measured])
-    else:
+        output.print_json([*(row.as_json() for row in measured), *(row.as_json() for row in scaled)])
+        return
+    if measured:
         output.stdout().print(_table(measured))
+    if scaled:
+        output.stdout().print(_scale_table(scaled))
 
 
 def _show(row: Measured, as_json: bool) -> None:
@@ -91,6 +108,26 @@ def _table(rows: list[Measured]) -> Table:
             _text(row.ratio),
             row.ratio_is,
             f"{row.blocks} x {row.rounds}",
+        )
+    return table
+
+
+def _scale_table(rows: list[Scaled]) -> Table:
+    from rich.table import Table
+
+    table = Table("scale", "clients", "s per round", "ratio", "start s", "parent MiB", "ratio", "worker MiB", "ratio")
+    for row in rows:
+        ratio = row.memory_ratio
+        table.add_row(
+            row.method,
+            f"{row.clients:,}",
+            _text(row.seconds),
+            _text(row.ratio),
+            f"{row.start_seconds:.1f}",
+            f"{row.memory.parent:.0f}",
+            f"{ratio.parent:.2f}",
+            "" if row.memory.worker is None else f"{row.memory.worker:.0f}",
+            "" if ratio.worker is None else f"{ratio.worker:.2f}",
         )
     return table
 

@@ -30,7 +30,18 @@ _PANELS = {
         "participation",
         "client_test_fraction",
     ),
-    EXECUTION: ("engine", "workers", "device", "precision", "min_clients", "max_waiting"),
+    EXECUTION: (
+        "engine",
+        "workers",
+        "device",
+        "precision",
+        "memory_format",
+        "autotune",
+        "capture",
+        "min_clients",
+        "max_waiting",
+        "max_payload",
+    ),
     RECORDS: ("eval_every", "silhouette_every", "checkpoint_every", "out"),
 }
 _NAMES_OF = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,30 +14,36 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.data.partitions import IntArray, partition
+from fedcore.data.partitions import IntArray, partition, shares_samples
+from fedcore.data.parts import Parts
 from fedcore.data.samples import JSON, Dataset
 from fedcore.errors import ConfigError, DataError, PluginContractError
 from fedcore.seeding import numpy_generator
-from fedcore.serial import write_text
+from fedcore.serial import read_tensors, write_tensors, write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 FORMAT = "fedcore-partition-1"
+SPLIT_FORMAT = "fedcore-partition-2"
+
+MAX_IN_JSON = 2_000_000
+"""Most positions that stand in the JSON file itself (some 15 MB); more go into a file of tensors beside it."""
+
+_HASHED_AT_ONCE = 1 << 20
 
 
-@dataclass(frozen=True, eq=False)
 class Partition:
     """Which training samples each client holds; compare two by ``sha256``.
 
-    ``train`` and ``test`` (the client's own hold-out, empty when it has none) hold one (n_k,) int64 tensor
-    per client: positions in the data set's *training* set. ``info`` says how it was made: dataset,
-    labels_sha256, partitioner, alpha, classes_per_client, client_test_fraction, seed, notes.
+    :param train: one (n_k,) int64 tensor of positions in the data set's *training* set per client.
+    :param test: the same of the client's own hold-out, empty when it has none.
+    :param info: how it was made: dataset, labels_sha256, partitioner, alpha, classes_per_client,
+        client_test_fraction, seed, notes; ``shares_samples`` where clients may hold the same sample.
     """
 
-    train: list[Tensor]
-    test: list[Tensor]
-    info: dict[str, JSON]
+    def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
+        self.train, self.test, self.info = Parts.of(train), Parts.of(test), info
 
     @property
     def num_clients(self) -> int:
@@ -48,10 +54,10 @@ class Partition:
     def sha256(self) -> str:
         """Hash of the index lists alone, in their order: hexadecimal."""
         digest = hashlib.sha256(FORMAT.encode())
-        for lists in (self.train, self.test):
-            lengths = torch.tensor([len(lists), *map(len, lists)])
-            for tensor in (lengths, *lists):
-                digest.update(np.ascontiguousarray(tensor.numpy(), dtype="<i8").data)
+        for parts in (self.train, self.test):
+            for tensor in (torch.tensor([len(parts)]), parts.sizes, parts.positions):
+                for block in tensor.split(_HASHED_AT_ONCE):
+                    digest.update(np.ascontiguousarray(block.numpy(), dtype="<i8").data)
         return digest.hexdigest()
 
     def class_counts(self, labels: Tensor, num_classes: int) -> Tensor:
@@ -59,25 +65,31 @@ class Partition:
 
         ``labels`` (n,) int64 are those of the whole training set; the hold-out is not counted.
         """
-        sizes = torch.tensor([len(indices) for indices in self.train])
-        client = torch.repeat_interleave(torch.arange(self.num_clients), sizes)
-        cell = client * num_classes + labels[torch.cat(self.train)]
+        client = torch.repeat_interleave(torch.arange(self.num_clients), self.train.sizes)
+        cell = client * num_classes + labels[self.train.positions.long()]
         return torch.bincount(cell, minlength=self.num_clients * num_classes).view(-1, num_classes)
 
     def save(self, path: Path) -> None:
         """Write the partition as JSON; the file is complete or not there.
 
+        More than ``MAX_IN_JSON`` positions go into a safetensors file beside it, which the JSON file names.
+
         :raises DataError: the file cannot be written.
         """
-        content = {
-            "format": FORMAT,
-            "sha256": self.sha256,
-            "info": self.info,
-            "train": [indices.tolist() for indices in self.train],
-            "test": [indices.tolist() for indices in self.test],
-        }
+        parts = {"train": self.train, "test": self.test}
+        sha256 = self.sha256
+        content: dict[str, Any] = {"format": FORMAT, "sha256": sha256, "info": self.info}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if sum(len(part.positions) for part in parts.values()) <= MAX_IN_JSON:
+                content.update({name: part.tolists() for name, part in parts.items()})
+            else:
+                # Named by its content: a JSON file that was there before keeps what it names.
+                beside = path.with_name(f"{path.stem}-{sha256[:16]}.safetensors")
+                tensors = {f"{name}/positions": part.positions for name, part in parts.items()}
+                tensors.update({f"{name}/offsets": part.offsets for name, part in parts.items()})
+                write_tensors(beside, tensors)
+                content.update(format=SPLIT_FORMAT, clients=self.num_clients, file=beside.name)
             write_text(path, json.dumps(content) + "\n")
         except OSError as error:
             raise DataError(f"cannot write the partition file {path}: {error}") from error
@@ -105,18 +117,15 @@ def make_partition(
         raise ConfigError(f"client_test_fraction must be in [0, 1), not {client_test_fraction}")
     labels = dataset.train.labels.cpu().numpy()
     parts, notes = partition(partitioner, labels, clients, alpha, seed, classes_per_client=classes_per_client)
-    train = [torch.from_numpy(np.ascontiguousarray(part, dtype=np.int64)) for part in parts]
-    problem = _problem(train, [torch.empty(0, dtype=torch.int64)] * len(train), len(labels))
+    train, test, shared = Parts.of(parts), Parts.empty(len(parts)), shares_samples(partitioner)
+    problem = _problem(train, test, len(labels), shared=shared)
     if problem or len(parts) != clients:
         problem = problem or f"{len(parts)} parts for {clients} clients"
         raise PluginContractError(f"partitioner {partitioner!r} returned a bad partition: {problem}")
-    test = [torch.empty(0, dtype=torch.int64) for _ in parts]
+    if client_test_fraction and shared:
+        raise ConfigError(f"client_test_fraction must be 0: by {partitioner!r} others train on what one holds out")
     if client_test_fraction:
-        for client, indices in enumerate(train):
-            rng = numpy_generator(seed, "holdout", client=client)
-            held_out = _draw_holdout(labels[indices.numpy()], client_test_fraction, rng)
-            mask = torch.from_numpy(held_out)
-            train[client], test[client] = indices[~mask], indices[mask]
+        train, test = _hold_out(train, labels, client_test_fraction, seed)
     info: dict[str, JSON] = {
         "dataset": dataset.name,
         "labels_sha256": _labels_sha256(dataset),
@@ -127,6 +136,8 @@ def make_partition(
         "seed": seed,
         "notes": list(notes),
     }
+    if shared:
+        info["shares_samples"] = True
     return Partition(train, test, info)
 
 
@@ -142,7 +153,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
         raise DataError(f"cannot read the partition file {path}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a partition file: it is not valid JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") not in (FORMAT, SPLIT_FORMAT):
         raise DataError(
             f'{path} is not a partition file: "format" should be "{FORMAT}". `fedcore data split` writes one.'
         )
@@ -161,8 +172,12 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
             f"training samples of {dataset.name!r}: give the data set it was made for, or make a new split"
         )
     size = len(dataset.train)
-    result = Partition(_index_tensors(content, "train", size, path), _index_tensors(content, "test", size, path), info)
-    problem = _problem(result.train, result.test, size)
+    if content["format"] == SPLIT_FORMAT:
+        train, test = _read_beside(content, size, path)
+    else:
+        train, test = (_parts(content, name, size, path) for name in ("train", "test"))
+    result = Partition(train, test, info)
+    problem = _problem(train, test, size, shared=info.get("shares_samples") is True)
     if problem:
         raise DataError(f"{path}: {problem}")
     if content.get("sha256") != result.sha256:
@@ -187,7 +202,7 @@ def draw_table(partition: Partition, labels: Tensor, num_classes: int) -> Table:
     groups = [range(first, min(first + width, num_classes)) for first in range(0, num_classes, width)]
     cells = torch.stack([counts[:, group.start : group.stop].sum(dim=1) for group in groups], dim=1)
     largest = max(1, int(cells.max()))
-    sizes, held_out = counts.sum(dim=1), torch.tensor([len(indices) for indices in partition.test])
+    sizes, held_out = counts.sum(dim=1), partition.test.sizes
 
     table = Table(
         # Text, not str: names from a file must not be read as rich's markup.
@@ -257,6 +272,17 @@ def _shade(share: float) -> str:
     return f"{'black' if level > 140 else 'white'} on rgb({level // 2},{level},{min(255, level + 40)})"
 
 
+def _hold_out(train: Parts, labels: IntArray, fraction: float, seed: int) -> tuple[Parts, Parts]:
+    """Set part of every client's samples aside; returns what stays for training, and the hold-outs."""
+    kept, held_out = [], []
+    for client, indices in enumerate(train):
+        rng = numpy_generator(seed, "holdout", client=client)
+        mask = torch.from_numpy(_draw_holdout(labels[indices.numpy()], fraction, rng))
+        kept.append(indices[~mask])
+        held_out.append(indices[mask])
+    return Parts.of(kept), Parts.of(held_out)
+
+
 def _draw_holdout(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return which of one client's samples, (n_k,) bool, are held out.
 
@@ -283,7 +309,7 @@ def _labels_sha256(dataset: Dataset) -> str:
     return hashlib.sha256(labels.data).hexdigest()
 
 
-def _index_tensors(content: dict[str, Any], key: str, size: int, path: Path) -> list[Tensor]:
+def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> Parts:
     lists = content.get(key)
     if not isinstance(lists, list):
         raise DataError(f'{path}: "{key}" should be a list with one list of indices per client')
@@ -291,22 +317,48 @@ def _index_tensors(content: dict[str, Any], key: str, size: int, path: Path) -> 
         # type() and not isinstance: true and false are integers to Python.
         if not isinstance(indices, list) or not all(type(i) is int and 0 <= i < size for i in indices):
             raise DataError(f'{path}: "{key}" of client {client} should be a list of indices 0..{size - 1}')
-    return [torch.tensor(indices, dtype=torch.int64) for indices in lists]
+    return Parts.of(lists)
 
 
-def _problem(train: list[Tensor], test: list[Tensor], size: int) -> str | None:
-    """Return what is wrong with a partition of ``size`` samples, or None."""
-    if not train:
+def _read_beside(content: dict[str, Any], size: int, path: Path) -> tuple[Parts, Parts]:
+    """Return train and test from the file of tensors that a partition file names; they stay on the disk."""
+    name = content.get("file")
+    if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        raise DataError(f'{path}: "file" should name a .safetensors file in the same folder')
+    beside = path.with_name(name)
+    try:
+        tensors, _ = read_tensors(beside)
+        parts = [Parts(tensors[f"{part}/positions"], tensors[f"{part}/offsets"]) for part in ("train", "test")]
+    except OSError as error:
+        raise DataError(f"{path} has its index lists in {beside}, which cannot be read: {error}") from error
+    except (ValueError, KeyError) as error:
+        raise DataError(f"{beside} does not hold the index lists of {path}: {error}") from error
+    for part in parts:
+        problem = part.problem()
+        if problem:
+            raise DataError(f"{beside}: {problem}")
+    train, test = parts
+    return train, test
+
+
+def _problem(train: Parts, test: Parts, size: int, *, shared: bool = False) -> str | None:
+    """Return what is wrong with a partition of ``size`` samples, or None.
+
+    :param shared: whether clients may hold the same sample.
+    """
+    if not len(train):
         return "there are no clients"
     if len(train) != len(test):
         return f"training lists of {len(train)} clients, but hold-out lists of {len(test)}"
-    for client, indices in enumerate(train):
-        if not len(indices):
-            return f"client {client} has no training samples"
-    indices = torch.cat([*train, *test])
-    if int(indices.min()) < 0 or int(indices.max()) >= size:
-        return f"there are indices outside 0..{size - 1}"
-    twice = torch.bincount(indices, minlength=size) > 1
+    without = (train.sizes == 0).nonzero()
+    if len(without):
+        return f"client {int(without[0])} has no training samples"
+    for positions in (part.positions for part in (train, test) if len(part.positions)):
+        if int(positions.min()) < 0 or int(positions.max()) >= size:
+            return f"there are indices outside 0..{size - 1}"
+    if shared:
+        return "clients share samples, so none can be held out" if len(test.positions) else None
+    twice = torch.bincount(torch.cat([train.positions, test.positions]), minlength=size) > 1
     if bool(twice.any()):
         return f"sample {int(twice.nonzero()[0])} is used more than once"
     return None

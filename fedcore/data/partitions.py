@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -36,7 +36,9 @@ class Partitioner(Protocol):
     """Divide samples among clients.
 
     ``labels`` (n,) int64. Returns one array of positions into ``labels`` per client: disjoint, none empty, in
-    random order, the same for the same arguments. What a scheme has no use for it ignores.
+    random order, the same for the same arguments. What a scheme has no use for it ignores. For very many clients
+    return a :class:`~fedcore.data.parts.Parts`. One with an attribute ``shares_samples = True`` may give several
+    clients the same sample.
     """
 
     def __call__(
@@ -48,7 +50,7 @@ class Partitioner(Protocol):
         seed: int,
         min_size: int = MIN_SIZE,
         classes_per_client: int = 2,
-    ) -> list[IntArray]:
+    ) -> Sequence[Any]:
         """Return each client's positions."""
         ...
 
@@ -62,7 +64,7 @@ def partition(
     *,
     classes_per_client: int = 2,
     min_size: int = MIN_SIZE,
-) -> tuple[list[IntArray], list[str]]:
+) -> tuple[Sequence[Any], list[str]]:
     """Call the partitioner ``name``; return its index arrays and what it reported (also warned about).
 
     :raises UnknownNameError: no partitioner of that name.
@@ -82,6 +84,11 @@ def partition(
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return parts, [str(w.message) for w in caught if issubclass(w.category, PartitionWarning)]
+
+
+def shares_samples(name: str) -> bool:
+    """Return whether the partitioner ``name`` may give several clients the same sample."""
+    return getattr(resolve("partitioner", name), "shares_samples", False) is True
 
 
 def iid(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:

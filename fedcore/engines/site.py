@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedcore.config import RunConfig
-from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset
+from fedcore.data import Dataset, Partition, Parts, ResidentSamples, load_dataset
 from fedcore.engines.base import Site
 
 
 def pack_site(site: Site) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a site into tensors and JSON; data that are not resident images are loaded by name again."""
     tensors: dict[str, Tensor] = {}
-    for part, lists in (("train", site.partition.train), ("test", site.partition.test)):
-        tensors[f"partition/{part}/indices"] = torch.cat(lists)
-        tensors[f"partition/{part}/sizes"] = torch.tensor([len(indices) for indices in lists])
+    for part, parts in (("train", site.partition.train), ("test", site.partition.test)):
+        tensors[f"partition/{part}/positions"] = parts.positions
+        tensors[f"partition/{part}/offsets"] = parts.offsets
     meta = {
         "config": site.config.model_dump(mode="json"),
         "state_dir": str(site.state_dir),
@@ -45,7 +44,7 @@ def unpack_site(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Site:
     """Join what :func:`pack_site` split, without copying."""
     config = RunConfig.model_validate(meta["config"])
     train, test = (
-        list(tensors[f"partition/{part}/indices"].split(tensors[f"partition/{part}/sizes"].tolist()))
+        Parts(tensors[f"partition/{part}/positions"], tensors[f"partition/{part}/offsets"])
         for part in ("train", "test")
     )
     dataset = _dataset(config, tensors, meta)

@@ -1,5 +1,41 @@
-"""What authors of plugins test with."""
+"""What authors of plugins test with: the conformance kit, small federations, and a ban on waiting for the device."""
 
+from fedcore.testing.checks import CHECKS, CheckFailed, NotApplicable
+from fedcore.testing.federation import (
+    SMALL,
+    client_state,
+    committed,
+    federate,
+    model_bytes,
+    name_of,
+    records,
+    small_config,
+    weights,
+)
+from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
+from fedcore.testing.parts import check_dataset, check_model, check_partitioner
 from fedcore.testing.sync import HostSync, forbid_host_sync
 
-__all__ = ["HostSync", "forbid_host_sync"]
+__all__ = [
+    "CHECKS",
+    "SMALL",
+    "CheckFailed",
+    "HostSync",
+    "NotApplicable",
+    "Verdict",
+    "check_dataset",
+    "check_model",
+    "check_partitioner",
+    "check_plugin",
+    "client_state",
+    "committed",
+    "federate",
+    "forbid_host_sync",
+    "model_bytes",
+    "name_of",
+    "parametrize_with_checks",
+    "records",
+    "run_checks",
+    "small_config",
+    "weights",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,18 +26,36 @@ class HostSync(AssertionError):
     """An operation would have to wait for the device and could not be recorded in a graph."""
 
 
-class _Forbid(TorchDispatchMode):
+class _Watch(TorchDispatchMode):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._report = report
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if name in _SYNCING:
-            raise HostSync(f"{name} {_SYNCING[name]}; use a mask instead")
-        if name in ("aten::index", "aten::index_put_", "aten::index_put"):
-            for index in args[1]:
-                if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
-                    raise HostSync(f"{name} with a boolean index makes a shape depend on values; use a mask instead")
-        if name == "aten::lift_fresh":
-            raise HostSync("a tensor is made from Python numbers and would be copied to the device; make it once")
+        problem = _problem(func._schema.name, args)
+        if problem:
+            self._report(problem)
         return func(*args, **(kwargs or {}))
+
+
+def _problem(name: str, args: Any) -> str:
+    """Return why an operation would wait for the device, or nothing."""
+    if name in _SYNCING:
+        return f"{name} {_SYNCING[name]}; use a mask instead"
+    if name in ("aten::index", "aten::index_put_", "aten::index_put"):
+        for index in args[1]:
+            if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+                return f"{name} with a boolean index makes a shape depend on values; use a mask instead"
+    if name == "aten::lift_fresh":
+        return "a tensor is made from Python numbers and would be copied to the device; make it once"
+    return ""
+
+
+@contextmanager
+def watch_host_sync(report: Callable[[str], None]) -> Iterator[None]:
+    """Run a block and report every operation that would make a CUDA step wait for the device, on any device."""
+    with _Watch(report):
+        yield
 
 
 @contextmanager
@@ -51,5 +69,9 @@ def forbid_host_sync() -> Iterator[None]:
     Traceback (most recent call last):
     fedcore.testing.sync.HostSync: aten::_local_scalar_dense reads a tensor's value (.item(), float(), int(), ...
     """
-    with _Forbid():  # type: ignore[no-untyped-call]
+
+    def refuse(problem: str) -> None:
+        raise HostSync(problem)
+
+    with watch_host_sync(refuse):
         yield

@@ -11,7 +11,7 @@ SMALL = ("--workers", 0, "--rounds", 1, "--clients", 2, "--local-epochs", 1)
     ("arguments", "message"),
     [
         (("train", "--plugin", "moonn"), "unknown plugin 'moonn'. Did you mean 'moon'?"),
-        (("train", "--plugin", "scaffold"), "pip install fedcore-scaffold"),
+        (("train", "--engine", "flower"), "pip install fedcore-flower"),
         (("train", "--dataset", "digit"), "unknown dataset 'digit'. Did you mean 'digits'?"),
         (("train", "--model", "simplecnn"), "unknown model 'simplecnn'. Did you mean 'simple-cnn'?"),
         (("train", "--plugin", "moon", "--set", "moon.muu=1"), "Did you mean 'mu'?"),

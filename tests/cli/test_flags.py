@@ -10,7 +10,7 @@ from fedcore.cli.settings import build_config, set_options
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, UnknownNameError
 
-OWN = {"settings", "config_file", "as_json", "quiet", "debug"}
+OWN = {"settings", "config_file", "as_json", "quiet", "profile", "debug"}
 
 
 def test_train_has_a_flag_for_every_field() -> None:

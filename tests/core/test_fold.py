@@ -14,7 +14,7 @@ from torch import nn
 from fedcore.engines.base import ClientFailure, ClientResult, ClientTask
 from fedcore.errors import RejectUpdate
 from fedcore.server_context import in_order
-from fedcore.tensors import Fold, Layout
+from fedcore.tensors import Fold, Layout, first_nonfinite
 
 
 class Model(nn.Module):
@@ -192,3 +192,13 @@ def test_a_late_answer_of_a_task_that_nobody_waits_for_is_dropped():
     stranger = ClientTask(id="old", kind="fit_begin", client=0, round=0)
     pairs = [(stranger, ClientResult("old")), *((task, outcome(task)) for task in TASKS)]
     assert [task for task, _ in in_order(TASKS, pairs)] == TASKS
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_large_finite_values_are_finite_and_one_bad_value_is_found(dtype):
+    whole = torch.full((64, 3, 5, 5), torch.finfo(dtype).max, dtype=dtype)  # its square is not finite
+    assert first_nonfinite({"whole": whole, "empty": torch.zeros(0), "count": torch.tensor(3)}) is None
+    for value in (math.nan, math.inf, -math.inf):
+        broken = whole.clone()
+        broken[63, 2, 4, 4] = value
+        assert first_nonfinite({"whole": whole, "broken": broken}) == "broken"

@@ -441,14 +441,22 @@ def _ask_all(self, server):
     list(server.ask("anything", clients="all"))
 
 
-@pytest.mark.parametrize("hook", SERVER_HOOKS + UPDATE_HOOKS)
-def test_an_exception_on_the_server_names_plugin_hook_round_and_client(go, hook):
+@pytest.mark.parametrize("hook", SERVER_HOOKS)
+def test_an_exception_on_the_server_names_plugin_hook_and_round(go, hook):
     with pytest.raises(PluginCallError) as caught:
         go(raising(hook), rounds=2)
-    place = "round 1" if hook in SERVER_HOOKS else "round 1, client 2"
-    assert f"plugin 'breaker' hook {hook} ({place}) raised KeyError: 'broken on purpose'" in str(caught.value)
+    assert f"plugin 'breaker' hook {hook} (round 1) raised KeyError: 'broken on purpose'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
     assert (caught.value.plugin, caught.value.hook) == ("breaker", hook)
+
+
+@pytest.mark.parametrize("hook", UPDATE_HOOKS)
+def test_an_update_that_makes_a_hook_raise_is_rejected_and_names_plugin_hook_round_and_client(go, hook):
+    first, second = lines(go(raising(hook), rounds=2))
+    assert first["failures"] == []
+    (failure,) = second["failures"]
+    assert (failure["client"], failure["kind"], second["accepted"]) == (2, "rejected", 3)
+    assert f"plugin 'breaker' hook {hook} (round 1, client 2) raised KeyError" in failure["message"]
 
 
 @pytest.mark.parametrize("hook", CLIENT_HOOKS)

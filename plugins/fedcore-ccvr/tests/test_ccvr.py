@@ -126,7 +126,7 @@ def test_the_gaussians_are_those_of_all_training_features(go, monkeypatch, power
     monkeypatch.setattr(plugin, "sample_features", spy)
     result = go({"ccvr": {**QUICK, "tukey": power}}, clients=4, participation=0.5, client_test_fraction=0.2)
     data = load_dataset("digits")
-    parts = torch.cat(load_partition(result.directory / "partition.json", data).train)
+    parts = torch.cat([*load_partition(result.directory / "partition.json", data).train])
     z, y = numpy_features(result, data.train.gather(parts)), data.train.labels[parts].numpy()
     z = z if power is None else z**power
     for c in range(10):

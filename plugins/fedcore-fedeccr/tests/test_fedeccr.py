@@ -173,7 +173,7 @@ def test_the_pooled_statistics_are_those_of_all_training_features(go, monkeypatc
     monkeypatch.setattr(uscc, "sample_features", spy)
     result = go({"uscc": QUICK}, clients=clients, participation=0.5, client_test_fraction=0.2)
     data = load_dataset("digits")
-    parts = torch.cat(load_partition(result.directory / "partition.json", data).train)
+    parts = torch.cat([*load_partition(result.directory / "partition.json", data).train])
     w = {name: tensor.double().numpy() for name, tensor in result.model.state_dict().items()}
     z, y = data.train.gather(parts).flatten(1).double().numpy(), data.train.labels[parts].numpy()
     for layer in ("base.fc1", "base.fc2"):

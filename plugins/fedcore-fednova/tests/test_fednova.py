@@ -119,8 +119,8 @@ class OneAndThree(Plugin):
     """Counts client 0 as one sample and client 1 as three."""
 
     @hookimpl
-    def pre_upload(self, client, update):
-        return replace(update, samples={0: 1, 1: 3}[client.id])
+    def pre_aggregate(self, update):
+        return replace(update, samples={0: 1, 1: 3}[update.client])
 
 
 TOY = {

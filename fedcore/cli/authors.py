@@ -1,0 +1,97 @@
+"""``plugins new`` and ``plugins check``: what authors of plugins use."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+from fedcore.scaffold import KINDS, new_package, train_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedcore.testing import Verdict
+
+_MARKS = {
+    "passed": ("passed", "green"),
+    "failed": ("FAILED", "bold red"),
+    "not applicable": ("-", "dim"),
+    "failed as expected": ("known", "yellow"),
+}
+
+
+@guarded
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the plugin, for example my-method.")],
+    kind: Annotated[str, typer.Option(metavar="|".join(KINDS), help="What it provides. [default method]")] = "method",
+    into: Annotated[Path, typer.Option(help="Folder that the package's folder is made in. [default here]")] = Path(),
+    debug: options.Debug = False,
+) -> None:
+    """Write a complete plugin package: installable, tested, ready to train."""
+    folder = new_package(name, kind, into)
+    console = output.stdout()
+    console.print(output.text(f"{folder}", style="bold"))
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        console.print(output.text(f"  {path.relative_to(folder)}"))
+    check = [f"fedcore plugins check {name}"] if kind == "method" else []
+    place = shlex.quote(str(folder))
+    console.print("\nNext:")
+    for command in (f"pip install -e {shlex.quote(f'{folder}[test]')}", *check, f"pytest {place}"):
+        console.print(output.text(f"  {command}"), soft_wrap=True)
+    console.print(output.text(f"  {train_command(name, kind)}"), soft_wrap=True)
+
+
+@guarded
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or module:package.module.Class.")],
+    only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Only this check; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out checks that start worker processes.")] = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run the conformance checks on a plugin; exit code 1 if one fails."""
+    from fedcore.testing import run_checks
+
+    verdicts = run_checks(name, slow=not quick, only=only or ())
+    if as_json:
+        found = list(verdicts)
+        output.print_json(
+            [
+                {"check": v.check.name, "status": v.status, "message": v.message, "seconds": round(v.seconds, 3)}
+                for v in found
+            ]
+        )
+    else:
+        found = _show(name, verdicts, output.stdout())
+    if any(verdict.status == "failed" for verdict in found):
+        raise typer.Exit(1)
+
+
+def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verdict]:
+    """Print each verdict as it comes, then a summary."""
+    from rich.text import Text
+
+    found = []
+    for verdict in verdicts:
+        found.append(verdict)
+        word, style = _MARKS[verdict.status]
+        line = Text.assemble((f"{word:>7}  ", style), (f"{verdict.check.name:<48}  ", "bold"), verdict.check.summary)
+        console.print(line, soft_wrap=True)
+        if verdict.message:
+            text = output.clean(verdict.message.partition(f"fails {verdict.check.name}: ")[2] or verdict.message)
+            for row in text.splitlines():
+                console.print(
+                    Text(f"{'':9}{row}", style="red" if verdict.status == "failed" else "dim"), soft_wrap=True
+                )
+    counts = {status: sum(v.status == status for v in found) for status in _MARKS}
+    outcome = "breaks the contract" if counts["failed"] else "keeps the contract"
+    said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    seconds = output.duration(sum(v.seconds for v in found))
+    console.print(Text(f"\n{output.clean(name)} {outcome}: {said} in {seconds}", style="bold"))
+    return found

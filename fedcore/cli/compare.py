@@ -1,0 +1,90 @@
+"""``compare``: runs and sweeps as one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+from fedcore.errors import UnknownNameError
+
+FORMATS = ("table", "markdown", "csv", "latex", "json")
+
+
+@guarded
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Folders that train or sweep printed.")],
+    protocol: Annotated[
+        str, typer.Option(help="global, global_local, personal, personal_global or global_before_correction.")
+    ] = "global",
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION",
+            help="What makes a row: plugin, or an option of train; can be given again. Default plugin.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(metavar="ACCURACY", help="Count rounds and bytes to this accuracy [0 < x <= 1].")
+    ] = None,
+    at_round: Annotated[
+        int | None,
+        typer.Option("--round", min=1, help="Compare after so many rounds, unfinished runs too; default at the end."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the differences' intervals.")] = 0.95,
+    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print it.")] = "table",
+    debug: options.Debug = False,
+) -> None:
+    """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
+
+    Runs of other data, partitions or settings stand in a table of their own and are never averaged with these.
+    The difference is paired by seed; its interval is Student's t.
+    """
+    if form not in FORMATS:
+        raise UnknownNameError("format", form, FORMATS)
+
+    from fedcore.compare.comparison import compare as join
+    from fedcore.compare.records import find_runs
+
+    found = find_runs(runs, output.note)
+    if found.waiting:
+        output.note(f"{len(found.waiting)} planned runs have not begun and are left out: {', '.join(found.waiting)}")
+    comparison = join(
+        found.runs,
+        protocol=protocol,
+        by=by or ["plugin"],
+        baseline=baseline,
+        target=target,
+        round=at_round,
+        confidence=confidence,
+        warn=output.note,
+    )
+    from fedcore.compare import formats
+
+    if form != "table":
+        typer.echo(formats.FORMATS[form](comparison), nl=False)
+        return
+    from rich import box
+    from rich.table import Table
+
+    console = output.stdout()
+    for block in comparison.blocks:
+        table = Table(
+            title=output.text(formats.title(block)) if block.settings else None,
+            title_justify="left",
+            title_style="bold not italic",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        for index, heading in enumerate(formats.headings(comparison, block)):
+            table.add_column(output.text(heading), justify="right" if index else "left")
+        for row in block.rows:
+            table.add_row(*(output.text(cell) for cell in formats.cells(comparison, block, row)))
+        console.print(table)
+    console.print(output.text(formats.caption(comparison), style="dim"), soft_wrap=True)

@@ -1,0 +1,143 @@
+"""``sweep``: a grid of runs, several side by side."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcore.cli import options, output
+from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError
+from fedcore.sweep.directory import SweepDirectory
+from fedcore.sweep.spec import SweepSpec, override, read_spec
+
+SOME_FAILED = 3
+GRID = "Sweep"
+_FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "seed")]
+
+
+@guarded
+@options.config_flags(only=_FIELDS)
+def sweep(
+    given: dict[str, Any],
+    *,
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE_OR_SWEEP]", help="A sweep's YAML file, or the folder of a sweep to go on with."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="AXIS=VALUE,...",
+            help="An axis: plugin (moon+uscc combines two), an option of train, or PLUGIN.OPTION; can be given again.",
+            rich_help_panel=GRID,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", metavar="N or A,B,...", help="How many (0 to N-1), or which.", rich_help_panel=GRID),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PLUGIN.OPTION=VALUE",
+            help="An option of a plugin, in each run that has the plugin; can be given again.",
+            rich_help_panel=GRID,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The sweep's folder; default sweeps/<file's name or time>.", rich_help_panel=GRID),
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--parallel",
+            min=1,
+            help="Runs side by side, each in a process of its own; default one per core as far as memory allows.",
+            rich_help_panel=GRID,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=GRID)
+    ] = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run a grid of methods, settings and seeds; what is finished already is not run again.
+
+    Methods of one seed see the same clients, cohorts and initial weights (of the layers they have in common; some
+    add a projection head, which --projection gives to all). Ctrl-C leaves checkpoints: fedcore sweep FOLDER goes on
+    from there. Exit code 3: some runs failed; the others are finished.
+    """
+    spec, folder = _asked_for(source, out, given, grid or [], seeds, settings or [])
+
+    from fedcore.sweep.run import plan_sweep, run_sweep
+
+    if dry_run:
+        labels = [label for label, _ in plan_sweep(spec)] if spec else list(SweepDirectory(folder).plan())
+        output.stdout().print(output.text("\n".join(labels)), soft_wrap=True)
+        output.note(f"{len(labels)} runs, none started")
+        return
+
+    from fedcore.cli.sweep_display import SweepDisplay
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
+    with SweepDisplay(output.stderr(), quiet=quiet) as display:
+        result = run_sweep(spec, folder, parallel=parallel, listen=display)
+    failed = result.named("failed")
+    if as_json:
+        runs = [
+            {"name": o.name, "status": o.status, "seconds": o.seconds, "message": o.message} for o in result.outcomes
+        ]
+        output.print_json({"sweep_dir": str(result.directory), "runs": runs})
+    for outcome in failed:
+        output.error(f"{outcome.name}: {outcome.message}", label="failed")
+    path = shlex.quote(str(result.directory))
+    done = f"{len(result.named('finished'))} of {len(result.outcomes)} runs are finished"
+    if result.interrupted:
+        output.error(f"{done}. Go on with: fedcore sweep {path}", label="stopped")
+        raise typer.Exit(INTERRUPTED)
+    if failed:
+        output.error(f"{done}, {len(failed)} failed. Try these again with: fedcore sweep {path}", label="failed")
+        raise typer.Exit(SOME_FAILED)
+    if not as_json:
+        output.stdout().print(output.text(f"{done}. Compare them with: fedcore compare {path}"), soft_wrap=True)
+
+
+def _asked_for(
+    source: Path | None,
+    out: Path | None,
+    given: dict[str, Any],
+    grid: list[str],
+    seeds: str | None,
+    settings: list[str],
+) -> tuple[SweepSpec | None, Path]:
+    """Return the grid, None for all that a folder has planned, and the sweep's folder."""
+    changes = bool(given or grid or seeds or settings)
+    base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    if source is None:
+        if not changes:
+            raise ConfigError(
+                "nothing to sweep: name a file, a sweep's folder, or axes such as --grid plugin=fedavg,moon --seeds 3"
+            )
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        return override(SweepSpec(), base, grid, seeds, settings), out or Path("sweeps") / stamp
+    if not source.is_dir():
+        return override(read_spec(source), base, grid, seeds, settings), out or Path("sweeps") / source.stem
+    if out is not None:
+        raise ConfigError(f"{source} is a sweep's folder; leave --out out to go on in it")
+    directory = SweepDirectory(source)
+    if not changes:
+        return None, source
+    directory.plan()  # says so if the folder holds no sweep
+    return override(read_spec(directory.spec_file), base, grid, seeds, settings), source

@@ -1,0 +1,1 @@
+"""Grids of runs: what they are, their directory, their processes."""

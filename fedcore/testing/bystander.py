@@ -1,0 +1,46 @@
+"""A plugin that does what many do, without any effect on the model, and minds that nobody touches what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedcore import ClientContext, ClientUpdate, Plugin, ServerContext, hookimpl
+
+
+class Bystander(Plugin):
+    """Counts participations in its states, and sends the count up and down."""
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> dict[str, Tensor]:
+        """Send the number of updates so far."""
+        return {"updates": torch.tensor(float(server.state.get("updates", 0)))}
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Find what was sent, and only that."""
+        _require(set(client.received) == {"updates"}, "client.received", client.received)
+        _require(set(client.state) <= {"rounds"}, "client.state", client.state)
+        _require(not client.scratch, "client.scratch", client.scratch)
+        client.scratch["seen"] = True
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> dict[str, Tensor]:
+        """Count this participation."""
+        _require(set(client.scratch) == {"seen"}, "client.scratch", client.scratch)
+        client.state["rounds"] = client.state.get("rounds", 0) + 1
+        return {"rounds": torch.tensor(float(client.state["rounds"]))}
+
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Find what was sent, and only that."""
+        _require(set(update.payload) == {"rounds"}, "update.payload", update.payload)
+        _require(set(server.state) <= {"updates"}, "server.state", server.state)
+        server.state["updates"] = server.state.get("updates", 0) + 1
+
+
+def _require(kept: bool, where: str, found: Mapping[str, object]) -> None:
+    if not kept:
+        raise AssertionError(f"{where} of another plugin was changed: it holds {sorted(found)}")

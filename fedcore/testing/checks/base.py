@@ -1,0 +1,78 @@
+"""What a check is: a plain function of a plugin that raises an AssertionError saying what to do."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedcore.testing.trial import Trial
+
+
+class CheckFailed(AssertionError):
+    """A plugin breaks what a check is about; the message names plugin and check and says what to do."""
+
+
+class NotApplicable(Exception):
+    """The check has nothing to look at in this plugin; says why."""
+
+
+class Check(NamedTuple):
+    """A check as the kit keeps it.
+
+    :param function: takes a plugin's class or name, or a :class:`Trial`.
+    :param slow: whether it starts processes.
+    """
+
+    name: str
+    function: Callable[[Any], None]
+    summary: str
+    slow: bool
+
+
+CHECKS: dict[str, Check] = {}
+"""All checks by name, in the order in which they run."""
+
+_KEPT = 4
+_trials: OrderedDict[Any, Trial] = OrderedDict()
+
+
+def check(todo: str, *, slow: bool = False) -> Callable[[Callable[[Trial], None]], Callable[[Any], None]]:
+    """Make a function of a :class:`Trial` a check.
+
+    :param todo: what the author of a plugin that fails does about it.
+    """
+
+    def decorate(function: Callable[[Trial], None]) -> Callable[[Any], None]:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def run(plugin: Any) -> None:
+            trial = trial_of(plugin)
+            try:
+                function(trial)
+            except NotApplicable:
+                raise
+            except Exception as error:
+                problem = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+                raise CheckFailed(f"plugin {trial.label!r} fails {name}: {problem}\nWhat to do: {todo}") from error
+
+        summary = (inspect.getdoc(function) or "").partition("\n")[0].replace("``", "")
+        CHECKS[name] = Check(name, run, summary, slow)
+        return run
+
+    return decorate
+
+
+def trial_of(plugin: Any) -> Trial:
+    """Return the trial of a plugin; of those used last the same, so that checks share its runs."""
+    if isinstance(plugin, Trial):
+        return plugin
+    if plugin not in _trials:
+        _trials[plugin] = Trial(plugin)
+    _trials.move_to_end(plugin)
+    while len(_trials) > _KEPT:
+        _trials.popitem(last=False)
+    return _trials[plugin]

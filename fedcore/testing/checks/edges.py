@@ -1,0 +1,109 @@
+"""Checks on federations at the edge: one client, one sample, classes that some or all clients lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.data import load_partition
+from fedcore.engines.base import Site
+from fedcore.rundir import RunDirectory
+from fedcore.testing.checks.base import NotApplicable, check
+from fedcore.testing.engines import Listening
+from fedcore.testing.problems import few_digits
+from fedcore.testing.trial import HERE, Trial, failures
+
+
+def _require_trains(trial: Trial, **options: Any) -> None:
+    problem = failures(trial.run(**{"participation": 1.0, **options}))
+    assert not problem, problem
+
+
+@check("where a mean over other clients or a pair of clients is needed, let one client do without.")
+def check_works_with_one_client(trial: Trial) -> None:
+    """A federation of one client, one round and one local epoch."""
+    _require_trains(trial, clients=1, rounds=1, local_epochs=1, min_clients=1)
+
+
+@check("no variance over one sample, no division by n - 1; guard with clamp(min=1).")
+def check_works_with_a_client_of_one_sample(trial: Trial) -> None:
+    """One client has one sample."""
+    _require_trains(trial, partition=f"{HERE}one_sample")
+
+
+@check("a batch may hold one sample: keep the batch dimension (no bare squeeze()), no variance over the batch.")
+def check_works_with_a_last_batch_of_one(trial: Trial) -> None:
+    """Every client's last batch holds one sample."""
+    _require_trains(trial, partition=f"{HERE}one_over", client_test_fraction=0.0)
+
+
+@check("where a class has no sample there is no mean: mask it out, and divide by counts.clamp(min=1).")
+def check_works_with_absent_classes(trial: Trial) -> None:
+    """Each client lacks half of the classes, and one class nobody has."""
+    _require_trains(trial, clients=4, partition=f"{HERE}halves")
+
+
+@check("let clients that sit a round out keep their state; count on server.accepted, not on all clients.")
+def check_works_with_partial_participation(trial: Trial) -> None:
+    """One of three clients, of very different sizes, takes part in each of four rounds."""
+    _require_trains(trial, partition=f"{HERE}uneven", participation=0.34, rounds=4, local_epochs=1)
+
+
+@check("send sums with counts (fedcore.prototypes), and divide each class by the counts of those who have it.")
+def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
+    """What the server sends about a class that one client has is not diluted by the clients that lack it."""
+    engines: list[Listening] = []
+
+    def listening(site: Site) -> Listening:
+        engines.append(Listening(site))
+        return engines[-1]
+
+    result = trial.run(engine=listening, partition=f"{HERE}halves", participation=1.0, client_test_fraction=0.0)
+    labels = _labels(result.directory)
+    updates = {client: sent for (number, client), sent in engines[0].updates.items() if number == 0}
+    later = [sent for sent in engines[0].broadcasts[1:] if sent]
+    names = [name for name in updates[1] if name.startswith("payload/") and _by_class(name, updates, labels)]
+    if not names or not later:
+        raise NotApplicable("the plugin sends no statistics by class up and down")
+    factors = {
+        "the number of clients": 1 / len(updates),
+        "the samples": len(labels[1]) / _total(labels),
+    }
+    for name in names:
+        own = updates[1][name]  # client 1 alone has the odd classes
+        for other, tensor in later[0].items():
+            if tensor.shape != own.shape:
+                continue
+            held = sorted(set(labels[1].tolist()))
+            for by, factor in factors.items():
+                assert not torch.allclose(tensor[held].double(), own[held].double() * factor, rtol=1e-4, atol=1e-9), (
+                    f"{name.removeprefix('payload/')} of class {held[0]}, which 1 of {len(updates)} clients has, comes "
+                    f"back as {other.removeprefix('broadcast/')} times {factor:.3g}: divided by {by}, with zeros for "
+                    "the clients that lack the class"
+                )
+
+
+def _labels(directory: Path) -> dict[int, Tensor]:
+    """Return each client's training labels in a run on few_digits."""
+    dataset = few_digits()
+    partition = load_partition(RunDirectory(directory).partition_file, dataset)
+    return {client: dataset.train.labels[part] for client, part in enumerate(partition.train)}
+
+
+def _total(labels: dict[int, Tensor]) -> int:
+    return sum(len(part) for part in labels.values())
+
+
+def _by_class(name: str, updates: dict[int, dict[str, Tensor]], labels: dict[int, Tensor]) -> bool:
+    """Return whether a tensor has a row per class, zero where a client lacks it."""
+    for client, sent in updates.items():
+        tensor = sent.get(name)
+        if tensor is None or tensor.ndim < 2 or tensor.shape[0] != 10:
+            return False
+        filled = (tensor.flatten(1) != 0).any(dim=1).nonzero().flatten().tolist()
+        if filled != sorted(set(labels[client].tolist())):
+            return False
+    return True

@@ -1,0 +1,171 @@
+"""Checks that compare whole runs: bits, resumption, neutrality, neighbours, engines, aggregation."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcore import registry
+from fedcore.contract import BUILTIN, create_plugin
+from fedcore.engines.base import Site
+from fedcore.experiment import Interrupted, RunResult, resume
+from fedcore.plugins import match
+from fedcore.rundir import RunDirectory
+from fedcore.testing.bystander import Bystander
+from fedcore.testing.checks.base import NotApplicable, check, trial_of
+from fedcore.testing.engines import Echoing, Rotating
+from fedcore.testing.federation import committed, model_bytes, records, weights
+from fedcore.testing.fingerprint import fingerprint, random_states
+from fedcore.testing.trial import Trial, failures, importable_in_workers
+
+EVEN: dict[str, Any] = {"rounds": 1, "participation": 1.0, "client_test_fraction": 0.0}
+"""One round in which all clients take part with the same number of samples."""
+
+
+def _finished(result: RunResult) -> RunResult:
+    problem = failures(result)
+    assert not problem, problem
+    return result
+
+
+def _require_same(one: RunResult, other: RunResult, how: str) -> None:
+    """Compare models, records and states, bit by bit."""
+    a, b = weights(one), weights(other)
+    differ = sorted(name for name in {*a, *b} if fingerprint(a.get(name)) != fingerprint(b.get(name)))
+    assert not differ, f"{how}, the global model differs in {differ[0]!r}"
+    for mine, theirs in zip(records(one), records(other), strict=True):
+        keys = sorted(key for key in {*mine, *theirs} if fingerprint(mine.get(key)) != fingerprint(theirs.get(key)))
+        assert not keys, f"{how}, the records of round {mine.get('round', 'post_train')} differ in {keys[0]!r}"
+    assert fingerprint(committed(one).plugins) == fingerprint(committed(other).plugins), f"{how}, server.state differs"
+    for client, version in committed(one).manifest.items():
+        assert fingerprint(_state(one, client, version)) == fingerprint(_state(other, client, version)), (
+            f"{how}, the state of client {client} differs"
+        )
+
+
+def _state(result: RunResult, client: int, version: int | None) -> dict[str, Any]:
+    return RunDirectory(result.directory).clients.read(client, version)
+
+
+@check("read the message; `fedcore train --plugin NAME --debug` shows the traceback.")
+def check_trains(trial: Trial) -> None:
+    """Two rounds on digits end with every client's update accepted."""
+    _finished(trial.usual)
+
+
+@check("draw from client.generator, server.generator, step.random or task.random, never from a global generator.")
+def check_same_seed_gives_the_same_bits(trial: Trial) -> None:
+    """A second run of the same seed gives the same bits, and global random state stays as it is."""
+    usual = trial.usual
+    before = random_states()
+    with _other_random_state():
+        started = random_states()
+        again = trial.run()
+        moved = [source for source, state in random_states().items() if state != started[source]]
+    assert random_states() == before
+    assert not moved, f"a run moves the global random state of {', '.join(moved)}"
+    _require_same(usual, again, "run twice with the same seed")
+
+
+@contextlib.contextmanager
+def _other_random_state() -> Iterator[None]:
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(1)
+    np.random.seed(1)  # the legacy state, from which a plugin would draw
+    torch.default_generator.manual_seed(1)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
+
+
+@check("leave terms of weight 0 out (return None), or correct `neutral`; neutral = None where no option is FedAvg.")
+def check_neutral_options_are_fedavg(trial: Trial) -> None:
+    """With the options that ``neutral`` names, the global model is FedAvg's, bit by bit."""
+    neutral = create_plugin(trial.name, {}).neutral
+    if neutral is None:
+        raise NotApplicable("the plugin declares no neutral options")
+    ours, fedavg = trial.run(settings=dict(neutral)), trial_of(BUILTIN).usual
+    assert model_bytes(ours) == model_bytes(fedavg), (
+        f"with {dict(neutral) or 'any options'} the global model differs from FedAvg's"
+    )
+
+
+@check("keep all that lasts in client.state and server.state: a resumed run has nothing else.")
+def check_resumes_to_the_same_bits(trial: Trial) -> None:
+    """A run that was stopped after a round and resumed ends like one that was not."""
+    out = trial.folder / "stopped"
+
+    def stop(event: str, details: Mapping[str, Any]) -> None:
+        if event == "round" and details["round"] == 0:
+            raise KeyboardInterrupt
+
+    if not out.exists():
+        with contextlib.suppress(Interrupted):
+            trial.run(notify=stop, out=out)
+    _require_same(trial.usual, resume(out), "stopped after round 0 and resumed")
+
+
+@check("use your own namespace only: client.state, client.scratch, update.payload; no state of the model.")
+def check_runs_beside_another_plugin(trial: Trial) -> None:
+    """A plugin without effect beside it changes nothing, whichever stands first, and keeps what is its own."""
+    for before, after in (((Bystander,), ()), ((), (Bystander,))):
+        result = _finished(trial.run(*after, before=before))
+        where = "behind" if before else "before"
+        assert model_bytes(result) == model_bytes(trial.usual), f"{where} a plugin without effect, the model differs"
+
+
+@check("weights sum to one: divide by the sum of what was added; average, do not add up.")
+def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
+    """Where all clients send the same model, the global one becomes that model."""
+    plugin = create_plugin(trial.name, {})
+    if plugin.server_optimizer:
+        raise NotApplicable("a server optimizer steps elsewhere")
+    engines: list[Echoing] = []
+
+    def echoing(site: Site) -> Echoing:
+        engines.append(Echoing(site))
+        return engines[-1]
+
+    result = _finished(trial.run(engine=echoing, **EVEN))
+    sent = {n.removeprefix("model/"): t for n, t in engines[0].sent.items() if n.startswith("model/")}
+    _require_close(trial, weights(result), sent, "three clients sent the same model, but the global one differs in")
+
+
+@check("let sums and means not depend on which update comes first.")
+def check_order_of_clients_does_not_matter(trial: Trial) -> None:
+    """Clients' updates in another order give the same model, to rounding."""
+    options = {**EVEN, "clients": 5}  # of three, two are nearest to each other: a tie that only the order can break
+    straight, rotated = _finished(trial.run(**options)), _finished(trial.run(engine=Rotating, **options))
+    _require_close(
+        trial, weights(rotated), weights(straight), "with the clients in another order, the model differs in"
+    )
+
+
+def _require_close(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
+    plugin = create_plugin(trial.name, {})
+    corrected = set(match(plugin.corrects, list(found), plugin, "corrects"))
+    for name in sorted(set(expected) - corrected):
+        close = torch.allclose(found[name].double(), expected[name].double(), rtol=1e-4, atol=1e-5)
+        distance = float((found[name].double() - expected[name].double()).abs().max()) if not close else 0.0
+        assert close, f"{how} {name!r}, by up to {distance:.3g}"
+
+
+@check("define the class in a module that can be imported, keep nothing outside the states.", slow=True)
+def check_every_engine_gives_the_same_bits(trial: Trial) -> None:
+    """Worker processes, and every other engine that is installed, give the bits of this process."""
+    settings: list[dict[str, Any]] = [{"workers": 1}, {"workers": 2}]
+    settings += [{"engine": name, "workers": None} for name in registry.available("engine") if name != "local"]
+    for options in settings:
+        with importable_in_workers():
+            result = _finished(trial.run(**options))
+        how = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+        _require_same(trial.usual, result, f"with {how} and in this process")

@@ -1,0 +1,89 @@
+"""Engines of this process that watch, or exchange, what clients send: for questions about aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedcore.engines.base import ClientResult, ClientTask, Outcome, Site
+from fedcore.engines.local import InProcessEngine
+
+Run = Iterator[tuple[ClientTask, Outcome]]
+
+
+class Listening(InProcessEngine):
+    """Keeps every broadcast and every finished update.
+
+    :ivar broadcasts: what was shared, in order, by name.
+    :ivar updates: by round and client, what came up.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.broadcasts: list[dict[str, Tensor]] = []
+        self.updates: dict[tuple[int, int], dict[str, Tensor]] = {}
+
+    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
+        """Share, and keep what plugins sent."""
+        sent = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("broadcast/")}
+        self.broadcasts.append(sent)
+        super().share(key, tensors, meta)
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Run:
+        """Run tasks, and keep the updates."""
+        for task, outcome in super().run(tasks, window=window):
+            if is_update(task, outcome):
+                assert isinstance(outcome, ClientResult)
+                tensors = {name: tensor.clone() for name, tensor in outcome.tensors.items()}
+                self.updates[task.round, task.client] = tensors
+            yield task, outcome
+
+
+class Echoing(InProcessEngine):
+    """Lets every client of a round send what the first one sends.
+
+    :ivar sent: the first update's tensors by name, of the last round.
+    """
+
+    sent: dict[str, Tensor]
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Run:
+        """Run tasks, and replace the updates behind the first."""
+        first: ClientResult | None = None
+        for task, outcome in super().run(tasks, window=window):
+            if is_update(task, outcome):
+                assert isinstance(outcome, ClientResult)
+                first = first or outcome
+                self.sent = {name: tensor.clone() for name, tensor in first.tensors.items()}
+                outcome = _with_contents(outcome, first)
+            yield task, outcome
+
+
+class Rotating(InProcessEngine):
+    """Lets every client of a round send what the next one trained."""
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Run:
+        """Run tasks, and hand the updates round."""
+        outcomes = list(super().run(tasks, window=window))
+        if all(is_update(task, outcome) for task, outcome in outcomes):
+            found = [outcome for _, outcome in outcomes if isinstance(outcome, ClientResult)]
+            rotated = [*found[1:], *found[:1]]
+            for (task, _), own, other in zip(outcomes, found, rotated, strict=True):
+                yield task, _with_contents(own, other)
+        else:
+            yield from outcomes
+
+
+def is_update(task: ClientTask, outcome: Outcome) -> bool:
+    """Return whether an outcome is an update that a client finished."""
+    return task.kind in ("fit_begin", "fit_resume") and isinstance(outcome, ClientResult) and "version" in outcome.meta
+
+
+def _with_contents(own: ClientResult, other: ClientResult) -> ClientResult:
+    """Return another client's tensors and counts under one's own task and version of the state."""
+    tensors = {name: tensor.clone() for name, tensor in other.tensors.items()}
+    kept: dict[str, Any] = {key: own.meta[key] for key in ("version", "client") if key in own.meta}
+    return replace(own, tensors=tensors, meta={**other.meta, **kept})

@@ -1,0 +1,115 @@
+"""Short ways to run a federation in a test, and to read back what a run left."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+from fedcore import registry
+from fedcore.config import RunConfig
+from fedcore.engines.base import Engine, Site
+from fedcore.experiment import RunResult, run
+from fedcore.rundir import RunDirectory
+from fedcore.serial import read_tensors
+from fedcore.server_context import Notify
+from fedcore.state import ServerState
+from fedcore.testing import offered
+from fedcore.types import Tensors
+
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "mlp",
+    "clients": 3,
+    "rounds": 2,
+    "local_epochs": 1,
+    "batch_size": 64,
+    "workers": 0,
+    "device": "cpu",
+}
+"""A run of a second: digits, in this process."""
+
+Choice = str | type | tuple[str | type, Mapping[str, Any]]
+"""A plugin by name or class, alone or with its options."""
+
+
+def federate(
+    folder: Path,
+    *plugins: Choice,
+    notify: Notify | None = None,
+    engine: Callable[[Site], Engine] | None = None,
+    **options: Any,
+) -> RunResult:
+    """Run a small federation on digits with these plugins; ``options`` are those of RunConfig.
+
+    :param folder: holds the run directory, each run in one of its own.
+
+    >>> federate(tmp_path, "moon", (FedProx, {"mu": 0.1}), rounds=3)  # doctest: +SKIP
+    """
+    return run(small_config(folder, *plugins, **options), notify=notify, engine=engine)
+
+
+def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
+    """Return the configuration of :func:`federate`."""
+    pairs = [plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins]
+    out = options.pop("out", None) or tempfile.mkdtemp(dir=folder)
+    return RunConfig(**{**SMALL, **options}, plugins={name_of(cls): dict(given) for cls, given in pairs}, out=out)
+
+
+def name_of(plugin: object) -> str:
+    """Return the name under which a configuration finds a plugin: its entry point's, its module's, or one made here."""
+    if isinstance(plugin, str):
+        return plugin
+    point = entry_point_of(plugin)
+    if point is not None:
+        return point.name
+    module, name = getattr(plugin, "__module__", ""), getattr(plugin, "__qualname__", "")
+    if name and getattr(sys.modules.get(module), name, None) is plugin:
+        return f"module:{module}.{name}"
+    name = f"{getattr(plugin, '__name__', type(plugin).__name__)}_{id(plugin)}"
+    setattr(offered, name, plugin)
+    return f"module:{offered.__name__}.{name}"
+
+
+def entry_point_of(plugin: object) -> EntryPoint | None:
+    """Return the installed entry point that gives a plugin; imports nothing."""
+    module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
+    for point in registry.available("plugin").values():
+        package, _, attribute = point.value.partition(":")
+        found = getattr(sys.modules.get(package), attribute, None)
+        if attribute == name and module and (found is plugin or package == module):
+            return point
+    return None
+
+
+def model_bytes(result: RunResult) -> bytes:
+    """Return the bytes of the run's model file: equal for equal bits."""
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def weights(result: RunResult) -> Tensors:
+    """Return the final global model by name."""
+    return read_tensors(result.directory / "model.safetensors")[0]
+
+
+def records(result: RunResult) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without the measured times, which differ from run to run."""
+    return [
+        {key: value for key, value in record.items() if key != "time"}
+        for record in RunDirectory(result.directory).read_metrics()
+    ]
+
+
+def committed(result: RunResult) -> ServerState:
+    """Return the state of the last checkpoint."""
+    state = RunDirectory(result.directory).checkpoints.load()
+    assert state is not None
+    return state
+
+
+def client_state(result: RunResult, client: int) -> dict[str, dict[str, Any]]:
+    """Return one client's committed state by plugin."""
+    return RunDirectory(result.directory).clients.read(client, committed(result).manifest.get(client))

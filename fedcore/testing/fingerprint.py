@@ -1,0 +1,99 @@
+"""What can be compared before and after: values by content, global random state, global settings."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_DEPTH = 6
+
+
+def fingerprint(value: Any, depth: int = _DEPTH) -> Any:
+    """Return something equal for equal contents: of tensors, generators, containers and plain objects."""
+    if isinstance(value, Tensor):
+        return ("tensor", tuple(value.shape), str(value.dtype), _digest(value.detach().cpu().contiguous()))
+    if isinstance(value, np.ndarray):
+        return ("array", value.shape, str(value.dtype), value.tobytes())
+    if isinstance(value, torch.Generator):
+        return _digest(value.get_state())
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return (type(value).__name__, repr(value))
+    if depth == 0 or isinstance(value, (type, FunctionType, ModuleType)):
+        return id(value)
+    if isinstance(value, Mapping):
+        return tuple((fingerprint(k, depth - 1), fingerprint(v, depth - 1)) for k, v in list(value.items()))
+    if isinstance(value, Set):
+        return sorted(str(fingerprint(item, depth - 1)) for item in list(value))
+    if isinstance(value, (list, tuple, deque)):
+        return tuple(fingerprint(item, depth - 1) for item in list(value))
+    return (id(value), fingerprint(getattr(value, "__dict__", None), depth - 1))
+
+
+def random_states() -> dict[str, Any]:
+    """Return the state of every global random generator, by the library that it belongs to."""
+    return {
+        "torch": _digest(torch.get_rng_state()),
+        "NumPy": fingerprint(np.random.get_state(legacy=False)),
+        "Python": random.getstate(),
+    }
+
+
+def global_settings() -> dict[str, Any]:
+    """Return what a plugin could change for everybody in the process."""
+    return {
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's gradient mode": torch.is_grad_enabled(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+        "torch's anomaly detection": torch.is_anomaly_enabled(),
+    }
+
+
+def shared_places(cls: type) -> dict[str, Any]:
+    """Return by name the fingerprint of whatever outlives a plugin's objects: of its classes, modules and closures."""
+    found: dict[str, Any] = {}
+    for owner in cls.__mro__:
+        if owner is object or owner.__module__.partition(".")[0] == "fedcore":
+            continue
+        for name, value in vars(owner).items():
+            if isinstance(value, FunctionType):
+                found.update(_closure(f"{owner.__name__}.{name}", value))
+            elif not name.startswith("__"):
+                found[f"{owner.__name__}.{name}"] = fingerprint(value)
+        for module in _modules(owner.__module__):
+            for name, value in list(vars(module).items()):
+                if not name.startswith("__") and not isinstance(value, (type, FunctionType, ModuleType)):
+                    found[f"{module.__name__}.{name}"] = fingerprint(value)
+    return found
+
+
+def _closure(where: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{name} in the closure of {where}", fingerprint(cell.cell_contents)
+        except ValueError:  # an empty cell
+            continue
+
+
+def _modules(name: str) -> list[ModuleType]:
+    """Return a module and those of the same package, as far as they are imported."""
+    root = name.rpartition(".")[0] or name
+    names = [other for other in list(sys.modules) if other in (name, root) or other.startswith(f"{root}.")]
+    return [sys.modules[each] for each in names]
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.blake2b(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=16).hexdigest()

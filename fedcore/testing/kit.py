@@ -1,0 +1,142 @@
+"""All checks on a plugin, with pytest or without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from fedcore.errors import UnknownNameError
+from fedcore.testing.checks import CHECKS, Check, CheckFailed, NotApplicable
+from fedcore.testing.checks.base import trial_of
+
+Status = Literal["passed", "failed", "not applicable", "failed as expected"]
+FIRST = ("check_is_a_plugin_class", "check_hooks_are_known_and_marked", "check_options_have_defaults")
+"""Without these no other check has anything to work with."""
+
+
+class Verdict(NamedTuple):
+    """What one check said.
+
+    :param message: why, where it did not pass.
+    """
+
+    check: Check
+    status: Status
+    message: str
+    seconds: float
+
+
+def run_checks(
+    plugin: Any,
+    *,
+    slow: bool = True,
+    only: Collection[str] = (),
+    expected_failed_checks: Mapping[str, str] | None = None,
+) -> Iterator[Verdict]:
+    """Run the checks on a plugin one by one; yields a verdict for each.
+
+    :param plugin: its class, or the name under which it is installed.
+    :param slow: also those that start processes.
+    :param only: names of checks; default all.
+    :param expected_failed_checks: check -> the reason why the plugin cannot pass it; passing it is a failure then.
+    :raises UnknownNameError: no plugin, or no check, of that name.
+    """
+    expected = expected_failed_checks or {}
+    _require_known([*only, *expected])
+    trial = trial_of(plugin)
+    broken = ""
+    for check in CHECKS.values():
+        if (only and check.name not in only) or (check.slow and not slow and not only):
+            continue
+        began = time.perf_counter()
+        status, message = _verdict(check, trial, expected, broken)
+        if status == "failed" and check.name in FIRST:
+            broken = check.name
+        yield Verdict(check, status, message, time.perf_counter() - began)
+
+
+def check_plugin(
+    plugin: Any, *, slow: bool = True, expected_failed_checks: Mapping[str, str] | None = None
+) -> list[Verdict]:
+    """Run all checks on a plugin and return the verdicts.
+
+    :param plugin: its class, or the name under which it is installed.
+    :raises CheckFailed: an AssertionError that names the plugin, every check that failed, and what to do.
+    """
+    verdicts = list(run_checks(plugin, slow=slow, expected_failed_checks=expected_failed_checks))
+    failed = [verdict.message for verdict in verdicts if verdict.status == "failed"]
+    if failed:
+        raise CheckFailed("\n\n".join(failed))
+    return verdicts
+
+
+def parametrize_with_checks(
+    plugins: Iterable[Any],
+    *,
+    only: Collection[str] = (),
+    expected_failed_checks: Callable[[Any], Mapping[str, str]] | None = None,
+) -> Any:
+    """Return a pytest mark that runs a test once for every plugin and check.
+
+    Checks that start processes are marked ``slow``; those with nothing to look at are skipped, with the reason.
+
+    :param plugins: classes, or the names under which they are installed.
+    :param only: names of checks; default all.
+    :param expected_failed_checks: plugin -> {check: reason}; these must fail.
+
+    >>> @parametrize_with_checks([MyMethod])  # doctest: +SKIP
+    ... def test_conformance(plugin, check):
+    ...     check(plugin)
+    """
+    import pytest
+
+    _require_known(only)
+    cases = []
+    for plugin in plugins:
+        expected = expected_failed_checks(plugin) if expected_failed_checks else {}
+        _require_known(expected)
+        label = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", str(plugin)).lower()
+        for check in (check for check in CHECKS.values() if not only or check.name in only):
+            marks = [pytest.mark.slow] if check.slow else []
+            if check.name in expected:
+                marks.append(pytest.mark.xfail(reason=expected[check.name], raises=CheckFailed, strict=True))
+            cases.append(pytest.param(plugin, _skipping(check), marks=marks, id=f"{label}-{check.name}"))
+    return pytest.mark.parametrize(("plugin", "check"), cases)
+
+
+def _skipping(check: Check) -> Callable[[Any], None]:
+    def run(plugin: Any) -> None:
+        import pytest
+
+        try:
+            check.function(plugin)
+        except NotApplicable as reason:
+            pytest.skip(str(reason))
+
+    return run
+
+
+def _verdict(check: Check, trial: Any, expected: Mapping[str, str], broken: str) -> tuple[Status, str]:
+    if broken:
+        return "not applicable", f"{broken} failed"
+    try:
+        check.function(trial)
+    except NotApplicable as reason:
+        return "not applicable", str(reason)
+    except CheckFailed as error:
+        if check.name in expected:
+            return "failed as expected", expected[check.name]
+        return "failed", str(error)
+    if check.name in expected:
+        return "failed", (
+            f"plugin {trial.label!r} passes {check.name}, which is listed as failing ({expected[check.name]})\n"
+            "What to do: remove it from expected_failed_checks."
+        )
+    return "passed", ""
+
+
+def _require_known(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in CHECKS:
+            raise UnknownNameError("check", name, CHECKS)

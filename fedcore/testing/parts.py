@@ -1,0 +1,106 @@
+"""What a data set, a model and a partitioner must keep to, each as one plain function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcore.data import Dataset
+from fedcore.data.partitions import Partitioner
+from fedcore.models import SplitModel
+from fedcore.seeding import random_stream
+from fedcore.testing.fingerprint import fingerprint, random_states
+
+
+def check_dataset(loader: Callable[[Path | None], Dataset]) -> None:
+    """Check what a loader gives: a Dataset with labels 0..C-1 and finite samples, the same each time.
+
+    :raises AssertionError: says what is wrong.
+    """
+    before = random_states()
+    first, second = loader(None), loader(None)
+    _require_untouched(before, loader)
+    assert isinstance(first, Dataset), f"{_name(loader)} returns {type(first).__name__}, expected fedcore.data.Dataset"
+    for which, samples, again in (("train", first.train, second.train), ("test", first.test, second.test)):
+        where, labels = f"{first.name}'s {which} set", samples.labels
+        assert len(samples) == len(labels) > 0, f"{where} has {len(samples)} samples and {len(labels)} labels"
+        assert labels.dtype == torch.int64, f"{where}: labels are {labels.dtype}, expected int64"
+        assert 0 <= int(labels.min()) <= int(labels.max()) < first.num_classes, (
+            f"{where}: labels from {int(labels.min())} to {int(labels.max())}, expected 0 to {first.num_classes - 1}"
+        )
+        positions = torch.arange(min(len(samples), 64))
+        inputs = samples.gather(positions)
+        assert fingerprint(inputs) == fingerprint(again.gather(positions)), f"{where} differs when it is loaded again"
+        if isinstance(inputs, torch.Tensor):
+            expected = (len(positions), *first.input_shape)
+            assert tuple(inputs.shape) == expected, f"{where}: a batch is {tuple(inputs.shape)}, expected {expected}"
+            assert bool(inputs.isfinite().all()), f"{where} has values that are not finite"
+
+
+def check_model(
+    factory: Callable[[int, tuple[int, ...]], SplitModel],
+    *,
+    num_classes: int = 10,
+    input_shape: tuple[int, ...] = (1, 8, 8),
+) -> None:
+    """Check what a factory gives: a SplitModel of the right widths, the same for the same seed, that trains.
+
+    :raises AssertionError: says what is wrong.
+    """
+    models = []
+    for _ in range(2):
+        with random_stream(0):
+            models.append(factory(num_classes, input_shape))
+    model = models[0]
+    assert isinstance(model, SplitModel), f"{_name(factory)} returns {type(model).__name__}, expected SplitModel"
+    states = [fingerprint(each.state_dict()) for each in models]
+    assert states[0] == states[1], f"{_name(factory)} gives other weights for the same seed; draw from torch only"
+    x = torch.randn(4, *input_shape, generator=torch.Generator().manual_seed(0))
+    features, logits = model.train()(x)
+    assert features.shape == (4, model.feature_dim), (
+        f"features of 4 samples are {tuple(features.shape)}, expected (4, {model.feature_dim})"
+    )
+    assert logits.shape == (4, num_classes), f"logits are {tuple(logits.shape)}, expected (4, {num_classes})"
+    logits.square().sum().backward()
+    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not idle, f"{idle[0]!r} gets no gradient from the logits"
+    model.eval()
+    with torch.no_grad():
+        together, alone = model(x).logits, torch.cat([model(one).logits for one in x.split(1)])
+    assert torch.allclose(together, alone, atol=1e-4), "in eval mode a sample's logits depend on the rest of its batch"
+
+
+def check_partitioner(partitioner: Partitioner) -> None:
+    """Check what a partitioner gives: disjoint, non-empty parts, the same for the same arguments.
+
+    :raises AssertionError: says what is wrong.
+    """
+    labels = np.arange(200, dtype=np.int64) % 10
+    given = labels.copy()
+    for clients in (1, 2, 7):
+        options: dict[str, Any] = {"alpha": 0.5, "seed": 3, "min_size": 1, "classes_per_client": 2}
+        before = random_states()
+        parts, again = partitioner(labels, clients, **options), partitioner(labels, clients, **options)
+        _require_untouched(before, partitioner)
+        where = f"{_name(partitioner)} for {clients} clients"
+        assert (labels == given).all(), f"{where} edits the labels"
+        assert len(parts) == clients, f"{where} returns {len(parts)} parts"
+        assert all(len(part) for part in parts), f"{where} leaves client {[len(p) for p in parts].index(0)} empty"
+        dealt = np.concatenate(parts)
+        assert dealt.dtype.kind in "iu", f"{where} returns {dealt.dtype}, expected positions"
+        assert 0 <= dealt.min() <= dealt.max() < len(labels), f"{where} returns positions that do not exist"
+        assert len(np.unique(dealt)) == len(dealt), f"{where} deals a sample twice"
+        assert fingerprint(parts) == fingerprint(again), f"{where} deals otherwise when it is asked again"
+
+
+def _require_untouched(before: dict[str, Any], function: object) -> None:
+    for source, state in random_states().items():
+        assert state == before[source], f"{_name(function)} draws from {source}'s global random state"
+
+
+def _name(function: object) -> str:
+    return getattr(function, "__name__", repr(function))

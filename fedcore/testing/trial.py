@@ -1,0 +1,137 @@
+"""One plugin on trial: its class and name, and the runs that several checks look at, made once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedcore import registry
+from fedcore.engines.base import Engine, Site
+from fedcore.errors import FedcoreError
+from fedcore.experiment import RunResult
+from fedcore.server_context import Notify
+from fedcore.testing import problems
+from fedcore.testing.federation import Choice, federate, name_of, records
+from fedcore.testing.fingerprint import shared_places
+from fedcore.testing.watch import Finding, watched
+
+HERE = f"module:{problems.__name__}."
+RUN: dict[str, Any] = {
+    "dataset": f"{HERE}few_digits",
+    "partition": "iid",
+    "clients": 3,
+    "rounds": 2,
+    "local_epochs": 2,
+    "batch_size": 16,
+    "participation": 0.67,
+    "client_test_fraction": 0.2,
+}
+"""The run that checks vary: 2 of 3 clients per round, 32 samples each."""
+
+
+class Watched(NamedTuple):
+    """What a watched run showed.
+
+    :param moved: places outside the plugin's objects whose contents changed during the run.
+    :param error: what ended the run early; None where it went to its end.
+    """
+
+    findings: list[Finding]
+    moved: list[str]
+    error: Exception | None
+
+
+class Trial:
+    """One plugin under test.
+
+    :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
+    :raises UnknownNameError: nobody provides the name.
+    """
+
+    def __init__(self, target: Any) -> None:
+        self.target = registry.resolve("plugin", target) if isinstance(target, str) else target
+        self.name = target if isinstance(target, str) else name_of(target)
+        self.label = self.name
+        if self.name.startswith("module:"):
+            self.label = getattr(self.target, "__name__", str(self.target)).lower()
+        folder = tempfile.mkdtemp(prefix="fedcore-check-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return self.label
+
+    def run(
+        self,
+        *others: Choice,
+        before: tuple[Choice, ...] = (),
+        settings: dict[str, Any] | None = None,
+        notify: Notify | None = None,
+        engine: Callable[[Site], Engine] | None = None,
+        **options: Any,
+    ) -> RunResult:
+        """Run the plugin as :data:`RUN` says but for ``options``.
+
+        :param others: plugins behind this one; ``before``, those before it.
+        :param settings: the plugin's own options.
+        """
+        own: Choice = (self.name, settings or {})
+        return federate(self.folder, *before, own, *others, notify=notify, engine=engine, **{**RUN, **options})
+
+    @cached_property
+    def usual(self) -> RunResult:
+        """The run of :data:`RUN`."""
+        return self.run()
+
+    @cached_property
+    def watched(self) -> Watched:
+        """The same on a model with BatchNorm and dropout, all clients in each round, with every hook watched."""
+        findings: list[Finding] = []
+        error: Exception | None = None
+        before = shared_places(self.target)
+        try:
+            result = federate(
+                self.folder,
+                watched(self.target, findings),
+                **{**RUN, "model": f"{HERE}with_batch_norm", "participation": 1.0},
+            )
+            problem = failures(result)
+            error = FedcoreError(problem) if problem else None
+        except Exception as raised:  # whatever a plugin does is a finding
+            error = raised
+        after = shared_places(self.target)
+        moved = sorted(place for place in {*before, *after} if before.get(place) != after.get(place))
+        return Watched(findings, moved, error)
+
+
+def failures(result: RunResult) -> str:
+    """Return which clients failed in a run, and why; nothing where all went well."""
+    found = [
+        f"round {record.get('round', 'after the last')}: client {failure['client']} {failure['kind']}: "
+        f"{failure['message']}"
+        for record in records(result)
+        for failure in record["failures"]
+    ]
+    return "; ".join(found[:3])
+
+
+@contextmanager
+def importable_in_workers() -> Iterator[None]:
+    """Let worker processes import whatever this process can."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

@@ -1,0 +1,294 @@
+"""A plugin's hooks watched in a run: what each call changed, drew, waited for and returned.
+
+A sensor is a context around one call of a hook. It reports findings rather than raising, so that one run shows
+everything, each thing under its own :class:`Rule`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.client import ClientContext
+from fedcore.contract import HOOKS, Plugin
+from fedcore.local import Step
+from fedcore.results import problem_with
+from fedcore.testing.fingerprint import fingerprint, global_settings, random_states
+from fedcore.testing.sync import watch_host_sync
+from fedcore.types import ClientUpdate, Loss
+
+IN_A_STEP = ("task_loss", "local_loss", "observe")
+SENT = ("end_local", "broadcast", "answer", "pre_upload")
+
+
+class Rule(Enum):
+    """What a hook must keep to."""
+
+    RANDOM_STATE = auto()
+    SETTINGS = auto()
+    SELF = auto()
+    INPUTS = auto()
+    MODEL = auto()
+    HOST_SYNC = auto()
+    LOSS = auto()
+    PAYLOAD = auto()
+    SAMPLES = auto()
+    SCRATCH = auto()
+    BROADCAST = auto()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule.
+
+    :param what: what was seen, to be read after the hook's name.
+    """
+
+    rule: Rule
+    hook: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a hook, as sensors see it."""
+
+    hook: str
+    plugin: Plugin
+    arguments: Mapping[str, Any]
+    report: Callable[[Rule, str], None]
+
+    @property
+    def client(self) -> ClientContext | None:
+        """The client at work; None on the server. Does not count as a look at it (see ``Batch.depends_on``)."""
+        step = self.arguments.get("step")
+        return _client_of(step) if isinstance(step, Step) else self.arguments.get("client")
+
+
+def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
+    """Return a subclass that does the same and enters what it finds, each thing once."""
+    hooks = {hook: _around(hook, getattr(cls, hook), findings) for hook in HOOKS if hasattr(cls, hook)}
+    return type(cls.__name__, (cls,), {**hooks, "__doc__": cls.__doc__, "__module__": cls.__module__})
+
+
+def _around(hook: str, function: Any, findings: list[Finding]) -> Any:
+    names = list(inspect.signature(function).parameters)[1:]
+
+    @functools.wraps(function)
+    def call(plugin: Plugin, *given: Any) -> Any:
+        def report(rule: Rule, what: str) -> None:
+            finding = Finding(rule, hook, what)
+            if finding not in findings:
+                findings.append(finding)
+
+        seen = Call(hook, plugin, dict(zip(names, given, strict=True)), report)
+        with ExitStack() as stack:
+            for sensor in SENSORS:
+                stack.enter_context(sensor(seen))
+            result = function(plugin, *given)
+        for inspect_result in INSPECTORS:
+            inspect_result(seen, result)
+        if hook == "broadcast":
+            _repeat(seen, result, function(plugin, *given))
+        return result
+
+    return call
+
+
+# --- around a call ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _random_state(call: Call) -> Iterator[None]:
+    before = random_states()
+    yield
+    for source, state in random_states().items():
+        if state != before[source]:
+            call.report(Rule.RANDOM_STATE, f"draws from {source}'s global random state")
+
+
+@contextmanager
+def _settings(call: Call) -> Iterator[None]:
+    before = global_settings()
+    yield
+    for name, value in global_settings().items():
+        if value != before[name]:
+            call.report(Rule.SETTINGS, f"changes {name} from {before[name]} to {value}")
+
+
+@contextmanager
+def _self(call: Call) -> Iterator[None]:
+    before = {name: fingerprint(value) for name, value in vars(call.plugin).items()}
+    yield
+    for name, value in vars(call.plugin).items():
+        if before.get(name) != fingerprint(value):
+            call.report(Rule.SELF, f"changes self.{name}")
+        elif isinstance(value, (Tensor, nn.Module)):
+            call.report(Rule.SELF, f"finds a {type(value).__name__} in self.{name}")
+
+
+@contextmanager
+def _inputs(call: Call) -> Iterator[None]:
+    """Compare versions, which see an edit that leaves the values, and values, which see one through ``.data``."""
+    named = dict(_read_only(call))
+    before = {name: (tensor, tensor._version, tensor.detach().clone()) for name, tensor in named.items()}
+    record = fingerprint(call.arguments.get("record"))
+    yield
+    for name, (tensor, version, value) in before.items():
+        if tensor._version != version or not torch.equal(tensor.detach(), value):
+            call.report(Rule.INPUTS, f"edits {name} in place")
+    if fingerprint(call.arguments.get("record")) != record:
+        call.report(Rule.INPUTS, "edits record in place")
+
+
+def _read_only(call: Call) -> Iterator[tuple[str, Tensor]]:
+    arguments, client = call.arguments, call.client
+    step = arguments.get("step")
+    if isinstance(step, Step):
+        yield from ((f"step.{name}", getattr(step, name)) for name in ("y", "indices", "features", "logits"))
+        yield from [("step.x", step.x)] if isinstance(step.x, Tensor) else []
+        yield from ((f"step.model's {name}", tensor) for name, tensor in step.model.state_dict(keep_vars=True).items())
+        yield from ((f"step.reference[{i}]", tensor) for i, tensor in enumerate(step.reference))
+    if client is not None:
+        session = client._session
+        yield "the client's labels", session.data.labels
+        yield from _tensors("client.received", client.received)
+        yield from _tensors("the model that the round began with", session.start)
+        for name, model in session.frozen.items():
+            yield from _tensors(f"the frozen {name!r} model", model.module.state_dict())
+    server = arguments.get("server")
+    if server is not None:
+        yield from _tensors("server.model", server.model)
+    for name in ("tensors", "mean"):
+        yield from _tensors(name, arguments.get(name, {}))
+    for client_id, tensors in arguments.get("snapshots", {}).items():
+        yield from _tensors(f"snapshots[{client_id}]", tensors)
+    for update in (*([arguments["update"]] if "update" in arguments else []), *arguments.get("updates", ())):
+        yield from _tensors("update.model", update.model)
+
+
+def _tensors(where: str, tensors: Mapping[str, Any]) -> Iterable[tuple[str, Tensor]]:
+    return ((f"{where}[{name!r}]", value) for name, value in tensors.items() if isinstance(value, Tensor))
+
+
+@contextmanager
+def _model(call: Call) -> Iterator[None]:
+    if call.client is None:
+        yield
+        return
+    model = call.client.model
+    before = _structure(model)
+    yield
+    after = _structure(model)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            was, is_ = before.get(name, "nothing"), after.get(name, "nothing")
+            change = f"from {was[1]} to {is_[1]}" if was[1] != is_[1] else "by another object"
+            call.report(Rule.MODEL, f"replaces the model's {name} {change}")
+
+
+def _structure(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        found[name] = (id(parameter), f"{tuple(parameter.shape)}")
+        found[f"{name}'s requires_grad"] = ("", parameter.requires_grad)
+    for name, buffer in model.named_buffers():
+        found[name] = (id(buffer), f"{tuple(buffer.shape)}")
+    for name, module in model.named_modules():
+        found[f"module {name or 'itself'}"] = (id(module), type(module).__name__)
+        found[f"mode of {name or 'the model'}"] = ("", "training" if module.training else "eval")
+    return found
+
+
+@contextmanager
+def _host_sync(call: Call) -> Iterator[None]:
+    if call.hook not in IN_A_STEP:
+        yield
+        return
+    with watch_host_sync(lambda problem: call.report(Rule.HOST_SYNC, f"waits for the device: {problem}")):
+        yield
+
+
+@contextmanager
+def _scratch(call: Call) -> Iterator[None]:
+    last = call.hook == "pre_upload" or (call.hook == "end_local" and not hasattr(call.plugin, "pre_upload"))
+    if not last or call.client is None:
+        yield
+        return
+    before = set(call.client.scratch)
+    yield
+    for key in sorted(set(call.client.scratch) - before, key=str):
+        call.report(Rule.SCRATCH, f"writes client.scratch[{key!r}], which is dropped before anybody can read it")
+
+
+SENSORS = (_inputs, _model, _self, _scratch, _settings, _random_state, _host_sync)
+
+
+# --- what a call returned --------------------------------------------------------------------------------------
+
+
+def _loss(call: Call, result: Any) -> None:
+    if call.hook == "task_loss":
+        terms: list[Any] = [] if result is None else [Loss(result)]
+    elif call.hook == "local_loss":
+        terms = [] if result is None else result if isinstance(result, list) else [result]
+    else:
+        return
+    for term in terms:
+        if not isinstance(term, Loss):
+            call.report(Rule.LOSS, f"returns {type(term).__name__}, expected Loss, a list of Loss or None")
+        elif not isinstance(term.value, Tensor) or term.value.ndim:
+            shape = tuple(term.value.shape) if isinstance(term.value, Tensor) else type(term.value).__name__
+            call.report(Rule.LOSS, f"returns a value of {shape}, expected a tensor of shape (); forgot .mean()?")
+        elif isinstance(term.weight, Tensor) or term.weight != 0:
+            if not bool(term.value.isfinite()):
+                call.report(Rule.LOSS, f"returns {term.value.item()}")
+            if not term.value.requires_grad:
+                call.report(Rule.LOSS, "returns a term without a gradient, which trains nothing")
+
+
+def _payload(call: Call, result: Any) -> None:
+    if call.hook not in SENT:
+        return
+    tensors = result.payload if isinstance(result, ClientUpdate) else result
+    problem = problem_with("end_local", tensors)
+    if problem:
+        call.report(Rule.PAYLOAD, problem.removesuffix(" or None"))
+        return
+    for name, tensor in (tensors or {}).items():
+        if not bool(tensor.isfinite().all()):
+            call.report(Rule.PAYLOAD, f"sends {name!r} with values that are not finite")
+
+
+def _samples(call: Call, result: Any) -> None:
+    """Look for one of the client's inputs, value for value, in what goes up."""
+    tensors = result.payload if isinstance(result, ClientUpdate) else result
+    if call.hook not in SENT or call.client is None or not isinstance(tensors, Mapping):
+        return
+    data = call.client._session.data
+    inputs = data.inputs(torch.arange(len(data))).flatten(1).double()  # (n, numbers of one input)
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.numel() % inputs.shape[1] == 0:
+            rows = tensor.detach().cpu().double().reshape(-1, inputs.shape[1])
+            if any(bool((inputs == row).all(dim=1).any()) for row in rows):
+                call.report(Rule.SAMPLES, f"sends {name!r}, which holds a client's own inputs")
+
+
+INSPECTORS = (_loss, _payload, _samples)
+
+
+def _repeat(call: Call, first: Any, second: Any) -> None:
+    if fingerprint(dict(first or {})) != fingerprint(dict(second or {})):
+        call.report(Rule.BROADCAST, "gives other tensors when it is called again")
+
+
+def _client_of(step: Step) -> ClientContext:
+    return step._batch.session.context(step._plugin or "")

@@ -1,0 +1,361 @@
+"""Whole runs: attackers that break FedAvg and not the rules, buffers, company, too few updates."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fedcore
+from fedcore import Plugin, RunConfig, SplitModel, hookimpl
+from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.rundir import RunDirectory
+from fedcore.serial import read_tensors
+from fedcore_robust import Krum, Median, NormClip, RobustnessWarning, TrimmedMean
+
+HERE = f"module:{__name__}."
+SMALL = {"workers": 0, "device": "cpu", "clients": 5, "rounds": 1, "local_epochs": 1, "batch_size": 64}
+ARENA = {"clients": 10, "rounds": 4, "local_epochs": 3, "batch_size": 32, "partition": "iid", "eval_every": 4}
+ATTACKERS = (0, 4, 7)
+PLUGINS = {"median": Median, "trimmed-mean": TrimmedMean, "krum": Krum, "norm-clip": NormClip}
+RULES = ["median", "trimmed-mean", "krum"]
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+
+    def run(plugins, **options):
+        config = RunConfig(**{**SMALL, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
+        return fedcore.run(config)
+
+    return run
+
+
+def weights(result):
+    return read_tensors(result.directory / "model.safetensors")[0]
+
+
+def bytes_of(result) -> bytes:
+    return (result.directory / "model.safetensors").read_bytes()
+
+
+def lines(result):
+    return RunDirectory(result.directory).read_metrics()
+
+
+def accuracy(result) -> float:
+    return result.metrics["global"]["accuracy"]
+
+
+# --- attacks -----------------------------------------------------------------------------------------------------
+
+
+class Attack(Plugin):
+    """Sends w_t + boost * (y - w_t)."""
+
+    boost = 1.0
+
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["start"] = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        if client.id not in ATTACKERS:
+            return None
+        start = client.scratch["start"]
+        return replace(
+            update,
+            model={
+                name: start[name] + self.boost * (tensor - start[name]) if tensor.is_floating_point() else tensor
+                for name, tensor in update.model.items()
+            },
+        )
+
+
+class SignFlip(Attack):
+    boost = -4.0
+
+
+class LabelFlip(Attack):
+    """Trains on 9 - y, and sends what it learnt sixfold."""
+
+    boost = 6.0
+
+    @hookimpl
+    def task_loss(self, step):
+        return F.cross_entropy(step.logits, 9 - step.y if step.client.id in ATTACKERS else step.y)
+
+
+@pytest.fixture(scope="module")
+def arena(go):
+    """Run with an attack and a defence, once each."""
+    known = {}
+
+    def run(attack, defence):
+        key = (attack, repr(defence))
+        if key not in known:
+            attacks = {HERE + attack: {}} if attack else {}
+            known[key] = go({**attacks, **defence}, **ARENA)
+        return known[key]
+
+    return run
+
+
+DEFENCES = [
+    {"median": {}},
+    {"trimmed-mean": {"fraction": 0.3}},
+    {"krum": {"fraction": 0.3}},
+    {"krum": {"fraction": 0.3, "select": 5}},
+    {"norm-clip": {"bound": 1.0}},
+    {"norm-clip": {"bound": 1.0}, "median": {}},
+]
+
+
+def test_fedavg_learns_where_nobody_attacks(arena):
+    assert accuracy(arena(None, {})) > 0.85
+
+
+@pytest.mark.parametrize("attack", ["SignFlip", "LabelFlip"])
+def test_the_attack_breaks_fedavg(arena, attack):
+    assert accuracy(arena(attack, {})) < 0.5
+
+
+@pytest.mark.parametrize("attack", ["SignFlip", "LabelFlip"])
+@pytest.mark.parametrize("defence", DEFENCES, ids=str)
+def test_the_defence_holds(arena, attack, defence):
+    alone = set(defence) == {"norm-clip"}  # every attacker still has a vote, of the same length as the others
+    assert accuracy(arena(attack, defence)) > (0.7 if alone else 0.85)
+
+
+# --- what a run folds, against NumPy -----------------------------------------------------------------------------
+
+SEEN: list = []
+
+
+class Spy(Plugin):
+    """Keeps what arrives, and where the round started."""
+
+    @hookimpl
+    def accumulate(self, server, update):
+        SEEN.append((dict(server.model), update.model))
+
+
+class BadBuffers(Plugin):
+    """Client 2 sends good weights and absurd buffers."""
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        if client.id != 2:
+            return None
+        bad = {
+            name: torch.full_like(tensor, 2**40 if name.endswith("tracked") else -1e6)
+            for name, tensor in update.model.items()
+            if "running" in name or "tracked" in name
+        }
+        return replace(update, model={**update.model, **bad})
+
+
+def with_buffers(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+    return SplitModel(base, 16, num_classes)
+
+
+NORM = {"model": HERE + "with_buffers"}
+
+
+def observed(go, plugins, **options):
+    """Run; return the model, where it started, and the clients' values stacked by name."""
+    SEEN.clear()
+    result = go({**plugins, HERE + "Spy": {}}, **{**NORM, **options})
+    start = {name: tensor.double().numpy() for name, tensor in SEEN[0][0].items()}
+    stacks = {name: np.stack([model[name].double().numpy() for _, model in SEEN]) for name in SEEN[0][1]}
+    return {name: tensor.double().numpy() for name, tensor in weights(result).items()}, start, stacks
+
+
+def is_buffer(name):
+    return "running" in name or "tracked" in name
+
+
+def near(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_median_of_everything_buffers_too(go):
+    found, _, stacks = observed(go, {HERE + "BadBuffers": {}, "median": {}})
+    assert len([name for name in stacks if is_buffer(name)]) == 3
+    for name, values in stacks.items():
+        near(found[name], np.median(values, axis=0))
+    assert np.abs(found["encoder.base.2.running_mean"]).max() < 100
+
+
+def test_the_trimmed_mean_of_everything_buffers_too(go):
+    found, _, stacks = observed(go, {HERE + "BadBuffers": {}, "trimmed-mean": {}})
+    for name, values in stacks.items():
+        whole = name.endswith("tracked")
+        near(found[name], np.median(values) if whole else np.sort(values, axis=0)[1:-1].mean(axis=0))
+    assert (found["encoder.base.2.running_var"] > 0).all()
+
+
+@pytest.mark.parametrize("select", [1, 3, 99])
+def test_krum_takes_the_best_by_weights_and_the_median_of_buffers(go, select):
+    found, _, stacks = observed(go, {HERE + "BadBuffers": {}, "krum": {"select": select}})
+    vectors = np.concatenate([values.reshape(5, -1) for name, values in stacks.items() if not is_buffer(name)], axis=1)
+    distances = np.square(vectors[:, None] - vectors[None]).sum(axis=2)
+    scores = np.sort(distances + np.diag([np.inf] * 5), axis=1)[:, : 5 - 1 - 2].sum(axis=1)
+    chosen = np.argsort(scores, kind="stable")[: min(select, 4)]
+    for name, values in stacks.items():
+        near(found[name], np.median(values, axis=0) if is_buffer(name) else values[chosen].mean(axis=0))
+
+
+def test_norm_clip_shortens_to_the_bound(go):
+    options = {"clients": 1, "partition": "iid"}
+    plain, start, stacks = observed(go, {}, **options)
+    trainable = [name for name in stacks if not is_buffer(name)]
+    norm = np.sqrt(sum(np.square(plain[name] - start[name]).sum() for name in trainable))
+    clipped, _, _ = observed(go, {"norm-clip": {"bound": norm / 4}}, **options)
+    for name in trainable:
+        np.testing.assert_allclose(clipped[name] - start[name], (plain[name] - start[name]) / 4, atol=1e-6)
+    mean = "encoder.base.2.running_mean"
+    np.testing.assert_allclose(clipped[mean], plain[mean] / 4, atol=1e-6)
+    assert clipped["encoder.base.2.num_batches_tracked"] == plain["encoder.base.2.num_batches_tracked"]
+
+
+def test_a_bound_that_nobody_reaches_is_fedavg_to_the_bit(go):
+    assert bytes_of(go({"norm-clip": NormClip.neutral})) == bytes_of(go({}))
+    assert bytes_of(go({"norm-clip": {"bound": 0.1}})) != bytes_of(go({}))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_buffers_that_stay_on_the_clients_are_no_ones_business(go, rule):
+    result = go({rule: {}}, **NORM, buffers="local")
+    assert lines(result)[0]["failures"] == []
+    assert weights(result)["encoder.base.2.running_mean"].abs().max() == 0
+
+
+# --- few clients -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_few_clients(go, rule, clients):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RobustnessWarning)
+        result = go({rule: {}}, clients=clients, partition="iid")
+    assert lines(result)[0]["accepted"] == clients
+    assert all(torch.isfinite(tensor).all() for tensor in weights(result).values())
+    if clients == 1:
+        assert bytes_of(result) == bytes_of(go({}, clients=1, partition="iid"))
+
+
+@pytest.mark.parametrize(
+    ("plugins", "words"),
+    [
+        ({"krum": {"fraction": 0.4}}, r"krum, round 0: 5 updates outvote 1 attackers at most.*0\.4 assumes 2"),
+        ({"trimmed-mean": {"fraction": 0.45}}, r"trimmed-mean, round 0: 5 updates outvote 2 .*assumes 3"),
+    ],
+)
+def test_too_few_updates_for_the_assumed_attackers_are_warned_of(go, plugins, words):
+    with pytest.warns(RobustnessWarning, match=words):
+        go(plugins)
+
+
+@pytest.mark.parametrize("plugins", [{"krum": {}}, {"trimmed-mean": {}}, {"median": {}}], ids=str)
+def test_enough_updates_are_not(go, plugins):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RobustnessWarning)
+        go(plugins)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_partial_participation_and_the_same_bits_twice(go, rule):
+    first, second = (go({rule: {"fraction": 0.0} if rule == "krum" else {}}, participation=0.6, rounds=2) for _ in "ab")
+    assert [line["accepted"] for line in lines(first)] == [3, 3]
+    assert bytes_of(first) == bytes_of(second)
+
+
+# --- options and company -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("trimmed-mean", {"fraction": 0.5}),
+        ("trimmed-mean", {"fraction": -0.1}),
+        ("krum", {"fraction": float("nan")}),
+        ("krum", {"select": 0}),
+        ("norm-clip", {"bound": 0.0}),
+        ("norm-clip", {"bound": float("inf")}),
+        ("median", {"fraction": 0.1}),
+    ],
+)
+def test_options_out_of_bounds_are_refused(go, name, options):
+    with pytest.raises((FedcoreError, ValueError), match=next(iter(options))):
+        go({name: options})
+
+
+class Owner(Plugin):
+    owns = ("classifier.*",)
+
+
+class Weigher(Plugin):
+    @hookimpl
+    def weight(self, update):
+        return 1.0
+
+
+class Optimizer(Plugin):
+    server_optimizer = True
+
+
+class Keeper(Plugin):
+    @hookimpl
+    def personal_parameters(self, model):
+        return ["classifier.*"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("Owner", "both declare owns"),
+        ("Weigher", "both implement weight"),
+        ("Optimizer", "owns the aggregation"),
+        ("Keeper", "keeps on each client"),
+    ],
+)
+def test_other_owners_are_refused_with_both_names_and_the_reason(go, rule, other, reason, order):
+    with pytest.raises(PluginConflictError, match=reason) as refusal:
+        go({name: {} for name in [rule, HERE + other][::order]})
+    assert repr(rule) in str(refusal.value)
+    assert repr(other.lower()) in str(refusal.value)
+
+
+@pytest.mark.parametrize("pair", [("median", "krum"), ("krum", "trimmed-mean")])
+def test_two_rules_are_refused(go, pair):
+    with pytest.raises(PluginConflictError, match="cannot be combined"):
+        go({name: {} for name in pair})
+
+
+def test_beside_a_local_term(go):
+    pytest.importorskip("fedcore_fedprox")
+    result = go({"fedprox": {"mu": 0.5}, "norm-clip": {}, "median": {}})
+    assert set(lines(result)[0]["losses"]) == {"task", "fedprox.proximal"}
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, cls in PLUGINS.items():
+        assert f"| `{name}` |" in text
+        for option, field in cls.Options.model_fields.items():
+            assert re.search(rf"\| `{name}` \| `{option}` \| `{re.escape(str(field.default))}` \|", text)
