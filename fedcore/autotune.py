@@ -7,13 +7,12 @@ import time
 from typing import Literal
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import SplitModel
-from fedcore.placement import Placement
+from fedcore.placement import Placement, convolves
 
 Format = Literal["contiguous", "channels_last"]
 FORMATS: tuple[Format, ...] = ("contiguous", "channels_last")
@@ -25,8 +24,7 @@ def tuned(config: RunConfig, model: SplitModel, dataset: Dataset) -> RunConfig:
 
     A format that the user chose stays, as does the rule where there is nothing to choose.
     """
-    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    if config.memory_format != "auto" or not convolves or not isinstance(dataset.train, ResidentSamples):
+    if config.memory_format != "auto" or not convolves(model) or not isinstance(dataset.train, ResidentSamples):
         return config
     seconds = measure(config, model, dataset)
     return config.model_copy(update={"memory_format": min(FORMATS, key=lambda name: seconds[name])})

@@ -70,9 +70,8 @@ class LossTotals:
         if not self._counts:
             return {}
         sums = [self._sums[name].double() for name in self._counts]
-        device = max(
-            (total.device for total in sums), key=lambda device: device.type != "cpu"
-        )  # constants are on the CPU
+        # Constants lie on the CPU: all go where the others are.
+        device = max((total.device for total in sums), key=lambda device: device.type != "cpu")
         totals: list[float] = torch.stack([total.to(device) for total in sums]).tolist()
         return {name: total / count for total, (name, count) in zip(totals, self._counts.items(), strict=True)}
 

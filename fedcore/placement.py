@@ -37,9 +37,8 @@ class Placement:
         device = resolve_device(config.device)
         wanted = config.memory_format
         if wanted == "auto":
-            convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
             suited = device.type == "cpu" or config.precision == "bf16"
-            wanted = "channels_last" if convolves and suited else "contiguous"
+            wanted = "channels_last" if suited and convolves(model) else "contiguous"
         return cls(device, torch.channels_last if wanted == "channels_last" else torch.contiguous_format)
 
     @classmethod
@@ -64,6 +63,11 @@ class Placement:
 
     def _samples(self, samples: Samples) -> Samples:
         return samples.to(self.device, self.memory_format) if isinstance(samples, ResidentSamples) else samples
+
+
+def convolves(model: nn.Module) -> bool:
+    """Say whether the memory format makes a difference to a model: whether it has two-dimensional convolutions."""
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def forward_chunk(device: torch.device) -> int:

@@ -16,8 +16,10 @@ import torch
 from fedcore.bench.reference import CpuReference, CudaReference, Reference, Task
 from fedcore.bench.workloads import W3, Workload
 from fedcore.config import RunConfig
+from fedcore.data import Dataset, Partition
 from fedcore.errors import FedcoreError
 from fedcore.experiment import Experiment, started
+from fedcore.placement import Placement
 from fedcore.registry import available
 
 MANY = 1_000_000
@@ -123,18 +125,11 @@ def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block
     return _measured(f"W3 {plugin}", "fedavg", pairs, block, lambda mine, its: mine / its, "time")
 
 
-def reference_for(config: RunConfig, dataset: Any, partition: Any) -> Reference:
+def reference_for(config: RunConfig, dataset: Dataset, partition: Partition) -> Reference:
     """Return the reference loop of a device."""
     if torch.device(config.device).type == "cuda":
-        cpu = torch.device("cpu")
-        dataset = type(dataset)(
-            **{
-                **dataset.__dict__,
-                "train": dataset.train.to(cpu, torch.contiguous_format),
-                "test": dataset.test.to(cpu, torch.contiguous_format),
-            }
-        )
-        return CudaReference(Task.of(config, dataset, partition), torch.device(config.device))
+        task = Task.of(config, Placement.plain().dataset(dataset), partition)  # it moves the data itself
+        return CudaReference(task, torch.device(config.device))
     return CpuReference(Task.of(config, dataset, partition), config.workers)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import fedcore
 from fedcore import Plugin, RunConfig
 from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
+from fedcore.testing import client_state, weights
+
+__all__ = ["client_state", "weights"]  # those of fedcore.testing, beside what is defined here
 
 DIGITS = {"workers": 0, "clients": 4, "rounds": 1, "local_epochs": 1, "batch_size": 64, "device": "cpu"}
 TOY = {
@@ -61,11 +63,6 @@ def run_toy(tmp_path: Path, *plugins, **options):
     return run(tmp_path, Quadratic, *plugins, **{**TOY, **options})
 
 
-def weights(result):
-    """Return the final global model by name."""
-    return read_tensors(result.directory / "model.safetensors")[0]
-
-
 def model_bytes(result) -> bytes:
     """Return the model file's bytes."""
     return (Path(getattr(result, "directory", result)) / "model.safetensors").read_bytes()
@@ -80,8 +77,3 @@ def lines(result) -> list[dict]:
 def committed(result):
     """Return the last checkpoint's state."""
     return RunDirectory(Path(getattr(result, "directory", result))).checkpoints.load()
-
-
-def client_state(result, client: int):
-    """Return one client's committed state by plugin."""
-    return RunDirectory(result.directory).clients.read(client, committed(result).manifest.get(client))
