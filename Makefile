@@ -6,7 +6,7 @@ PLUGINS := $(sort $(wildcard plugins/*))
 EDITABLES := $(foreach plugin,$(PLUGINS),-e $(plugin))
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train test test-slow lint types check clean
+.PHONY: setup train test test-slow test-reliability test-dist lint types docs dist check clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,13 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+test-reliability: setup
+	$(BIN)/python -m pytest -s -m "slow or not slow" tests/reliability
+
+# Wheels are built, read, and installed into an empty environment.
+test-dist: setup
+	$(BIN)/python -m pytest -m "slow or not slow" tests/packaging
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -35,7 +42,16 @@ types: setup
 	$(BIN)/mypy
 	$(BIN)/mypy $(patsubst plugins/fedcore-%,-p fedcore_%,$(PLUGINS))
 
-check: test lint types
+# The variable silences an announcement about MkDocs itself, which is no warning about our pages.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Wheel and sdist of the core and of every package in plugins/, in dist/.
+dist: setup
+	rm -rf dist
+	$(BIN)/python tools/dist.py dist
+
+check: test lint types docs
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

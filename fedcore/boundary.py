@@ -182,14 +182,15 @@ class Boundary:
 
     def _check_claims(self, meta: UpdateMeta, task: ClientTask, lr: float) -> None:
         config, held = self._config, len(self._partition.train[task.client])
-        most = config.local_epochs * math.ceil(held / config.batch_size)
+        epochs = task.meta.get("epochs", config.local_epochs)
+        most = epochs * math.ceil(held / config.batch_size)
         version = meta.version is None or (
             meta.version == task.round and (self._store is None or self._store.path(task.client, task.round).exists())
         )
         for fits, name, value, expected in (
             (meta.client == task.client, "client", meta.client, f"{task.client}"),
             (meta.samples <= held, "samples", meta.samples, f"at most the {held} that it holds"),
-            (meta.steps <= most, "steps", meta.steps, f"at most {most}, in {config.local_epochs} epochs"),
+            (meta.steps <= most, "steps", meta.steps, f"at most {most}, in {epochs} epochs"),
             (meta.lr == lr, "lr", meta.lr, f"the round's {lr}"),
             (meta.momentum == config.momentum, "momentum", meta.momentum, f"the run's {config.momentum}"),
             (version, "version", meta.version, f"a state of round {task.round} that is there, or None"),

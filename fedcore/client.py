@@ -14,6 +14,7 @@ from fedcore.engines.base import ClientTask
 from fedcore.errors import PluginContractError
 from fedcore.frozen import all_outputs, load_state
 from fedcore.models import SplitModel
+from fedcore.optimizer import SGD, ParameterGroup
 from fedcore.placement import Placement
 from fedcore.plugins import match
 from fedcore.seeding import derive_seed, generator
@@ -82,6 +83,7 @@ class LocalSession:
     def __init__(self, runtime: ClientRuntime, task: ClientTask, shared: Shared, *, read_only: str = "") -> None:
         self.runtime = runtime
         self.id, self.round, self.config = task.client, task.round, runtime.config
+        self.epochs = int(task.meta.get("epochs", self.config.local_epochs))
         self.device, self.model, self.frozen = runtime.device, runtime.model, runtime.frozen
         self.has_batch_norm = runtime.has_batch_norm
         self.data = runtime.training_data(task.client)
@@ -92,12 +94,12 @@ class LocalSession:
         self.start = {**runtime.first_personal, **shared.model, **prefixed(self.saved_core, "personal.")}
         self.scratch: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self.added: dict[str, dict[str, nn.Parameter]] = {}
-        self.added_groups: list[dict[str, Any]] = []
+        self.added_groups: list[ParameterGroup] = []
         self.excluded: set[str] = set()
         self.reference: list[Tensor] = []
         self.shared_parameters: list[nn.Parameter] = []
         self.trained: list[nn.Parameter] = []
-        self.optimizer: torch.optim.SGD
+        self.optimizer: SGD
         self.own_tensors = bool(runtime.problem.breaks)  # a parked session's are not another's
         self.graphs: dict[Any, Any] = {}
         fixed = None if runtime.graphs is None or self.own_tensors else runtime.graphs.losses
@@ -156,24 +158,19 @@ class LocalSession:
                 if name not in self.runtime.problem.layout.personal:
                     self.shared_parameters.append(parameter)
                     self.reference.append(self._fixed(f"reference/{name}", self.start[name]))
-        self.optimizer = torch.optim.SGD(
-            [*([{"params": self.trained}] if self.trained else []), *self.added_groups],
-            lr=self.lr,
-            momentum=self.config.momentum,
-            weight_decay=self.config.weight_decay,
-            fused=True,
-        )
+        own = ParameterGroup(self.trained, self.lr, self.config.weight_decay)
+        self.optimizer = SGD([own, *self.added_groups], self.config.momentum)
         self.own_tensors = self.own_tensors or bool(self.added_groups)
-        self.reset_momentum([p for group in self.optimizer.param_groups for p in group["params"]])
+        self.reset_momentum(self.optimizer.parameters)
 
     def reset_momentum(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Start momentum at zero: the first step is that of no buffer, and fused SGD takes no mixture of the two."""
+        """Start momentum at zero."""
         if self.config.momentum:
             for parameter in parameters:
                 zeros = torch.zeros_like(parameter)
                 if not self.own_tensors:
                     zeros = self._fixed(f"momentum/{id(parameter)}", zeros)
-                self.optimizer.state[parameter]["momentum_buffer"] = zeros
+                self.optimizer.velocities[parameter] = zeros
 
     def _fixed(self, name: str, value: Tensor) -> Tensor:
         """Return a tensor where captured steps of other clients will find theirs; the value itself without those."""
@@ -286,8 +283,12 @@ class ClientContext:
         device = self._session.device
         added = {name: nn.Parameter(tensor.detach().to(device, copy=True)) for name, tensor in tensors.items()}
         self._session.added.setdefault(self._plugin, {}).update(added)
-        options = {key: value for key, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
-        self._session.added_groups.append({"params": list(added.values()), **options})
+        group = ParameterGroup(
+            list(added.values()),
+            self.lr if lr is None else lr,
+            self._session.config.weight_decay if weight_decay is None else weight_decay,
+        )
+        self._session.added_groups.append(group)
 
     def freeze(self, patterns: tuple[str, ...] | list[str]) -> None:
         """Exclude parameters from this round's training, by patterns over the model's names."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedcore.errors import ConfigError, UnknownNameError
+from fedcore.safe_yaml import read_yaml
+from fedcore.system.options import SystemOptions, read_system
+
+_MANY = 1_000_000_000  # whatever is counted, more is a slip of the finger
+_MOST_PROBLEMS, _LONGEST = 20, 200
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -36,17 +40,22 @@ class RunConfig(BaseModel):
     partition: str = Field("dirichlet", description="How samples are dealt to clients: a name, or a partition.json.")
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration; smaller is more heterogeneous.")
     classes_per_client: int = Field(
-        2, ge=1, description="Classes (or shards) a client holds, where the partition asks."
+        2, ge=1, le=_MANY, description="Classes (or shards) a client holds, where the partition asks."
     )
-    clients: int = Field(10, ge=1, description="Number of registered clients.")
+    clients: int = Field(10, ge=1, le=100_000_000, description="Number of registered clients.")
     participation: float = Field(1.0, gt=0, le=1, description="Fraction of the clients sampled in each round.")
     client_test_fraction: float = Field(
         0.0, ge=0, lt=1, description="Part of each client's samples held out for its personal evaluation."
     )
+    samples: int | None = Field(
+        None, ge=1, description="Deal at most so many training samples, drawn class by class by the seed; default all."
+    )
 
-    rounds: int = Field(10, ge=1, description="Communication rounds T.")
-    local_epochs: int = Field(5, ge=1, description="Local epochs E per round.")
-    batch_size: int = Field(16, ge=1, description="Samples per local mini-batch; the last short batch is trained too.")
+    rounds: int = Field(10, ge=1, le=_MANY, description="Communication rounds T.")
+    local_epochs: int = Field(5, ge=1, le=_MANY, description="Local epochs E per round.")
+    batch_size: int = Field(
+        16, ge=1, le=_MANY, description="Samples per local mini-batch; the last short batch is trained too."
+    )
     lr: float = Field(0.05, gt=0, description="Local learning rate of round 0.")
     lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD; its buffer is new in each round.")
@@ -56,11 +65,15 @@ class RunConfig(BaseModel):
         "global",
         description="BatchNorm statistics and other buffers: averaged by samples, or kept on each client.",
     )
+    system: SystemOptions | None = Field(
+        None,
+        description="Simulate clients that are away, lost, late or slow, such as --system dropout=0.1; off by default.",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Every random stream of the run derives from it.")
 
     engine: str = Field("local", description="What runs the clients: local, or an installed engine.")
     workers: int | None = Field(
-        None, ge=0, description="Worker processes, one thread each; 0 is this process, default one per core."
+        None, ge=0, le=1024, description="Worker processes, one thread each; 0 is this process, default one per core."
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     precision: Literal["float32", "tf32", "bf16"] = Field(
@@ -79,7 +92,11 @@ class RunConfig(BaseModel):
         0, ge=0, description="Rounds between silhouettes of the features; 0: at the end only."
     )
     checkpoint_every: int = Field(1, ge=1, description="Rounds between checkpoints.")
-    min_clients: int = Field(1, ge=1, description="A round with fewer accepted updates stops the run.")
+    min_clients: int = Field(
+        1,
+        ge=0,
+        description="A round with fewer accepted updates stops the run; with 0, a round without any changes nothing.",
+    )
     max_waiting: int | None = Field(
         None, ge=1, description="Most updates that wait for an earlier one before dispatch pauses."
     )
@@ -90,10 +107,13 @@ class RunConfig(BaseModel):
         description="Largest upload of one plugin and client, in MiB; default 16 times the model, at least 64.",
     )
     out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
+    trackers: dict[str, dict[str, Json]] = Field(
+        default_factory=dict, description="Where the run is shown while it is under way, each with its options."
+    )
 
-    @field_validator("plugins", mode="before")
+    @field_validator("plugins", "trackers", mode="before")
     @classmethod
-    def _normalise_plugins(cls, value: Any) -> Any:
+    def _normalise_choices(cls, value: Any, info: ValidationInfo) -> Any:
         """Accept ``[moon, {uscc: {epochs: 5}}]`` beside ``{moon: {}, uscc: {epochs: 5}}``."""
         if isinstance(value, str):
             value = [value]
@@ -102,16 +122,39 @@ class RunConfig(BaseModel):
             for item in value:
                 pairs += item.items() if isinstance(item, dict) else [(item, {})]
             names = [name for name, _ in pairs]
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("write names, such as [moon, uscc], or a mapping of names to options")
             for name in names:
                 if names.count(name) > 1:
-                    raise ValueError(f"plugin {name!r} is listed {names.count(name)} times; list it once")
+                    kind = str(info.field_name).removesuffix("s")
+                    raise ValueError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
             value = dict(pairs)
         if isinstance(value, dict):
             value = {name: {} if options is None else options for name, options in value.items()}
         return value
 
+    @field_validator("dataset", "data_dir", "model", "partition", "engine", "device", "out")
+    @classmethod
+    def _no_null_byte(cls, value: Any) -> Any:
+        if "\0" in str(value):
+            raise ValueError("no name or path holds a null byte")
+        return value
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _read_system(cls, value: Any) -> Any:
+        """Accept ``[dropout=0.1, slow=0.3]`` beside ``{dropout: 0.1, slow: 0.3}``."""
+        return read_system(value)
+
     @model_validator(mode="after")
     def _check_together(self) -> RunConfig:
+        for name in self.trackers:
+            if name in self.plugins:
+                raise ValueError(f"{name!r} is both a plugin and a tracker of this run; leave one of them out")
+        if self.system is not None and self.system.stragglers and self.local_epochs < 2:
+            raise ValueError(
+                "system option stragglers needs --local-epochs 2 or more: there is no fewer than one epoch"
+            )
         if self.min_clients > self.cohort_size:
             raise ValueError(
                 f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
@@ -142,18 +185,25 @@ class RunConfig(BaseModel):
 def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) -> str:
     """Render a pydantic error as one line per problem: option, problem, the value given."""
     lines = []
-    for problem in error.errors(include_url=False):
+    for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
         path = [str(part) for part in problem["loc"]]
         name = "--" + path[0].replace("_", "-") if flags and path else ".".join(path)
+        if flags and path[:1] == ["system"]:
+            name = " ".join([name, *path[1:]])
         message = problem["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:]
         given = (
             ""
             if problem["type"] == "value_error" or isinstance(problem["input"], dict)
-            else f" (given: {problem['input']!r})"
+            else f" (given: {_short(problem['input'])})"
         )
         lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}")
     return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -162,10 +212,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
     :raises ConfigError: missing, unreadable or not a mapping.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from None
     if values is None:
         return {}
@@ -185,6 +235,6 @@ def parse_setting(text: str) -> tuple[str, str, Json]:
     if not (equals and dot and plugin and option):
         raise ConfigError(f"--set {text!r}: write plugin.option=value, for example --set fedcd.xi=0.5")
     try:
-        return plugin, option, yaml.safe_load(value)
-    except yaml.YAMLError as error:
+        return plugin, option, read_yaml(value)
+    except ValueError as error:
         raise ConfigError(f"--set {text!r}: the value is not readable as YAML ({error})") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,6 +21,12 @@ class PluginOptions(BaseModel):
     """Base of every plugin's options: unknown names are refused, values are fixed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Configurable(Protocol):
+    """A class whose objects are built from options: a plugin's, a tracker's."""
+
+    Options: ClassVar[type[PluginOptions]]
 
 
 class Plugin:
@@ -91,8 +97,10 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     return plugin
 
 
-def parse_options(name: str, cls: type[Plugin], options: Mapping[str, Any]) -> PluginOptions:
-    """Validate a plugin's options.
+def parse_options(
+    name: str, cls: type[Configurable], options: Mapping[str, Any], *, kind: str = "plugin"
+) -> PluginOptions:
+    """Validate the options of a plugin, or of another ``kind`` of part.
 
     :raises UnknownNameError: an option that does not exist.
     :raises ConfigError: a value that its option does not take.
@@ -104,11 +112,11 @@ def parse_options(name: str, cls: type[Plugin], options: Mapping[str, Any]) -> P
     try:
         return cls.Options.model_validate(dict(options))
     except ValidationError as error:
-        raise ConfigError(describe(error, f"plugin {name!r}: ", flags=False)) from None
+        raise ConfigError(describe(error, f"{kind} {name!r}: ", flags=False)) from None
 
 
-def option_names(cls: type[Plugin]) -> dict[str, str]:
-    """Return what users call a plugin's options (an alias such as ``lambda``) -> the field's name."""
+def option_names(cls: type[Configurable]) -> dict[str, str]:
+    """Return what users call its options (an alias such as ``lambda``) -> the field's name."""
     return {field.alias or name: name for name, field in cls.Options.model_fields.items()}
 
 

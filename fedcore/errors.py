@@ -22,6 +22,10 @@ class RunDirectoryError(FedcoreError):
     """A run directory cannot be created, read or resumed."""
 
 
+class StorageError(RunDirectoryError):
+    """A file cannot be written or read: no room, no permission, a broken disk."""
+
+
 class UnknownNameError(ConfigError):
     """A name (plugin, data set, model, option, ...) that nobody provides."""
 

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 SILHOUETTE_SAMPLES = 2000
 
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Of the clients' accuracies: what is recorded of their distribution however many clients there are."""
+
+MAX_PER_CLIENT = 1000
+"""Most clients whose accuracies are recorded one by one, in every round that is evaluated."""
+
 
 def evaluate(
     model: nn.Module,
@@ -120,14 +126,19 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
         losses = np.array([c["loss"] for c in counts.values()], dtype=np.float64)
         weights = np.ones_like(totals) if protocol == "personal_global" else totals
         worst = np.sort(accuracies)[: max(1, round(0.1 * len(accuracies)))]
-        summary[protocol] = {
+        row: dict[str, Any] = {
             "accuracy": float((weights * accuracies).sum() / weights.sum()),
             "loss": float(losses.sum() / totals.sum()) if np.isfinite(losses).all() else None,
             "std": float(accuracies.std()),
             "worst10": float(worst.mean()),
+            "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
             "clients": len(accuracies),
             "untrained": sum(client in untrained for client in counts) if protocol != "global_local" else 0,
         }
+        if len(counts) <= MAX_PER_CLIENT:
+            each = zip(counts, accuracies.tolist(), strict=True)
+            row["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}
+        summary[protocol] = row
     return summary
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from fedcore import registry
 from fedcore.autotune import tuned
+from fedcore.checkpoint import Report
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition, load_partition
 from fedcore.engines.base import Engine, Site
@@ -30,7 +32,11 @@ from fedcore.rundir import RunDirectory
 from fedcore.server import Federation, run_post_train, run_round
 from fedcore.server_context import Notify, Round
 from fedcore.state import ServerState
+from fedcore.system import participation
 from fedcore.tensors import clone
+from fedcore.trackers.base import resolve_trackers
+from fedcore.trackers.following import tracked
+from fedcore.trust import check_code, check_places, code_in, places_in
 
 PARTS = (
     "round",
@@ -87,6 +93,7 @@ def started(
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
     with one_thread():
+        config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
         config, dataset = resolve_config(config)
         partition = resolve_partition(config, dataset)
         problem = Problem.build(config, dataset)
@@ -98,33 +105,48 @@ def started(
         directory.write_config(config)  # last: it is what makes the folder a run that can be resumed
         initial = ServerState(model=clone(problem.model.state_dict()))
         problem = replace(problem, config=config)
-        with _running(config, dataset, partition, problem, directory, initial, notify, engine) as experiment:
+        with (
+            directory.lock(),
+            _running(config, dataset, partition, problem, directory, initial, notify, engine) as experiment,
+        ):
             yield experiment, initial
 
 
-def resume(path: Path, *, notify: Notify | None = None) -> RunResult:
+def resume(
+    path: Path, *, notify: Notify | None = None, allow_code: bool = False, allow_outside: bool = False
+) -> RunResult:
     """Go on with a run from its last checkpoint, with the same options and to the same bits.
 
-    :raises RunDirectoryError: there is no run in ``path``, or none of its checkpoints is whole.
+    A checkpoint that is damaged, or names a client's state that is, is passed over for the one before it.
+
+    :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
+    :param allow_code: import what its configuration names as ``module:...``; the directory may be a stranger's.
+    :param allow_outside: let its trackers write where its configuration says, outside of the directory.
+    :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, or it is being trained.
+    :raises ConfigError: it needs one of the permissions.
     """
     with one_thread():
-        config, dataset, partition, problem, directory = _reopen(path)
-        state = directory.checkpoints.load() or ServerState(model=clone(problem.model.state_dict()))
-        directory.truncate_metrics(state.metrics_bytes)
-        with _running(config, dataset, partition, problem, directory, state, notify) as experiment:
-            return experiment.train(state)
+        config, dataset, partition, problem, directory = _reopen(path, allow_code, allow_outside)
+        with directory.lock():
+            state = directory.recover(_notes(notify)) or ServerState(model=clone(problem.model.state_dict()))
+            _check_model(state, problem, directory)
+            with _running(config, dataset, partition, problem, directory, state, notify) as experiment:
+                return experiment.train(state)
 
 
-def evaluate_run(path: Path) -> dict[str, Any]:
+def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool = False) -> dict[str, Any]:
     """Recompute the metrics of a run's last checkpoint; writes nothing.
 
+    :param notify: called with ``note`` and its message where a damaged checkpoint was passed over.
+    :param allow_code: as for :func:`resume`.
     :raises RunDirectoryError: there is no checkpoint.
     """
     with one_thread():
-        config, dataset, partition, problem, directory = _reopen(path)
-        state = directory.checkpoints.load()
+        config, dataset, partition, problem, directory = _reopen(path, allow_code)
+        state = directory.checkpoints.load(report=_notes(notify))
         if state is None:
             raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {directory.how_to_resume}")
+        _check_model(state, problem, directory)
         dataset = Placement.of(config, problem.model).dataset(dataset)
         with engine_for(config, dataset, partition, directory) as engine:
             federation = Federation(problem, dataset, partition, engine, directory.clients)
@@ -142,7 +164,7 @@ def engine_for(
 ) -> Iterator[Engine]:
     """Start the configured engine, or the one that ``make`` gives, and stop it whatever happens."""
     make = make or registry.resolve("engine", config.engine)
-    engine = make(Site(config, dataset, partition, directory.clients.root))
+    engine = registry.call("engine", config.engine, make, Site(config, dataset, partition, directory.clients.root))
     try:
         yield engine
     finally:
@@ -168,9 +190,11 @@ class Experiment:
         self.federation, self.directory, self.notify = federation, directory, notify
         self.config = federation.config
         self.evaluator = Evaluator(federation)
-        self._unsaved: set[int] = set()
+        self._touched: set[int] = set()  # since the last checkpoint
         self._latest: dict[str, Any] | None = None
-        self._seconds: list[dict[str, Any]] = []
+        self._seconds: dict[str, float] = {}
+        self._plugin_seconds: dict[str, float] = {}
+        self._timed = 0
         self._began = time.perf_counter()
 
     def train(self, state: ServerState) -> RunResult:
@@ -182,6 +206,7 @@ class Experiment:
                 state = self.post_train(state)
             return self.finish(state)
         except KeyboardInterrupt:
+            self.notify("stopped", {})
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
     def one_round(self, state: ServerState) -> ServerState:
@@ -203,17 +228,16 @@ class Experiment:
             state = replace(state, best=self.evaluator.best(state, metrics))
         self._latest = metrics
         seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
-        self._seconds.append(seconds)
         record = {**result.record, "metrics": metrics, "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         current = Round.open(self.federation, state, number=record["round"])
         for _ in self.federation.problem.plugins.each("round_end", server=current.context(), record=record):
             pass
-        self._unsaved.update(result.accepted)
+        self._touched.update(record["cohort"])
         began = time.perf_counter()
         if last or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
-        seconds["checkpoint"] = time.perf_counter() - began  # too late for the record, in time for the summary
+        self._add_seconds({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
         self.notify("round", record)
         return state
 
@@ -245,8 +269,10 @@ class Experiment:
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
             "time": self.time_split(),
         }
+        if self.config.system is not None:
+            summary["system"] = participation.totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
-        if earlier and not self._seconds:  # the run was finished before: what was measured then still holds
+        if earlier and not self._timed:  # the run was finished before: what was measured then still holds
             summary.update(seconds=earlier["seconds"], time=earlier["time"])
         self.directory.write_summary(summary)
         self.notify("done", summary)
@@ -265,20 +291,20 @@ class Experiment:
 
     def checkpoint(self, state: ServerState) -> None:
         """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""
-        changed = {client: state.manifest[client] for client in sorted(self._unsaved) if client in state.manifest}
-        self.directory.clients.settle(changed)
-        self.directory.checkpoints.save(state)
-        self.directory.clients.prune(changed)
-        self._unsaved.clear()
+        self.directory.checkpoint(state, self._touched)
+        self._touched.clear()
+
+    def _add_seconds(self, seconds: Mapping[str, Any]) -> None:
+        self._timed += 1
+        for totals, spent in ((self._seconds, seconds), (self._plugin_seconds, seconds["plugin_terms"])):
+            for name in spent.keys() - {"plugin_terms"}:
+                totals[name] = totals.get(name, 0.0) + spent[name]
 
     def time_split(self) -> dict[str, Any]:
         """Return the mean seconds per round by part, and what the machine was asked for."""
-        rounds = max(1, len(self._seconds))
-        split: dict[str, Any] = {part: sum(s.get(part, 0.0) for s in self._seconds) / rounds for part in PARTS}
-        names = sorted({name for s in self._seconds for name in s["plugin_terms"]})
-        split["plugin_terms"] = {
-            name: sum(s["plugin_terms"].get(name, 0.0) for s in self._seconds) / rounds for name in names
-        }
+        rounds = max(1, self._timed)
+        split: dict[str, Any] = {part: self._seconds.get(part, 0.0) / rounds for part in PARTS}
+        split["plugin_terms"] = {name: total / rounds for name, total in sorted(self._plugin_seconds.items())}
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
         return {
             "per_round": split,
@@ -308,7 +334,7 @@ def _running(
     notify: Notify | None,
     make: Callable[[Site], Engine] | None = None,
 ) -> Iterator[Experiment]:
-    notify = notify or _silent
+    notify = notify or _only_notes
     notify(
         "start",
         {
@@ -319,16 +345,55 @@ def _running(
         },
     )
     dataset = Placement.of(config, problem.model).dataset(dataset)
-    with engine_for(config, dataset, partition, directory, make) as engine:
+    with (
+        tracked(config, directory.path, notify) as notify,
+        engine_for(config, dataset, partition, directory, make) as engine,
+    ):
         federation = Federation(problem, dataset, partition, engine, directory.clients)
         yield Experiment(federation, directory, notify)
 
 
-def _reopen(path: Path) -> tuple[RunConfig, Dataset, Partition, Problem, RunDirectory]:
+def _reopen(
+    path: Path, allow_code: bool, allow_outside: bool = True
+) -> tuple[RunConfig, Dataset, Partition, Problem, RunDirectory]:
+    """Read a run's directory.
+
+    :param allow_outside: where no tracker will be started, it does not matter what they would write.
+    """
     directory = RunDirectory.open(path)
-    config, dataset = resolve_config(directory.read_config())
+    config, source = directory.read_config(), path / "config.yaml"
+    check_code(code_in(config), source, allow=allow_code)
+    if not allow_outside:
+        check_places(places_in(config, directory.path), source, allow=False)
+    config, dataset = resolve_config(config)
     partition = load_partition(directory.partition_file, dataset)
     return config, dataset, partition, Problem.build(config, dataset), directory
+
+
+def _check_model(state: ServerState, problem: Problem, directory: RunDirectory) -> None:
+    """Refuse a checkpoint of another model than the configuration's; its own pass whatever their values."""
+
+    def described(model: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        return {name: (tensor.shape, tensor.dtype) for name, tensor in model.items()}
+
+    own, found = described(problem.model.state_dict()), described(state.model)
+    wrong = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
+    if wrong:
+        raise RunDirectoryError(
+            f"the checkpoint in {directory.path} is not of the model that config.yaml describes: they differ in "
+            f"{', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
+        )
+
+
+def _notes(notify: Notify | None) -> Report:
+    """Return what hands sentences for people to a run's listener."""
+    return lambda message: (notify or _silent)("note", {"message": message})
+
+
+def _only_notes(event: str, details: Mapping[str, Any]) -> None:
+    """Tell a caller who listens to nothing what people should know: that a tracker was switched off."""
+    if event == "note":
+        warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
 
 
 def _silent(event: str, details: Mapping[str, Any]) -> None:

@@ -84,10 +84,18 @@ def prototype_contrastive_loss(
         prototypes = torch.where(known.unsqueeze(1), prototypes, 0.0)
         usable = known.expand_as(own)  # (C,) -> (B, C)
     logits = cosine_similarity_matrix(features, prototypes) / temperature  # (B, C)
-    summed = usable & ~own if denominator == "others" else usable  # (B, C)
-    active = (usable & own).any(1) & summed.any(1)  # (B,)
+    mine = usable & own  # (B, C)
+    if denominator == "all":
+        # Cross-entropy is fused, half the time of a step's term. A row of -inf would leave NaN in its gradient.
+        ignored = torch.iinfo(labels.dtype).min
+        targets = torch.where(mine.any(1), labels, ignored)  # (B,)
+        if known is not None:
+            logits = logits.masked_fill(~known & known.any(), -torch.inf)
+        return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum") / len(labels)
+    others = usable & ~own  # (B, C)
+    active = mine.any(1) & others.any(1)  # (B,)
     # Inactive rows sum over all classes before they are dropped: log(0) would leave NaN in their gradient.
-    log_sum = logits.masked_fill(~summed & active.unsqueeze(1), -torch.inf).logsumexp(1)  # (B,)
+    log_sum = logits.masked_fill(~others & active.unsqueeze(1), -torch.inf).logsumexp(1)  # (B,)
     positive = torch.where(own, logits, 0.0).sum(1)  # (B,)
     return torch.where(active, log_sum - positive, 0.0).mean()
 

@@ -208,7 +208,7 @@ class StepGraphs:
         """Record a step and take it."""
         own = picked.clone()
         before, counts, names = held(session), session.losses.counts(), session.losses.names()
-        session.optimizer.zero_grad(set_to_none=True)
+        session.optimizer.zero_grad()
 
         def train() -> None:
             self._train_batch(session, plugins, epoch, number, own)
@@ -217,7 +217,7 @@ class StepGraphs:
             launch = self.recorder.record(train)
         except (RuntimeError, PluginCallError) as error:
             session.losses.restore(counts)
-            session.optimizer.zero_grad(set_to_none=True)
+            session.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
             self._refused.add(kind)

@@ -102,8 +102,9 @@ def select_clients(server: ServerContext) -> Sequence[int] | None:
     """Choose the cohort of a round.
 
     When: first thing in a round.
-    :returns: Distinct client ids in [0, server.num_clients), or None for the default: uniformly without
-        replacement, max(1, round(participation * clients)) of them.
+    :returns: Distinct client ids, best of ``server.available`` (others fail as ``unavailable``), or None for the
+        default: uniformly without replacement, max(1, round(participation * clients)) of the available ones.
+        Not called in a round in which no client is available.
     Combining: exclusive.
     """
 

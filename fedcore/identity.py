@@ -12,10 +12,10 @@ from typing import Any
 
 from fedcore.config import RunConfig
 
-WITHOUT_EFFECT = ("out", "data_dir", "workers", "checkpoint_every", "max_waiting")
+WITHOUT_EFFECT = ("out", "data_dir", "workers", "checkpoint_every", "max_waiting", "trackers")
 """Options that say where and how a run is executed; the same seed gives the same bits for all their values."""
 
-DEALING = ("dataset", "partition", "alpha", "classes_per_client", "clients", "client_test_fraction")
+DEALING = ("dataset", "partition", "alpha", "classes_per_client", "clients", "client_test_fraction", "samples")
 """Options that, with the seed, decide who holds which samples."""
 
 
@@ -33,7 +33,10 @@ def key(value: Any) -> str:
 
 def digest(config: RunConfig) -> str:
     """Return 12 hexadecimal digits that two runs share when the same results are expected of them."""
-    return hashlib.sha256(key(settings(config)).encode()).hexdigest()[:12]
+    values = settings(config)
+    if values["system"] is None:
+        del values["system"]  # sweeps that were begun before there was the option find their runs again
+    return hashlib.sha256(key(values).encode()).hexdigest()[:12]
 
 
 def method(plugins: Mapping[str, Any]) -> str:

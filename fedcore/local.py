@@ -53,7 +53,8 @@ class Batch:
 class Step:
     """What a plugin sees of one mini-batch.
 
-    :ivar x: inputs (B, ...); ``y`` labels (B,) int64; ``indices`` positions in the client's training part (B,).
+    :ivar x: the model's input: (B, ...), or a batch object of the data set's kind; ``y`` labels (B,) int64;
+        ``indices`` positions in the client's training part (B,).
     :ivar features: encoder(x), (B, d); ``logits`` classifier(features), (B, C).
     """
 
@@ -178,7 +179,7 @@ def train_batch(session: LocalSession, plugins: PluginSet, epoch: int, number: i
         batch.outputs = Outputs(*session.model(batch.x))
         step = Step(batch)
         total = objective(session, plugins, step)
-    session.optimizer.zero_grad(set_to_none=True)
+    session.optimizer.zero_grad()
     total.backward()
     if session.config.clip_norm is not None:
         nn.utils.clip_grad_norm_(session.trained, session.config.clip_norm)

@@ -35,6 +35,15 @@ class Manifest(Mapping[int, "int | None"]):
             new[client] = _EMPTY if version is None else version
         return Manifest(new)
 
+    def changed(self, other: Manifest) -> list[int]:
+        """Return the clients of which the two say different things, in ascending order."""
+        length = max(len(self._versions), len(other._versions))
+        padded = np.full((2, length), _ABSENT, np.int32)
+        for row, manifest in zip(padded, (self, other)):
+            row[: len(manifest._versions)] = manifest._versions
+        changed: list[int] = np.flatnonzero(padded[0] != padded[1]).tolist()
+        return changed
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the clients that took part and their versions, each (n,) int32, as :meth:`from_tensors` reads them."""
         clients = np.flatnonzero(self._versions != _ABSENT)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.config import RunConfig
-from fedcore.data import Dataset, ResidentSamples, Samples
+from fedcore.data import Dataset
 from fedcore.errors import ConfigError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -58,11 +58,9 @@ class Placement:
         }
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """Return a data set with its images on the device; other samples stay as they are."""
-        return replace(dataset, train=self._samples(dataset.train), test=self._samples(dataset.test))
-
-    def _samples(self, samples: Samples) -> Samples:
-        return samples.to(self.device, self.memory_format) if isinstance(samples, ResidentSamples) else samples
+        """Return a data set with its samples on the device, images in the memory format."""
+        train, test = (samples.to(self.device, self.memory_format) for samples in (dataset.train, dataset.test))
+        return replace(dataset, train=train, test=test)
 
 
 def convolves(model: nn.Module) -> bool:

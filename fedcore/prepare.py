@@ -43,6 +43,8 @@ def resolve_plugins(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 def usual_model(dataset: Dataset) -> str:
     """Return the model that ``--model auto`` stands for."""
+    if dataset.model is not None:
+        return dataset.model
     channels, height, _ = (*dataset.input_shape, 0, 0)[:3]
     if height < 16:
         return "mlp"
@@ -58,6 +60,8 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
                 f"--clients is {config.clients}, but {config.partition} deals to {partition.num_clients} clients; "
                 f"write --clients {partition.num_clients}"
             )
+        if config.samples is not None:
+            raise ConfigError(f"--samples: {config.partition} says already which samples are dealt; leave it out")
         return partition
     return make_partition(
         dataset,
@@ -66,5 +70,6 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
         alpha=config.alpha,
         classes_per_client=config.classes_per_client,
         client_test_fraction=config.client_test_fraction,
+        samples=config.samples,
         seed=config.seed,
     )

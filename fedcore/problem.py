@@ -9,7 +9,7 @@ import torch
 from fedcore.config import RunConfig
 from fedcore.data import Dataset
 from fedcore.errors import ConfigError, PluginContractError
-from fedcore.models import ModelTask, SplitModel, build_model
+from fedcore.models import ModelTask, SplitModel, build_model, require_takes
 from fedcore.plugins import Plugin, PluginSet, match
 from fedcore.tensors import Layout
 
@@ -35,6 +35,7 @@ class Problem:
         :raises ConfigError: and its kin, for everything that cannot be combined or does not fit.
         """
         plugins = PluginSet.create(config.plugins)
+        require_takes(config.model, dataset.kind, config.dataset)
         model, task = build_model(
             config.model,
             num_classes=dataset.num_classes,
@@ -51,7 +52,7 @@ class Problem:
                     hook="configure_model",
                 )
             model = changed or model
-        _check_forward(config, model, task)
+        _check_forward(config, model, task, dataset)
         names = list(model.state_dict())
         personal: set[str] = set()
         for plugin, patterns in plugins.each("personal_parameters", model=model):
@@ -67,12 +68,13 @@ class Problem:
         return [name for name in names if name not in self.layout.personal]
 
 
-def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask) -> None:
-    """Try one sample, so that a model that does not fit the data fails before the run starts."""
+def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset) -> None:
+    """Try the first sample, so that a model that does not fit the data fails before the run starts."""
     model.eval()
+    first = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
     try:
         with torch.no_grad():
-            features, logits = model(torch.zeros(1, *task.input_shape))
+            features, logits = model(first)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"model {config.model!r} does not take samples of shape {tuple(task.input_shape)} "

@@ -11,7 +11,9 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from fedcore.errors import ConfigError, PluginContractError, UnknownNameError
+from fedcore.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
+
+_CODE = "module:"
 
 GROUPS = {
     "plugin": "fedcore.plugins",
@@ -47,6 +49,16 @@ PACKAGES = {
     "flower": "fedcore-flower",
 }
 
+# Likewise data sets, models and trackers, whose names are theirs alone.
+PARTS = {
+    ("tracker", "mlflow"): "fedcore-mlflow",
+    ("tracker", "wandb"): "fedcore-wandb",
+    ("dataset", "mutag"): "fedcore-graph",
+    ("dataset", "proteins"): "fedcore-graph",
+    ("dataset", "imdb-binary"): "fedcore-graph",
+    ("model", "gin"): "fedcore-graph",
+}
+
 
 def available(kind: str) -> dict[str, EntryPoint]:
     """Return the installed entry points of a kind by name, fedcore's own first; imports nothing.
@@ -74,13 +86,13 @@ def resolve(kind: str, name: str) -> Any:
     """Return the object behind a name.
 
     :raises UnknownNameError: nobody provides the name; says the nearest one and, where known, its package.
-    :raises PluginContractError: the module behind the name cannot be imported.
+    :raises PluginContractError: the module behind the name cannot be imported; says which package it misses.
     """
-    if name.startswith("module:"):
+    if is_code(name):
         return _import_attribute(kind, name)
     points = available(kind)
     if name not in points:
-        package = PACKAGES.get(name) if kind in ("plugin", "engine") else None
+        package = package_of(kind, name)
         hint = f"{name!r} is in the package {package}: pip install {package}" if package else ""
         raise UnknownNameError(kind, name, points, hint)
     try:
@@ -88,9 +100,35 @@ def resolve(kind: str, name: str) -> Any:
     except Exception as error:  # whatever a stranger's module does while it is imported
         raise PluginContractError(
             f"{kind} {name!r} of {_origin(points[name])} cannot be imported from {points[name].value!r}: "
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error}{_missing(error, points[name])}",
             plugin=name,
         ) from error
+
+
+def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what the function behind a name gives.
+
+    :raises PluginContractError: it is none, or raised something that is not meant for people.
+    """
+    try:
+        return function(*arguments, **options)
+    except FedcoreError:
+        raise
+    except Exception as error:  # whatever stands behind a stranger's name
+        raise PluginContractError(f"{kind} {name!r} raised {type(error).__name__}: {error}", plugin=name) from error
+
+
+def _missing(error: Exception, point: EntryPoint) -> str:
+    """Return what to install where an import failed for want of another package."""
+    missing = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or missing in ("", point.module.partition(".")[0]):
+        return ""
+    return f". It needs the package {missing}: pip install {missing}"
+
+
+def package_of(kind: str, name: str) -> str | None:
+    """Return the package that a known name comes from; None for fedcore's own names and unknown ones."""
+    return PACKAGES.get(name) if kind in ("plugin", "engine") else PARTS.get((kind, name))
 
 
 def summary(point: EntryPoint) -> str:
@@ -98,12 +136,17 @@ def summary(point: EntryPoint) -> str:
     return (point.dist.metadata["Summary"] or "") if point.dist else ""
 
 
+def is_code(name: str) -> bool:
+    """Whether a name stands for code that is imported by its path, ``module:package.attribute``."""
+    return name.startswith(_CODE)
+
+
 def _origin(point: EntryPoint) -> str:
     return point.dist.name if point.dist else "an unknown distribution"
 
 
 def _import_attribute(kind: str, name: str) -> Any:
-    path = name.removeprefix("module:")
+    path = name.removeprefix(_CODE)
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)

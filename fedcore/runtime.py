@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from fedcore.client import CORE, LocalSession, Shared
+from fedcore.config import RunConfig
+from fedcore.data import Dataset
 from fedcore.data.client import ClientData
 from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome, Site
 from fedcore.errors import FedcoreError, PluginCallError, PluginContractError
@@ -49,8 +51,8 @@ class ClientRuntime:
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
-        captures = self.device.type == "cuda" and self.config.capture
-        self.graphs = StepGraphs(CudaRecorder(self.device), train_batch) if captures else None
+        captured = captures(self.config, self.device, self.dataset)
+        self.graphs = StepGraphs(CudaRecorder(self.device), train_batch) if captured else None
         self.model = self.placement.model(self.problem.model)
         self.model_state = self.model.state_dict()
         self.first_personal = clone({name: self.model_state[name] for name in self.problem.layout.personal})
@@ -137,9 +139,9 @@ class ClientRuntime:
         return self._fit(task, session, int(task.meta["epoch"]))
 
     def _fit(self, task: ClientTask, session: LocalSession, start: int) -> ClientResult:
-        stop = next((epoch for epoch in self.problem.breaks if epoch > start), self.config.local_epochs)
+        stop = next((epoch for epoch in self.problem.breaks if epoch > start), session.epochs)
         train_epochs(session, self.problem.plugins, start, stop)
-        if stop < self.config.local_epochs:
+        if stop < session.epochs:
             assert task.session is not None
             self._sessions[task.session] = session
             parked = session.park()
@@ -151,7 +153,9 @@ class ClientRuntime:
 
     def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:
         if session.steps == 0:
-            raise Failed("no_steps", f"client {session.id} has {len(session.data)} samples and made no optimizer step")
+            why = "; with BatchNorm in the model a batch of one sample is skipped" if self.has_batch_norm else ""
+            count = len(session.data)
+            raise Failed("no_steps", f"client {session.id} has {count} samples and made no optimizer step{why}")
         losses = session.losses.means()
         for name, value in losses.items():
             if not value - value == 0:  # nan or inf
@@ -210,6 +214,11 @@ class ClientRuntime:
     def _exchanged(self, plugin_name: str) -> list[str]:
         plugin = next(plugin for plugin in self.problem.plugins if plugin.name == plugin_name)
         return self.problem.claimed(plugin, "exchanges")
+
+
+def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
+    """Say whether training steps are recorded: on CUDA, where every batch of one size has the same shapes."""
+    return device.type == "cuda" and config.capture and dataset.train.fixed_shape
 
 
 def pack_update(task_id: str, update: ClientUpdate, version: int | None) -> ClientResult:

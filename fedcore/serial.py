@@ -1,23 +1,29 @@
 """Tensors and JSON as bytes or files, through safetensors: the only form in which state leaves a process.
 
-Nothing is ever unpickled. Files are written beside their target and renamed, so that a reader sees the old
-file or the new one, never a part of one.
+Nothing is ever unpickled. What is to last carries a checksum of its contents in its header.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedcore.files import parse_json, replacing
+
 _META = "fedcore"
+_CHECKSUM = "sha256:"  # then 64 digits in front of the JSON value: with a second entry, headers have no fixed order
+_BLOCK = 4 << 20  # bytes hashed as one piece, side by side with others
 
 
 def dumps(tensors: Mapping[str, Tensor], meta: Any = None) -> bytes:
@@ -26,18 +32,36 @@ def dumps(tensors: Mapping[str, Tensor], meta: Any = None) -> bytes:
 
 
 def loads(blob: bytes) -> tuple[dict[str, Tensor], Any]:
-    """Decode what :func:`dumps` wrote; the tensors are copies."""
-    size = int.from_bytes(blob[:8], "little")
-    header = json.loads(blob[8 : 8 + size])
-    return safetensors.torch.load(blob), json.loads(header["__metadata__"][_META])
+    """Decode what :func:`dumps` wrote; the tensors are copies.
+
+    :raises ValueError: the bytes are something else.
+    """
+    try:
+        tensors = safetensors.torch.load(blob)  # checks the header before the lines below read it
+        size = int.from_bytes(blob[:8], "little")
+        return tensors, parse_json(parse_json(blob[8 : 8 + size])["__metadata__"][_META])
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(f"these bytes are no whole safetensors with a JSON value: {error!r}") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any = None, *, sync: bool = True) -> None:
-    """Write named tensors and a JSON value to ``path`` atomically; ``sync`` also survives a power failure."""
-    with _replacing(path) as temporary:
-        safetensors.torch.save_file(_plain(tensors), temporary, {_META: json.dumps(meta)})
-        if sync:
-            sync_file(temporary)
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], meta: Any = None, *, sync: bool = True, checksum: bool = True
+) -> None:
+    """Write named tensors and a JSON value to ``path`` atomically.
+
+    :param sync: wait until the disk has it, for what must survive a power failure.
+    :param checksum: add one, for what must last; files between processes that live together need none.
+    :raises StorageError: there is no room, or no permission.
+    """
+    plain, value = _plain(tensors), json.dumps(meta)
+    if checksum:
+        value = f"{_CHECKSUM}{content_hash(plain, value)} {value}"
+    with replacing(path, sync=sync) as temporary:
+        try:
+            safetensors.torch.save_file(plain, temporary, {_META: value})
+        except SafetensorError as error:  # it hands the system's verdict on in words
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
@@ -47,38 +71,50 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            meta = (file.metadata() or {}).get(_META)
-        return safetensors.torch.load_file(path), None if meta is None else json.loads(meta)
-    except (SafetensorError, json.JSONDecodeError) as error:
+            header = file.metadata() or {}
+        tensors = safetensors.torch.load_file(path)
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with _replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-        sync_file(temporary)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
-
-
-def sync_file(path: Path) -> None:
-    """Wait until a file's content is on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Any:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if not header:
+        return tensors, None
+    value, expected = header.get(_META, ""), None
+    if value.startswith(_CHECKSUM):  # files of the time before there were checksums are read, too
+        expected, _, value = value.removeprefix(_CHECKSUM).partition(" ")
+    if expected is not None and expected != content_hash(tensors, value):
+        raise ValueError(f"{path} is damaged: its contents do not match its checksum")
     try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        return tensors, parse_json(value)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: the JSON value in its header is none ({error})") from error
+
+
+def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:
+    """Return the SHA-256, in hex, of a file's contents: every tensor's name, dtype, shape and bytes, and its JSON part.
+
+    Large tensors are hashed in blocks, side by side, and the blocks' hashes hashed.
+
+    :param tensors: contiguous, on the CPU.
+    """
+    blocks: list[memoryview] = []
+    described = []
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        described.append([name, str(tensor.dtype), list(tensor.shape)])
+        if tensor.numel():
+            content = memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            blocks += [content[start : start + _BLOCK] for start in range(0, len(content), _BLOCK)]
+    whole = hashlib.sha256(json.dumps([described, meta]).encode())
+    if sum(map(len, blocks)) > 2 * _BLOCK:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            digests = list(pool.map(_digest, blocks))
+    else:
+        digests = [_digest(block) for block in blocks]
+    whole.update(b"".join(digests))
+    return whole.hexdigest()
+
+
+def _digest(block: memoryview) -> bytes:
+    return hashlib.sha256(block).digest()
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -56,16 +56,16 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
 def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundResult:
     config, plugins = federation.config, federation.problem.plugins
     began = time.perf_counter()
-    for plugin, cohort in plugins.each("select_clients", server=current.context()):
-        if cohort is not None:
-            current.cohort += check_cohort(cohort, config.clients, plugin.name)
-            break
-    current.phase = "begin_round"
-    for _ in plugins.each("begin_round", server=current.context()):
-        pass
-    current.phase = "round"
+    select(federation, current)
+    somebody = any(fate.reached for fate in current.fates.values())
+    if somebody:
+        current.phase = "begin_round"
+        for _ in plugins.each("begin_round", server=current.context()):
+            pass
+        current.phase = "round"
     chosen = time.perf_counter()
-    current.share(f"round-{current.number}", current.broadcast())
+    if somebody:
+        current.share(f"round-{current.number}", current.broadcast())
     sent = time.perf_counter()
 
     collector = Collector(federation, current)
@@ -75,7 +75,8 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
     trained = time.perf_counter()
     if len(current.accepted) < config.min_clients:
         raise RoundFailedError(_too_few(current, config.min_clients))
-    model = aggregate(federation, current, collector)
+    lost = not current.accepted  # a round that nothing came of leaves the model and the state as they are
+    model = current.committed.model if lost else aggregate(federation, current, collector)
     ended = time.perf_counter()
 
     committed = Manifest.of(current.committed.manifest)
@@ -84,9 +85,10 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
         current.committed,
         model=model,
         round=current.number + 1,
-        plugins=current.states.snapshot(),
+        plugins=current.committed.plugins if lost else current.states.snapshot(),
         manifest=manifest,
         ledger=Ledger(current.committed.ledger).add(current.ledger).as_json(),
+        virtual_time=current.committed.virtual_time + federation.simulator.round_seconds(current.fates.values()),
     )
     record = {
         "round": current.number,
@@ -98,6 +100,8 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
         "losses": collector.mean_losses(),
         "bytes": current.ledger.as_json(),
     }
+    if config.system is not None:
+        record |= {"virtual_time": state.virtual_time, "system": who_took_part(federation, current)}
     training = trained - sent - collector.seconds
     seconds = {
         "round": ended - began,
@@ -113,12 +117,36 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
     return RoundResult(state, current.accepted, record, seconds)
 
 
+def select(federation: Federation, current: Round) -> None:
+    """Choose the cohort; nobody, and nobody is asked, where no client is available."""
+    if not current.available:
+        return
+    for plugin, cohort in federation.problem.plugins.each("select_clients", server=current.context()):
+        if cohort is not None:
+            current.cohort += check_cohort(cohort, federation.config.clients, plugin.name)
+            break
+    current.fates = {client: federation.simulator.fate(current.number, client) for client in current.cohort}
+
+
+def who_took_part(federation: Federation, current: Round) -> dict[str, Any]:
+    """Return who took part in a round of the simulated system, for its record."""
+    everything = federation.config.local_epochs
+    took_part = sorted(current.accepted)
+    return {
+        "available": len(current.available),
+        "took_part": took_part,
+        "partial": {str(k): current.fates[k].epochs for k in took_part if current.fates[k].epochs < everything},
+        "seconds": federation.simulator.round_seconds(current.fates.values()),
+    }
+
+
 def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[ClientTask, Outcome]]:
     """Train the cohort with its pauses; yields each client's last outcome in dispatch order.
 
     Longest work first, ties by id: a pure function of the cohort, and the workers end together.
     """
-    holds = federation.partition.train
+    holds, everything = federation.partition.train, federation.config.local_epochs
+    fates = current.fates
     tasks = [
         ClientTask(
             id=f"round-{current.number}-fit-{client}",
@@ -127,17 +155,23 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
             round=current.number,
             session=f"round-{current.number}-{client}",
             state_round=current.committed.manifest.get(client),
-            shared=current.shared_keys[-1],
+            shared=next(reversed(current.shared_keys), None),
+            meta={}
+            if fates[client].failure or fates[client].epochs == everything
+            else {"epochs": fates[client].epochs},
         )
         for client in sorted(current.cohort, key=lambda client: (-len(holds[client]), client))
     ]
-    for _ in tasks:
-        current.count_down()
+    for task in tasks:
+        if fates[task.client].reached:
+            current.count_down()
     for epoch, names in federation.problem.breaks.items():
         problem = federation.problem
         exchanged = [
             name for plugin in problem.plugins if plugin.name in names for name in problem.claimed(plugin, "exchanges")
         ]
+        tasks, lost = _part(federation, current, tasks, before=epoch)
+        yield from lost
         snapshots: dict[int, Tensors] = {}
         dropped: list[ClientTask] = []
         for task, outcome in in_order(tasks, federation.engine.run(tasks), current.ignore):
@@ -151,19 +185,45 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
                 yield task, ClientFailure(task.id, "rejected", str(error))
         for _ in federation.engine.run(dropped):
             pass
-        patches = _exchange(federation, current, epoch, names, snapshots)
+        patches = _exchange(federation, current, epoch, names, snapshots) if snapshots else {}
         tasks = [
             replace(
                 task,
                 id=f"round-{current.number}-resume-{epoch}-{task.client}",
                 kind="fit_resume",
                 tensors=patches.get(task.client, {}),
-                meta={"epoch": epoch},
+                meta={**task.meta, "epoch": epoch},
             )
             for task in tasks
             if task.client in snapshots
         ]
+    tasks, lost = _part(federation, current, tasks, before=None)
+    yield from lost
     yield from in_order(tasks, federation.engine.run(tasks, window=federation.config.max_waiting), current.ignore)
+
+
+def _part(
+    federation: Federation, current: Round, tasks: list[ClientTask], *, before: int | None
+) -> tuple[list[ClientTask], list[tuple[ClientTask, Outcome]]]:
+    """Take out the tasks of clients that the simulated system loses before an epoch, and end their sessions.
+
+    Nothing of their work would be used, so it is not done.
+
+    :param before: None is the end of the training.
+    """
+    kept: list[ClientTask] = []
+    lost: list[tuple[ClientTask, Outcome]] = []
+    for task in tasks:
+        fate = current.fates[task.client]
+        if fate.failure is not None and fate.lost_before(before):
+            lost.append((task, ClientFailure(task.id, *fate.failure)))
+        else:
+            kept.append(task)
+    parked = [task for task, _ in lost if task.kind == "fit_resume"]
+    ends = [replace(task, id=f"{task.id}-end", kind="end_session", shared=None, tensors={}) for task in parked]
+    for _ in federation.engine.run(ends):
+        pass
+    return kept, lost
 
 
 def _exchange(
@@ -247,6 +307,11 @@ def run_post_train(
 
 
 def _too_few(current: Round, needed: int) -> str:
+    if not current.cohort:
+        return (
+            f"round {current.number}: no client is available, --min-clients asks for {needed}. The last good state is "
+            "kept; with --min-clients 0 such a round changes nothing and the run goes on."
+        )
     reasons = "; ".join(f"client {f['client']}: {f['kind']}, {f['message']}" for f in current.failures[:5])
     more = f"; and {len(current.failures) - 5} more" if len(current.failures) > 5 else ""
     return (

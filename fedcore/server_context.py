@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -21,6 +21,7 @@ from fedcore.ledger import Ledger
 from fedcore.problem import Problem
 from fedcore.seeding import derive_seed, generator, random_stream
 from fedcore.state import ClientStore, ServerState, State, States, flatten
+from fedcore.system.simulator import Fate, Simulator
 from fedcore.tensors import bytes_of
 from fedcore.types import Answer, Tensors
 
@@ -53,6 +54,11 @@ class Federation:
         """Checks what clients send."""
         return Boundary(self.problem, self.partition, self.store)
 
+    @cached_property
+    def simulator(self) -> Simulator:
+        """Draws who is available, lost, late and slow; without ``--system`` nobody is."""
+        return Simulator(self.config, self.partition.train.sizes.numpy(), self.problem.breaks)
+
 
 @dataclass
 class Round:
@@ -65,6 +71,7 @@ class Round:
     number: int
     phase: Phase = "round"
     cohort: list[int] = field(default_factory=list)
+    fates: dict[int, Fate] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     ignored: list[dict[str, Any]] = field(default_factory=list)
@@ -81,6 +88,11 @@ class Round:
         """
         number = committed.round if number is None else number
         return cls(federation, committed, dict(committed.model), States(committed.plugins), number)
+
+    @cached_property
+    def available(self) -> Sequence[int]:
+        """The clients that can be selected, in ascending order."""
+        return self.federation.simulator.available(self.number)
 
     @property
     def lr(self) -> float:
@@ -109,6 +121,14 @@ class Round:
         self.down = {"model": bytes_of(model)}
         self.down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
         return key
+
+    def reached(self, clients: Iterable[int]) -> Iterator[int]:
+        """Yield those of some clients that a question reaches, and record the others once."""
+        for client in clients:
+            if self.phase == "post_train" or self.federation.simulator.reachable(self.number, client):
+                yield client
+            elif client not in self.fates:  # the cohort's are recorded when they do not train
+                self.fail(client, "unavailable", "could not be reached when the round began")
 
     def count_down(self) -> None:
         """Enter the shared payload into the ledger, for one client."""
@@ -155,6 +175,11 @@ class ServerContext:
         return ServerContext(self._round, plugin)
 
     @property
+    def available(self) -> Sequence[int]:
+        """The clients that can be selected in this round, in ascending order: all, unless ``--system`` says less."""
+        return self._round.available
+
+    @property
     def model(self) -> Mapping[str, Tensor]:
         """The global model w_t by name, on the CPU."""
         return self._round.model
@@ -183,7 +208,8 @@ class ServerContext:
     ) -> Iterator[Answer]:
         """Put a question to this plugin's client side; yields answers in ascending client id, as they come.
 
-        Clients that fail are skipped and recorded. Allowed in ``begin_round`` and ``post_train`` only.
+        Clients that fail are skipped and recorded; so are those that cannot be reached in this round. After training
+        the server waits until everyone is there. Allowed in ``begin_round`` and ``post_train`` only.
         :param clients: ``"all"`` registered ones, the ``"cohort"``, or ids.
         """
         current = self._round
@@ -209,7 +235,7 @@ class ServerContext:
                 tensors=sent,
                 meta={"plugin": self._plugin, "question": question},
             )
-            for client in sorted(set(chosen))
+            for client in current.reached(sorted(set(chosen)))
         ]
         return self._answers(tasks, bytes_of(sent))
 

@@ -1,4 +1,4 @@
-"""State that lasts: versioned client state, server state, checkpoints.
+"""State that lasts: versioned client state, and what the server commits.
 
 Client state is versioned by round. A task names the version to start from; the client writes a new one and
 never edits an old one. Which version counts is decided by the server's manifest, when the round commits, so
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import PluginContractError, RunDirectoryError
-from fedcore.manifest import Manifest
-from fedcore.serial import read_tensors, sync_file, write_tensors
+from fedcore.files import storing, sync_file
+from fedcore.serial import read_tensors, write_tensors
 
 SEPARATOR = "/"
 
@@ -167,7 +166,7 @@ class ClientStore:
             return {}
         try:
             return unflatten(*read_tensors(self.path(client, version)))
-        except (ValueError, OSError) as error:
+        except (ValueError, TypeError, AttributeError, OSError) as error:
             raise RunDirectoryError(f"client {client}'s state of round {version} is lost: {error}") from error
 
     def write(self, client: int, version: int, namespaces: Mapping[str, Mapping[str, Any]]) -> int | None:
@@ -175,7 +174,8 @@ class ClientStore:
         if not namespaces:
             return None
         path = self.path(client, version)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(path, *flatten(namespaces), sync=False)
         return version
 
@@ -183,14 +183,23 @@ class ClientStore:
         """Make these versions durable; call before the checkpoint that names them."""
         for client, version in manifest.items():
             if version is not None:
-                sync_file(self.path(client, version))
+                with storing(self.path(client, version)):
+                    sync_file(self.path(client, version))
 
-    def prune(self, manifest: Mapping[int, int | None]) -> None:
-        """Delete every other version of these clients; call after the checkpoint that names them."""
-        for client, version in manifest.items():
-            for path in self.path(client, 0).parent.glob("*.safetensors"):
-                if version is None or path != self.path(client, version):
+    def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
+        """Delete every version of these clients that none of the manifests names, and what was half written."""
+        for client in clients:
+            folder = self.path(client, 0).parent
+            versions = [manifest.get(client) for manifest in kept]
+            names = {self.path(client, version).name for version in versions if version is not None}
+            for path in list(folder.iterdir()) if folder.is_dir() else ():
+                if path.name not in names:
                     path.unlink(missing_ok=True)
+
+    def everyone(self) -> list[int]:
+        """Return the clients of which there are files."""
+        folders = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
 
 @dataclass
@@ -205,6 +214,7 @@ class ServerState:
     :param ledger: totals of bytes and the like.
     :param best: best value so far of the validation protocol.
     :param before_correction: figures of the global model before ``post_train`` changed it.
+    :param virtual_time: seconds on the clock of the simulated system.
     :param metrics_bytes: length of metrics.jsonl that belongs to the committed rounds.
     """
 
@@ -217,78 +227,4 @@ class ServerState:
     best: dict[str, Any] = field(default_factory=dict)
     before_correction: dict[str, Any] | None = None
     metrics_bytes: int = 0
-
-
-class CheckpointStore:
-    """Checkpoints as single files, each whole or absent; the one before goes only when the new one is there."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def save(self, state: ServerState) -> None:
-        """Write a checkpoint and delete older ones."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        tensors, rest = flatten(state.plugins)
-        meta = {
-            "format": 2,
-            "round": state.round,
-            "phase": state.phase,
-            "plugins": rest,
-            "ledger": state.ledger,
-            "best": state.best,
-            "before_correction": state.before_correction,
-            "metrics_bytes": state.metrics_bytes,
-        }
-        named = {f"model{SEPARATOR}{k}": v for k, v in state.model.items()}
-        named.update({f"plugins{SEPARATOR}{k}": v for k, v in tensors.items()})
-        named.update({f"manifest{SEPARATOR}{k}": v for k, v in Manifest.of(state.manifest).tensors().items()})
-        phase = {"train": 0, "post_train": 1, "done": 2}[state.phase]
-        path = self.root / f"{state.round:06d}-{phase}-{state.phase}.safetensors"
-        write_tensors(path, named, meta)
-        for other in self._files():
-            if other != path:
-                other.unlink(missing_ok=True)
-
-    def load(self) -> ServerState | None:
-        """Return the newest whole checkpoint, or None where there is none.
-
-        :raises RunDirectoryError: there are checkpoints, but none is whole.
-        """
-        problems = []
-        for path in reversed(self._files()):
-            try:
-                tensors, meta = read_tensors(path)
-                groups: dict[str, dict[str, Tensor]] = {"model": {}, "plugins": {}, "manifest": {}}
-                for name, tensor in tensors.items():
-                    group, _, key = name.partition(SEPARATOR)
-                    groups[group][key] = tensor.clone()
-                return ServerState(
-                    model=groups["model"],
-                    round=int(meta["round"]),
-                    phase=str(meta["phase"]),
-                    plugins=unflatten(groups["plugins"], meta["plugins"]),
-                    manifest=_manifest(groups["manifest"], meta),
-                    ledger=meta["ledger"],
-                    best=meta["best"],
-                    before_correction=meta["before_correction"],
-                    metrics_bytes=int(meta["metrics_bytes"]),
-                )
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                problems.append(f"{path.name}: {error}")
-        if problems:
-            raise RunDirectoryError(f"no checkpoint in {self.root} is whole: {'; '.join(problems)}")
-        return None
-
-    def clear(self) -> None:
-        """Delete all checkpoints."""
-        shutil.rmtree(self.root, ignore_errors=True)
-
-    def _files(self) -> list[Path]:
-        return sorted(self.root.glob("*.safetensors"))
-
-
-def _manifest(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Manifest:
-    """Return a checkpoint's manifest, which stood in its JSON part in format 1."""
-    if "manifest" in meta:
-        return Manifest.of({int(client): version for client, version in meta["manifest"].items()})
-    return Manifest.from_tensors(tensors)
+    virtual_time: float = 0.0

@@ -15,7 +15,14 @@ from fedcore._version import __version__
 from fedcore.cli.app import app
 from fedcore.scaffold import KINDS
 
-FLAGS = {"method": "--plugin", "dataset": "--dataset", "model": "--model", "partitioner": "--partition"}
+FLAGS = {
+    "method": "--plugin",
+    "dataset": "--dataset",
+    "model": "--model",
+    "partitioner": "--partition",
+    "tracker": "--tracker",
+    "engine": "--engine",
+}
 
 
 @pytest.fixture
@@ -91,7 +98,7 @@ def test_what_is_written_is_whole(new, tmp_path, kind):
     (target,) = points.values()
     module, _, attribute = target.partition(":")
     source = (package / "src" / module / "__init__.py").read_text()
-    assert f" {attribute}(" in source
+    assert re.search(rf"^(class|def) {attribute}\b", source, re.MULTILINE)
     files = [path for path in package.rglob("*") if path.is_file()]
     assert all("$" not in path.read_text() and "$" not in path.name for path in files)
     ruff = ["ruff", "check", "--select", "E,F,I,B,UP,D1", "--line-length", "120"]
@@ -118,6 +125,12 @@ def test_what_is_written_is_typed(new, tmp_path, kind):
         (["fedprox"], "exists already"),
         (["scaffold"], "exists already"),
         (["digits", "--kind", "dataset"], "exists already"),
+        (["wandb", "--kind", "tracker"], "exists already"),
+        (["local", "--kind", "engine"], "exists already"),
+        (["ray", "--kind", "engine"], "exists already"),
+        (["graph", "--kind", "dataset"], "package 'fedcore-graph' exists already"),
+        (["site", "--kind", "engine"], "means something else"),
+        (["place", "--kind", "engine"], "means something else"),
         (["plugin"], "means something else"),
         (["lambda", "--kind", "model"], "means something else"),
         (["torch", "--kind", "dataset"], "means something else"),

@@ -53,9 +53,36 @@ class TestSpec:
             "moon moon.temperature=2.0 moon.mu=5 seed=0",
         ]
 
+    def test_a_case_is_options_that_go_together(self):
+        found = cells(
+            base={"rounds": 3, "lr": 0.1},
+            cases=[
+                {"dataset": "digits", "alpha": 0.1, "moon.mu": 5},
+                {"dataset": "digits", "alpha": 0.5, "rounds": 4},
+            ],
+            grid={"plugin": ["fedavg", "moon"]},
+            seeds=[7],
+        )
+        assert [label for label, _ in found] == [
+            "fedavg alpha=0.1 rounds=3 seed=7",
+            "moon moon.mu=5 alpha=0.1 rounds=3 seed=7",
+            "fedavg alpha=0.5 rounds=4 seed=7",
+            "moon alpha=0.5 rounds=4 seed=7",
+        ]
+        assert {config.lr for _, config in found} == {0.1}
+        spec = SweepSpec.create({"cases": [{"plugin": "moon"}, {"plugin": "fedcd", "local-epochs": 2}]})
+        assert SweepSpec.create(yaml.safe_load(spec.as_yaml())) == spec
+        assert [dict(config.plugins) for _, config in spec.cells()] == [{"moon": {}}, {"fedcd": {}}]
+        changed = override(SweepSpec(cases=[{"alpha": 0.1, "rounds": 2}]), {}, ["alpha=1,2"], None, [])
+        assert [(config.alpha, config.rounds) for _, config in changed.cells()] == [(1, 2), (2, 2)]
+
     @pytest.mark.parametrize(
         ("values", "says"),
         [
+            ({"cases": [{"alpha": 1}, {"alhpa": 1}]}, "unknown option of case 2 'alhpa'. Did you mean 'alpha'?"),
+            ({"cases": [{"alpha": 1}], "grid": {"alpha": [2]}}, "case 1: alpha is an axis of the grid, too"),
+            ({"cases": [{"seed": 1}]}, "write --seeds"),
+            ({"cases": [{"moon.mu": 1}]}, "no run of this sweep has the plugin 'moon'"),
             ({"gird": {}}, "unknown key of a sweep 'gird'. Did you mean 'grid'?"),
             ({"alpha": 0.1}, "'alpha' is an option of a run: write it under base, or under grid"),
             ({"base": {"rouns": 1}}, "unknown option 'rouns'. Did you mean 'rounds'?"),
@@ -149,6 +176,12 @@ class TestDirectory:
     def test_equal_labels_are_different_runs(self, tmp_path):
         cells = [("same", RunConfig(alpha=alpha)) for alpha in (0.1, 0.5)]
         assert len(set(SweepDirectory(tmp_path / "s").add("", cells))) == 2
+
+    def test_a_long_label_is_cut_and_its_plan_is_read_again(self, tmp_path):
+        directory = SweepDirectory(tmp_path / "s")
+        (name,) = directory.add("", [("option=1_" * 40, RunConfig())])
+        assert 100 < len(name) < 120
+        assert list(directory.plan()) == [name]
 
     def test_standing(self, tmp_path):
         directory = SweepDirectory(tmp_path)

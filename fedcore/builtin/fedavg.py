@@ -24,8 +24,10 @@ class FedAvg(Plugin):
 
     @hookimpl(trylast=True)
     def select_clients(self, server: ServerContext) -> list[int]:
-        """Draw the cohort uniformly without replacement."""
-        return sorted(choose(server.num_clients, server.config.cohort_size, server.generator("cohort")))
+        """Draw the cohort uniformly without replacement from the clients that are available."""
+        clients = server.available
+        count = min(server.config.cohort_size, len(clients))
+        return sorted(clients[place] for place in choose(len(clients), count, server.generator("cohort")))
 
     @hookimpl(trylast=True)
     def task_loss(self, step: Step) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedcore._version import __version__
-from fedcore.cli import authors, bench, compare, data, plugins, sweep, training
+from fedcore.cli import authors, bench, compare, data, plugins, report, reproduce, sweep, training
 
 app = typer.Typer(
     help="Federated learning on non-IID data: one round loop, one local loop, every method a plugin.",
@@ -39,6 +39,8 @@ app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
 app.command("sweep")(sweep.sweep)
 app.command("compare")(compare.compare)
+app.command("reproduce")(reproduce.reproduce)
+app.command("report")(report.report)
 app.command("bench")(bench.bench)
 plugins.app.command("new")(authors.new)
 plugins.app.command("check")(authors.check)

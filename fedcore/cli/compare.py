@@ -70,21 +70,8 @@ def compare(
     if form != "table":
         typer.echo(formats.FORMATS[form](comparison), nl=False)
         return
-    from rich import box
-    from rich.table import Table
-
     console = output.stdout()
     for block in comparison.blocks:
-        table = Table(
-            title=output.text(formats.title(block)) if block.settings else None,
-            title_justify="left",
-            title_style="bold not italic",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        for index, heading in enumerate(formats.headings(comparison, block)):
-            table.add_column(output.text(heading), justify="right" if index else "left")
-        for row in block.rows:
-            table.add_row(*(output.text(cell) for cell in formats.cells(comparison, block, row)))
-        console.print(table)
+        rows = [formats.cells(comparison, block, row) for row in block.rows]
+        console.print(output.figures(formats.title(block), formats.headings(comparison, block), rows))
     console.print(output.text(formats.caption(comparison), style="dim"), soft_wrap=True)

@@ -24,6 +24,7 @@ SPLIT_FIELDS = (
     "classes_per_client",
     "clients",
     "client_test_fraction",
+    "samples",
     "seed",
 )
 
@@ -90,6 +91,62 @@ def split(
     for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)
     console.print(output.text(f"written: {out} (use it with --partition {out})"), soft_wrap=True)
+
+
+@app.command("plot")
+@guarded
+@options.config_flags(only=SPLIT_FIELDS)
+def plot(
+    given: dict[str, Any],
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[PARTITION.json]", help="A partition that split or a run wrote.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.png", help="Write the picture, too: .png or .pdf.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Draw a partition as a picture: clients across, classes down, blocks that grow with the samples.
+
+    Give a partition file, or the options of split to see what it would deal.
+    """
+    if out is not None:
+        from fedcore.report.extra import require
+
+        require(["matplotlib"])
+        if out.suffix not in (".png", ".pdf"):
+            raise ConfigError(f"--out {out}: the name must end with .png or .pdf")
+        if out.exists() and not force:
+            raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
+    if file is not None and given.get("partition") is not None:
+        raise ConfigError(f"name either {file} or --partition {given['partition']}")
+    config = RunConfig.create(given)
+
+    from fedcore.data import load_dataset, load_partition
+    from fedcore.data.picture import draw_picture
+    from fedcore.prepare import resolve_partition
+
+    dataset = load_dataset(config.dataset, config.data_dir)
+    source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
+    partition = load_partition(source, dataset) if source else resolve_partition(config, dataset)
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    console = output.stdout()
+    title = f"{dataset.name} by {partition.info['partitioner']}, {partition.num_clients} clients"
+    console.print(output.text(title, style="bold"), soft_wrap=True)
+    for line in draw_picture(partition, dataset.train.labels, names, console.width):
+        console.print(line, soft_wrap=True)
+    for message in cast(list[str], partition.info.get("notes", [])):
+        output.note(message)
+    if out is not None:
+        from fedcore.files import storing
+        from fedcore.report import samples, static
+
+        with storing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            static.save(samples.picture(partition, dataset), out)
+        console.print(output.text(f"written: {out}"), soft_wrap=True)
 
 
 def _first_line(kind: str, name: str) -> str:

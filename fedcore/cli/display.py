@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore.cli.output import clean, duration, note, number, percent, stopwatch, text
+from fedcore.system import participation
 
 ROWS = 8
 PROTOCOLS = ("global", "global_local", "personal", "personal_global")
@@ -74,6 +75,8 @@ class Display:
             self._pace.append(now - self._round_began)
             self._round_began, self.clients, self.failed, self.done = now, 0, 0, details["round"] + 1
             self.round_done(details)
+        elif event == "note":
+            note(details["message"], self.console)
         elif event == "done":
             self.finished = True
 
@@ -112,7 +115,9 @@ class PlainDisplay(Display):
         parts = [f"round {record['round']} ({self.done}/{self.rounds})"]
         parts += [f"{name} {value} %" for name, value in accuracies(record).items()]
         parts += [f"{clean(name)} {number(value)}" for name, value in ordered(record["losses"])]
-        if record["failures"]:
+        if "system" in record:
+            parts.append(took_part(record))
+        elif record["failures"]:
             parts.append(f"{len(record['failures'])} of {len(record['cohort'])} clients failed")
         parts.append(f"{duration(seconds(record))}/round")
         if self.left:
@@ -246,9 +251,18 @@ def seconds(record: Record) -> float:
     return float(spent["round"] + spent.get("evaluation", 0.0))
 
 
+def took_part(record: Record) -> str:
+    """Return who took part in a simulated round, and how long it lasted: ``5 of 8 clients, 35 s virtual``."""
+    system = record["system"]
+    words = participation.in_words(
+        len(record["cohort"]), record["accepted"], len(system["partial"]), participation.lost(record)
+    )
+    return f"{clean(words)}, {duration(system['seconds'])} virtual"
+
+
 def failures(record: Record) -> Iterator[str]:
-    """Yield a line for each kind of failure: how many clients, and the first one's message."""
-    kinds = Counter(failure["kind"] for failure in record["failures"])
+    """Yield a line for each kind of failure: how many clients, and the first one's message; simulated ones aside."""
+    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in participation.SIMULATED)
     for kind, count in kinds.items():
         first = next(failure for failure in record["failures"] if failure["kind"] == kind)
         others = f" and {count - 1} more" if count > 1 else ""

@@ -23,14 +23,20 @@ COMPARISON = (
     "fedcp",
     "solo",
 )
-SUMMARIES = {"fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; what every run begins with"}
+SUMMARIES = {
+    "fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; what every run begins with",
+    "tensorboard": "Runs in TensorBoard while they are under way: event files in the run directory",
+}
 
 GROUPS = {"papers": PAPERS, "comparison methods": COMPARISON}
 THIRD_PARTY = "third party"
+TRACKERS = "trackers"
 
 
 def group(name: str, point: EntryPoint) -> str:
-    """Return the group of an installed plugin; a package cannot join ours by taking a name."""
+    """Return the group of an installed plugin or tracker; a package cannot join our methods by taking a name."""
+    if point.group == registry.GROUPS["tracker"]:
+        return TRACKERS
     own = "fedcore" if name == "fedavg" else registry.PACKAGES.get(name)
     if point.dist and point.dist.name == own:
         return next((title for title, names in GROUPS.items() if name in names), THIRD_PARTY)
@@ -39,4 +45,5 @@ def group(name: str, point: EntryPoint) -> str:
 
 def summary(name: str, point: EntryPoint) -> str:
     """Return the one line that says what a plugin is."""
-    return SUMMARIES[name] if group(name, point) != THIRD_PARTY and name in SUMMARIES else registry.summary(point)
+    own = point.dist is not None and point.dist.name == "fedcore"
+    return SUMMARIES[name] if own and name in SUMMARIES else registry.summary(point)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from fedcore import registry
 from fedcore.cli import fields
 from fedcore.config import RunConfig
+from fedcore.system.options import SystemOptions
 
 METHODS, DATA, CLIENTS = "Methods", "Data and model", "Clients"
 TRAINING, EXECUTION, RECORDS = "Training", "Execution", "Records"
@@ -29,6 +30,8 @@ _PANELS = {
         "clients",
         "participation",
         "client_test_fraction",
+        "samples",
+        "system",
     ),
     EXECUTION: (
         "engine",
@@ -42,7 +45,7 @@ _PANELS = {
         "max_waiting",
         "max_payload",
     ),
-    RECORDS: ("eval_every", "silhouette_every", "checkpoint_every", "out"),
+    RECORDS: ("eval_every", "silhouette_every", "checkpoint_every", "out", "trackers"),
 }
 _NAMES_OF = {
     "plugins": "plugin",
@@ -50,11 +53,26 @@ _NAMES_OF = {
     "model": "model",
     "partition": "partitioner",
     "engine": "engine",
+    "trackers": "tracker",
 }
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, only the result.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Import what a file names as module:..., code that you have looked at.")
+]
+AllowOutside = Annotated[
+    bool, typer.Option("--allow-outside", help="Let its trackers write outside of the run directory.")
+]
+RunAllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Import what the --config file names as module:..., code that you have looked at.",
+        rich_help_panel=METHODS,
+    ),
+]
 RunJson = Annotated[
     bool,
     typer.Option("--json", help="Print summary.json on stdout, and nothing else there.", rich_help_panel=RECORDS),
@@ -103,6 +121,12 @@ def flag(name: str) -> inspect.Parameter:
     if name == "plugins":
         declarations, kind, metavar = ["--plugin"], list[str], "NAME"
         text = "A method; give it once for each, in the order in which their hooks are called. None is FedAvg."
+    elif name == "trackers":
+        declarations, kind, metavar = ["--tracker"], list[str], "NAME"
+        text = "Show the run live in tensorboard, mlflow, wandb, ... while it is under way; can be given again."
+    elif name == "system":
+        kind, metavar = list[str], "OPTION=VALUE"
+        text = f"{text} Options: {', '.join(SystemOptions.model_fields)}; can be given again."
     elif inner is bool:
         declarations = [f"{long}/--no-{long.removeprefix('--')}"]
     elif fields.choices(inner):
@@ -110,7 +134,7 @@ def flag(name: str) -> inspect.Parameter:
     elif inner not in (int, float, str, Path):
         raise TypeError(f"RunConfig.{name}: the command line has no flag for {field.annotation}")
     shown = [fields.bounds(field)] if fields.bounds(field) else []
-    if default is not None and name != "plugins" and inner is not bool:
+    if default is not None and kind != list[str] and inner is not bool:
         shown.append(f"default {default}")
     elif default is True:
         shown.append("on by default")

@@ -17,6 +17,7 @@ from fedcore.cli import fields
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.errors import ConfigError
 from fedcore.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin, option_names
+from fedcore.trackers.base import tracker_class
 from fedcore.traffic import watch
 
 DECLARATIONS = (
@@ -64,8 +65,25 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
+def describe_tracker(name: str) -> dict[str, Any]:
+    """Return a tracker's documentation, options and package as JSON values.
+
+    :raises PluginContractError: it cannot be imported, or is no tracker.
+    """
+    cls = tracker_class(name)
+    dist = registry.available("tracker")[name].dist
+    return {
+        "name": name,
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "package": dist.name if dist else None,
+        "version": dist.version if dist else None,
+        "description": prose(cls),
+        "options": [_option(option, cls.Options.model_fields[field]) for option, field in option_names(cls).items()],
+    }
+
+
 def draw(card: Mapping[str, Any]) -> Group:
-    """Return a description as it is drawn on a terminal."""
+    """Return a description as it is drawn on a terminal; a tracker has options only."""
     package = f"{card['package']} {card['version']}" if card["package"] else "no installed package"
     parts: list[RenderableType] = [
         Text.assemble((clean(card["name"]), "bold"), "  ", (clean(f"{card['class']}, {package}"), "dim")),
@@ -86,6 +104,8 @@ def draw(card: Mapping[str, Any]) -> Group:
         )
     else:
         parts += [Text("No options.", style="dim"), ""]
+    if "hooks" not in card:
+        return Group(*parts)
     if card["hooks"]:
         rows = [(h["name"], h["side"], "exclusive" if h["exclusive"] else "", h["summary"]) for h in card["hooks"]]
         parts.append(_table("Hooks", ("hook", "side", "", "what it is for"), rows))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcore import registry
 from fedcore.config import RunConfig, parse_setting, read_config_file
 from fedcore.errors import ConfigError, UnknownNameError, suggestion
+from fedcore.system.options import read_system
+from fedcore.trust import check_code, code_in
 
 
-def build_config(given: Mapping[str, Any], file: Path | None, settings: Sequence[str]) -> RunConfig:
+def build_config(
+    given: Mapping[str, Any], file: Path | None, settings: Sequence[str], *, allow_code: bool = False
+) -> RunConfig:
     """Return the configuration of a run.
 
     :param given: the flags that the user wrote, by field.
     :param settings: ``plugin.option=value`` texts.
+    :param allow_code: whether the file may name code (``module:...``), as flags may.
     :raises ConfigError: what is wrong, and whether the file or a flag said so.
     """
     source = str(file) if file else ""
@@ -22,41 +29,54 @@ def build_config(given: Mapping[str, Any], file: Path | None, settings: Sequence
     if file and "out" in written and Path(str(written["out"])).resolve() == file.parent.resolve():
         del written["out"]  # the file of an earlier run; the new one gets a directory of its own
     values = {**written, **given}
-    listed = values.pop("plugins", {})
-    if "plugins" in given:
-        listed = _keep_options(given["plugins"], written.get("plugins", {}), source)
-    values["plugins"] = set_options(
-        RunConfig.create({"plugins": listed}, source="" if "plugins" in given else source).plugins, settings
-    )
+    if "system" in given and written.get("system"):
+        before = read_system(written["system"])
+        values["system"] = {**(before if isinstance(before, dict) else {}), **read_system(given["system"])}
+    chosen = {kind: _chosen(kind, given, written, source) for kind in ("plugins", "trackers")}
+    changed = set_options({**chosen["plugins"], **chosen["trackers"]}, settings)
+    values.update({kind: {name: changed[name] for name in names} for kind, names in chosen.items()})
     try:
-        return RunConfig.create(values, source=source)
+        config = RunConfig.create(values, source=source)
     except UnknownNameError:
         raise
     except ConfigError as error:
         raise ConfigError(_without_source(str(error), source, given)) from None
+    check_code(code_in(config), source, allow=allow_code, own=typed_code(given.values()))
+    return config
+
+
+def typed_code(given: Iterable[Any]) -> set[str]:
+    """Return the code that the user named on the command line themself; that is permission enough."""
+    return {name for value in given for name in re.findall(r"module:[\w.:]+", str(value))}
 
 
 def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> dict[str, Any]:
-    """Return the plugins with their options changed by ``plugin.option=value`` texts.
+    """Return the plugins (and trackers) with their options changed by ``plugin.option=value`` texts.
 
-    :raises ConfigError: a plugin that is not among the run's.
+    :raises ConfigError: one that is not among the run's.
     """
     changed = {name: dict(options) for name, options in plugins.items()}
     for text in settings:
         name, option, value = parse_setting(text)
         if name not in changed:
             near = suggestion(name, changed) if changed else ""
+            tracker = name in registry.available("tracker") or ("tracker", name) in registry.PARTS
+            kind = "tracker" if tracker else "plugin"
             raise ConfigError(
-                f"--set {text}: plugin {name!r} is not among this run's plugins.{near} To use it, add --plugin {name}"
+                f"--set {text}: {kind} {name!r} is not among this run's {kind}s.{near} To use it, add --{kind} {name}"
             )
         changed[name][option] = value
     return changed
 
 
-def _keep_options(names: Sequence[str], in_file: Any, source: str) -> list[Any]:
-    """Return plugins named by flags, each with the options that the file has for it."""
-    options = RunConfig.create({"plugins": in_file}, source=source).plugins
-    return [{name: options.get(name, {})} for name in names]
+def _chosen(kind: str, given: Mapping[str, Any], written: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    """Return the ``plugins`` or ``trackers`` of the flags, else of the file, with the options that the file has."""
+    options: dict[str, dict[str, Any]] = getattr(RunConfig.create({kind: written.get(kind, {})}, source=source), kind)
+    if kind not in given:
+        return options
+    chosen = [{name: options.get(name, {})} for name in given[kind]]
+    named: dict[str, dict[str, Any]] = getattr(RunConfig.create({kind: chosen}), kind)
+    return named
 
 
 def _without_source(message: str, source: str, given: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore.cli.output import clean, duration, number, percent, size, text
+from fedcore.system import participation
 
 PROTOCOLS = {
     "global": "global model on the test set",
@@ -30,6 +31,7 @@ def summary_tables(summary: Mapping[str, Any]) -> Group:
         "",
         traffic_table(summary["bytes"], summary["rounds"]),
         "",
+        *([system_line(summary["system"])] if "system" in summary else []),
         time_line(summary),
     )
 
@@ -72,6 +74,14 @@ def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
         each = max(1, rounds)
         table.add_row(text(sender), size(down / each), size(up / each), size(down), size(up))
     return table
+
+
+def system_line(counts: Mapping[str, Any]) -> Text:
+    """Return who took part in a run with a simulated system, over all rounds."""
+    words = participation.in_words(counts["selected"], counts["accepted"], counts["partial"], counts["lost"])
+    return Text.assemble(
+        ("took part: ", "bold"), f"{clean(words)}, in {duration(counts['virtual_time'])} of virtual time"
+    )
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:

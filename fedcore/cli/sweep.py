@@ -12,10 +12,12 @@ import typer
 
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore.cli.settings import typed_code
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.sweep.directory import SweepDirectory
 from fedcore.sweep.spec import SweepSpec, override, read_spec
+from fedcore.trust import check_code, code_in
 
 SOME_FAILED = 3
 GRID = "Sweep"
@@ -69,6 +71,8 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=GRID)
     ] = False,
+    allow_code: options.AllowCode = False,
+    allow_outside: options.AllowOutside = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -80,6 +84,9 @@ def sweep(
     from there. Exit code 3: some runs failed; the others are finished.
     """
     spec, folder = _asked_for(source, out, given, grid or [], seeds, settings or [])
+    if spec is not None and source is not None:
+        code = (name for _, config in spec.cells() for name in code_in(config))
+        check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
 
     from fedcore.sweep.run import plan_sweep, run_sweep
 
@@ -93,7 +100,9 @@ def sweep(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
     with SweepDisplay(output.stderr(), quiet=quiet) as display:
-        result = run_sweep(spec, folder, parallel=parallel, listen=display)
+        result = run_sweep(
+            spec, folder, parallel=parallel, listen=display, allow_code=allow_code, allow_outside=allow_outside
+        )
     failed = result.named("failed")
     if as_json:
         runs = [

@@ -47,6 +47,8 @@ class SweepDisplay:
             self._tasks[name] = self._bars.add_task(clean(name), total=self._rounds[name])
         elif event == "round":
             self._bars.update(self._tasks[name], completed=details["round"])
+        elif event == "note":
+            note(f"{name}: {details['note']}", self.console)
         elif event in ("finished", "failed", "stopped"):
             self._ended(name, event, details)
 

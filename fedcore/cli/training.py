@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ def train(
             rich_help_panel=options.METHODS,
         ),
     ] = None,
+    allow_code: options.RunAllowCode = False,
     as_json: options.RunJson = False,
     quiet: options.RunQuiet = False,
     profile: options.RunProfile = False,
@@ -51,7 +51,7 @@ def train(
 
     Ctrl-C leaves a checkpoint: fedcore resume goes on from there, to the same bits.
     """
-    config = build_config(given, config_file, settings or [])
+    config = build_config(given, config_file, settings or [], allow_code=allow_code)
 
     from fedcore.experiment import run
 
@@ -63,6 +63,8 @@ def train(
 @guarded
 def resume(
     run_dir: RunDir,
+    allow_code: options.AllowCode = False,
+    allow_outside: options.AllowOutside = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     profile: options.RunProfile = False,
@@ -72,17 +74,23 @@ def resume(
     from fedcore import experiment
 
     with training(quiet) as display:
-        result = experiment.resume(run_dir, notify=display)
+        result = experiment.resume(run_dir, notify=display, allow_code=allow_code, allow_outside=allow_outside)
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
 @guarded
-def evaluate(run_dir: RunDir, as_json: options.Json = False, debug: options.Debug = False) -> None:
+def evaluate(
+    run_dir: RunDir,
+    allow_code: options.AllowCode = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
     """Evaluate a run's last checkpoint again under every protocol; writes nothing."""
+    from fedcore.cli.display import make_display
     from fedcore.cli.summary import metrics_tables
     from fedcore.experiment import evaluate_run
 
-    metrics = evaluate_run(run_dir)
+    metrics = evaluate_run(run_dir, notify=make_display(output.stderr(), quiet=True), allow_code=allow_code)
     if as_json:
         output.print_json(metrics)
     else:
@@ -94,6 +102,7 @@ def training(quiet: bool) -> Iterator[Any]:
     """Show a run while it is under way, and say how to go on when it stops before its end."""
     from fedcore.cli.display import make_display
     from fedcore.experiment import Interrupted
+    from fedcore.rundir import RunDirectory
 
     display = make_display(output.stderr(), quiet=quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
@@ -104,7 +113,7 @@ def training(quiet: bool) -> Iterator[Any]:
         if not str(error) and display.directory is None:
             raise  # before there was a run
         output.error(
-            str(error) or f"interrupted. Go on with: fedcore resume {shlex.quote(str(display.directory))}",
+            str(error) or f"interrupted. Go on with: {RunDirectory(Path(str(display.directory))).how_to_resume}",
             label="stopped",
         )
         raise typer.Exit(INTERRUPTED) from None
@@ -112,7 +121,7 @@ def training(quiet: bool) -> Iterator[Any]:
         if display.directory is not None:
             output.note(
                 f"everything up to the last checkpoint is in {display.directory}; "
-                f"fedcore resume {shlex.quote(str(display.directory))} goes on from it"
+                f"{RunDirectory(display.directory).how_to_resume} goes on from it"
             )
         raise
 

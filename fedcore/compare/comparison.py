@@ -6,15 +6,16 @@ Runs that differ in anything but the rows' options and the seed stand in differe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedcore.compare.figures import Difference, Figure, paired_difference
+from fedcore.compare.groups import by_seed, field, grouped
 from fedcore.compare.records import Evaluation, RunRecord, Warn
-from fedcore.config import Json, RunConfig
+from fedcore.config import Json
 from fedcore.errors import ConfigError, UnknownNameError
-from fedcore.identity import DEALING, key, method, settings
+from fedcore.identity import DEALING, key, settings
 
 PROTOCOLS = ("global", "global_local", "personal", "personal_global", "global_before_correction")
 BASELINE = "fedavg"
@@ -83,7 +84,7 @@ def compare(
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another: the same
         settings and seed twice, or dealt to different clients.
     """
-    fields = [_field(name) for name in by]
+    fields = [field(name) for name in by]
     if protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if target is not None and not 0 < target <= 1:
@@ -91,34 +92,12 @@ def compare(
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
     kept = _usable(runs, protocol, round, warn)
-    groups: dict[str, dict[str, list[RunRecord]]] = {}
-    for run in kept:
-        values = settings(run.config)
-        row = {name: values.pop(name) for name in fields}
-        del values["seed"]
-        labels = None if "dataset" in fields else run.labels
-        groups.setdefault(key([values, labels]), {}).setdefault(key(row), []).append(run)
-    blocks = [list(rows.values()) for rows in groups.values()]
-    names = _labels([rows[0] for block in blocks for rows in block], fields)
-    named = [{names[key(_row_values(rows[0], fields))]: rows for rows in block} for block in blocks]
-    if baseline is not None and not any(baseline in block for block in named):
-        raise UnknownNameError("baseline", baseline, {label for block in named for label in block})
-    common, differing = _settings([next(iter(block.values()))[0] for block in named], fields)
-    made = [
-        _block(block, shown, baseline, protocol, target, round, confidence, warn)
-        for block, shown in zip(named, differing, strict=True)
-    ]
+    common, groups = grouped(kept, fields)
+    if baseline is not None and not any(baseline in group.rows for group in groups):
+        raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
+    made = [_block(group.rows, group.settings, baseline, protocol, target, round, confidence, warn) for group in groups]
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
     return Comparison(protocol, rows_by, round, target, confidence, common, made)
-
-
-def _field(name: str) -> str:
-    field = "plugins" if name == "plugin" else name.replace("-", "_")
-    known = [option for option in settings(RunConfig()) if option != "seed"]
-    if field not in known:
-        hint = "Figures are always over seeds." if field == "seed" else ""
-        raise UnknownNameError("--by", name, ["plugin", *known], hint)
-    return field
 
 
 def _usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
@@ -153,48 +132,6 @@ def _usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: W
     return kept
 
 
-def _row_values(run: RunRecord, fields: Iterable[str]) -> dict[str, Json]:
-    values = settings(run.config)
-    return {name: values[name] for name in fields}
-
-
-def _labels(runs: Sequence[RunRecord], fields: Sequence[str]) -> dict[str, str]:
-    """Name every row: methods by their plugins, with those options in which equal ones differ."""
-    rows = {key(values): values for values in (_row_values(run, fields) for run in runs)}
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for values in rows.values():
-        if "plugins" in values:
-            by_method.setdefault(method(values["plugins"]), []).append(_flat(values["plugins"]))
-    labels = {}
-    for text, values in rows.items():
-        parts = []
-        for name in fields:
-            if name == "plugins":
-                label, own = method(values[name]), _flat(values[name])
-                peers = by_method[label]
-                different = [o for o in own if any(key(peer.get(o)) != key(own[o]) for peer in peers)]
-                parts.append(label + (f" ({', '.join(f'{o}={own[o]}' for o in different)})" if different else ""))
-            else:
-                parts.append(str(values[name]) if len(fields) == 1 else f"{name}={values[name]}")
-        labels[text] = ", ".join(parts)
-    return labels
-
-
-def _flat(plugins: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
-    return {f"{plugin}.{option}": value for plugin, options in plugins.items() for option, value in options.items()}
-
-
-def _settings(runs: Sequence[RunRecord], fields: Sequence[str]) -> tuple[dict[str, Json], list[dict[str, Json]]]:
-    """Return what all blocks share, and for each block the rest."""
-    values = [{**settings(run.config), "labels": run.labels[:12]} for run in runs]
-    for each in values:
-        for name in ("seed", *fields):
-            del each[name]
-    shared = {name for name in values[0] if len({key(each[name]) for each in values}) == 1}
-    common = {name: value for name, value in values[0].items() if name in shared and name != "labels"}
-    return common, [{name: value for name, value in each.items() if name not in shared} for each in values]
-
-
 def _block(
     rows: Mapping[str, list[RunRecord]],
     shown: dict[str, Json],
@@ -205,15 +142,15 @@ def _block(
     confidence: float,
     warn: Warn,
 ) -> Block:
-    by_seed = {label: _by_seed(runs) for label, runs in rows.items()}
+    seeds = {label: by_seed(runs) for label, runs in rows.items()}
     chosen = baseline or BASELINE
-    reference = by_seed.get(chosen)
+    reference = seeds.get(chosen)
     where = ", ".join(f"{name}={value}" for name, value in shown.items())
     if baseline and reference is None:
         warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
-    _check_clients(by_seed)
+    _check_clients(seeds)
     made = []
-    for label, runs in by_seed.items():
+    for label, runs in seeds.items():
         accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
         difference = None
         if reference is not None and label != chosen:
@@ -240,18 +177,6 @@ def _block(
             )
         )
     return Block(shown, chosen if reference is not None else None, made)
-
-
-def _by_seed(runs: Sequence[RunRecord]) -> dict[int, RunRecord]:
-    found: dict[int, RunRecord] = {}
-    for run in runs:
-        other = found.setdefault(run.config.seed, run)
-        if other is not run:
-            raise ConfigError(
-                f"{other.path} and {run.path} are runs of the same settings and seed; name one of them, "
-                "or the deviation over seeds would come out too small"
-            )
-    return found
 
 
 def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:

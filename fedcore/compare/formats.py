@@ -72,10 +72,8 @@ def markdown(comparison: Comparison) -> str:
     """Return a GitHub table for each block."""
     parts = []
     for block in comparison.blocks:
-        rows = [headings(comparison, block), *(cells(comparison, block, row) for row in block.rows)]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        lines.insert(1, "| --- |" + " ---: |" * (len(rows[0]) - 1))
-        parts.append("\n".join([*([f"**{title(block)}**", ""] if block.settings else []), *lines]))
+        rows = [cells(comparison, block, row) for row in block.rows]
+        parts.append(markdown_table(title(block), headings(comparison, block), rows))
     return "\n\n".join([*parts, caption(comparison)]) + "\n"
 
 
@@ -83,12 +81,23 @@ def latex(comparison: Comparison) -> str:
     """Return a tabular for each block, in the style of the package booktabs."""
     parts = []
     for block in comparison.blocks:
-        heads = headings(comparison, block)
-        lines = [f"% {title(block)}"] if block.settings else []
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", _latex_row(heads), r"\midrule"]
-        lines += [_latex_row(cells(comparison, block, row)) for row in block.rows]
-        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
+        rows = [cells(comparison, block, row) for row in block.rows]
+        parts.append(latex_table(title(block), headings(comparison, block), rows))
     return "\n\n".join([f"% {caption(comparison)}", *parts]) + "\n"
+
+
+def markdown_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a GitHub table under its title, if it has one; the first column holds names, the others numbers."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (headings, *rows)]
+    lines.insert(1, "| --- |" + " ---: |" * (len(headings) - 1))
+    return "\n".join([*([f"**{title}**", ""] if title else []), *lines])
+
+
+def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a tabular with its title as a comment; the first column holds names, the others numbers."""
+    lines = [f"% {title}"] if title else []
+    lines += [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", _latex_row(headings), r"\midrule"]
+    return "\n".join([*lines, *map(_latex_row, rows), r"\bottomrule", r"\end{tabular}"])
 
 
 def as_csv(comparison: Comparison) -> str:

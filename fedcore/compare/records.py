@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +11,9 @@ from typing import Any
 
 from fedcore.config import RunConfig, read_config_file
 from fedcore.errors import RunDirectoryError
+from fedcore.files import parse_json
 from fedcore.sweep.directory import SweepDirectory
+from fedcore.trust import check_links
 
 Warn = Callable[[str], None]
 
@@ -58,7 +60,7 @@ class RunRecord:
         found, spent = [], 0
         for line in self.rounds:
             spent += line["bytes"]["down"] + line["bytes"]["up"]
-            row = (line.get("metrics") or {}).get(protocol)
+            row = _row(line.get("metrics") or {}, protocol)
             if row:
                 found.append(Evaluation(line["round"] + 1, row["accuracy"], spent))
         return found
@@ -67,7 +69,7 @@ class RunRecord:
         """Return the last word of a finished run, corrections after training included."""
         if self.summary is None:
             return None
-        row = self.summary["metrics"].get(protocol)
+        row = _row(self.summary["metrics"], protocol)
         spent = self.summary["bytes"]
         return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"]) if row else None
 
@@ -136,6 +138,7 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     if not file.is_file():
         what = "does not exist" if not path.exists() else "is neither a run nor a sweep: it has no config.yaml"
         raise RunDirectoryError(f"{path} {what}. Name folders that train or sweep printed.")
+    check_links(path, deep=False)
     config = RunConfig.create({**read_config_file(file), "out": str(path)}, source=str(file))
     partition, labels = _hashes(path / "partition.json")
     return RunRecord(path, config, partition, labels, list(_rounds(path / "metrics.jsonl", warn)), _summary(path, warn))
@@ -143,7 +146,7 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
 
 def _hashes(file: Path) -> tuple[str, str]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         return str(content["sha256"]), str(content["info"].get("labels_sha256", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunDirectoryError(f"{file} is missing or damaged ({type(error).__name__}: {error})") from None
@@ -159,13 +162,13 @@ def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
+            line = parse_json(text)
             if not isinstance(line, dict):
                 raise TypeError("no record")
             if "round" in line:  # other lines are about what comes after training
                 _check(line)
                 yield line
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             where = "is half written" if number == len(lines) else f"is damaged ({type(error).__name__}: {error})"
             warn(f"{file}: line {number} {where}; read up to it")
             return
@@ -173,17 +176,44 @@ def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
 
 def _check(line: Mapping[str, Any]) -> None:
     """Look at what is used of a line; raises KeyError or TypeError."""
-    line["round"] + line["bytes"]["down"] + line["bytes"]["up"]
-    for row in (line["metrics"] or {}).values():
+    _check_counts(line["round"], line["bytes"]["down"], line["bytes"]["up"])
+    _check_metrics(line["metrics"] or {})
+    time = line.get("time") or {}
+    for part in ("round", "evaluation"):
+        _check_number(time.get(part, 0.0))
+
+
+def _check_metrics(metrics: Mapping[str, Any]) -> None:
+    if not isinstance(metrics, dict):
+        raise TypeError(f"metrics are a {type(metrics).__name__}")
+    for row in metrics.values():
         if isinstance(row, dict) and "accuracy" in row:
-            row["accuracy"] + 0.0
+            _check_number(row["accuracy"])
+
+
+def _row(metrics: Mapping[str, Any], protocol: str) -> Mapping[str, Any] | None:
+    """Return a protocol's figures, None where there are none."""
+    row = metrics.get(protocol)
+    return row if isinstance(row, dict) and "accuracy" in row else None
+
+
+def _check_counts(*values: Any) -> None:
+    for value in values:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise TypeError(f"{value!r:.40} is no count")
+
+
+def _check_number(value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise TypeError(f"{value!r:.40} is no number")
 
 
 def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:
     file = path / "summary.json"
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
-        summary["metrics"].items(), summary["bytes"]["down"] + summary["bytes"]["up"] + summary["rounds"]
+        summary = parse_json(file.read_text(encoding="utf-8"))
+        _check_metrics(summary["metrics"])
+        _check_counts(summary["bytes"]["down"], summary["bytes"]["up"], summary["rounds"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

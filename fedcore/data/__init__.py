@@ -5,7 +5,9 @@ from fedcore.data.datasets import load_dataset
 from fedcore.data.partition import Partition, load_partition, make_partition
 from fedcore.data.partitions import dirichlet_partition
 from fedcore.data.parts import Parts
+from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset, ResidentSamples, Samples
+from fedcore.data.sequences import SequenceBatch, SequenceSamples
 
 __all__ = [
     "Dataset",
@@ -13,6 +15,9 @@ __all__ = [
     "Parts",
     "ResidentSamples",
     "Samples",
+    "SequenceBatch",
+    "SequenceSamples",
+    "TensorSamples",
     "augment",
     "dirichlet_partition",
     "load_dataset",

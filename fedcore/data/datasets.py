@@ -1,4 +1,4 @@
-"""Data sets by name: scikit-learn's digits and torchvision's sets.
+"""Data sets by name: those bundled with scikit-learn, and torchvision's sets.
 
 A loader (entry-point group ``fedcore.datasets``) takes the data directory, None for the default, and returns
 a :class:`~fedcore.data.samples.Dataset`.
@@ -19,9 +19,10 @@ import torch
 
 from fedcore.data.assemble import Split, assemble, span
 from fedcore.data.files import imagefolder, npz, read_npz
+from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset
 from fedcore.errors import DataError, PluginContractError
-from fedcore.registry import resolve
+from fedcore.registry import call, resolve
 from fedcore.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -46,7 +47,7 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     if kind == "imagefolder":
         return imagefolder(Path(rest).expanduser())
     loader: Callable[[Path | None], Dataset] = resolve("dataset", spec)
-    dataset = loader(data_dir)
+    dataset = call("dataset", spec, loader, data_dir)
     if not isinstance(dataset, Dataset):
         raise PluginContractError(f"data set {spec!r}: its loader returned {type(dataset).__name__}, not Dataset")
     return dataset
@@ -64,21 +65,49 @@ def digits(data_dir: Path | None = None) -> Dataset:
     The split is stratified and fixed; it does not depend on the run's seed.
     """
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     bunch = load_digits()
     images = torch.from_numpy(bunch.images / 16.0).to(torch.float32).unsqueeze(1)
     labels = torch.from_numpy(bunch.target.astype(np.int64))
-    train, test = (
-        torch.from_numpy(part)
-        for part in train_test_split(np.arange(len(labels)), test_size=0.2, stratify=bunch.target, random_state=0)
-    )
+    train, test = map(torch.from_numpy, fixed_split(bunch.target, 0.2))
     return assemble(
         "digits",
         Split(images[train], labels[train]),
         Split(images[test], labels[test]),
         class_names=tuple(str(digit) for digit in range(10)),
     )
+
+
+def breast_cancer(data_dir: Path | None = None) -> Dataset:
+    """Return scikit-learn's bundled breast-cancer table: 30 numbers, 2 classes, 455 to train and 114 to test.
+
+    Measurements of cell nuclei (Wisconsin diagnostic data), normalised by the training rows' mean and standard
+    deviation. The split is stratified and fixed; it does not depend on the run's seed.
+    """
+    from sklearn.datasets import load_breast_cancer
+
+    bunch = load_breast_cancer()
+    train, test = fixed_split(bunch.target, 0.2)
+    mean, std = bunch.data[train].mean(axis=0), bunch.data[train].std(axis=0)  # float64, in NumPy's fixed order
+    rows = torch.from_numpy((bunch.data - mean) / std).to(torch.float32)
+    labels = torch.from_numpy(bunch.target.astype(np.int64))
+    return Dataset(
+        name="breast-cancer",
+        train=TensorSamples(rows[train], labels[train]),
+        test=TensorSamples(rows[test], labels[test]),
+        num_classes=2,
+        input_shape=(30,),
+        class_names=tuple(map(str, bunch.target_names)),
+        model="mlp",
+    )
+
+
+def fixed_split(labels: Any, test_size: float) -> tuple[Array, Array]:
+    """Return the positions of a stratified training and test part of ``labels`` (n,), always the same."""
+    from sklearn.model_selection import train_test_split
+
+    train, test = train_test_split(np.arange(len(labels)), test_size=test_size, stratify=labels, random_state=0)
+    return train, test
 
 
 def mnist(data_dir: Path | None = None) -> Dataset:

@@ -17,9 +17,10 @@ from torch import Tensor
 from fedcore.data.partitions import IntArray, partition, shares_samples
 from fedcore.data.parts import Parts
 from fedcore.data.samples import JSON, Dataset
-from fedcore.errors import ConfigError, DataError, PluginContractError
+from fedcore.errors import ConfigError, DataError, PluginContractError, StorageError
+from fedcore.files import write_text
 from fedcore.seeding import numpy_generator
-from fedcore.serial import read_tensors, write_tensors, write_text
+from fedcore.serial import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +40,8 @@ class Partition:
     :param train: one (n_k,) int64 tensor of positions in the data set's *training* set per client.
     :param test: the same of the client's own hold-out, empty when it has none.
     :param info: how it was made: dataset, labels_sha256, partitioner, alpha, classes_per_client,
-        client_test_fraction, seed, notes; ``shares_samples`` where clients may hold the same sample.
+        client_test_fraction, seed, notes; ``shares_samples`` where clients may hold the same sample, ``samples``
+        where only so many were dealt.
     """
 
     def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
@@ -91,7 +93,7 @@ class Partition:
                 write_tensors(beside, tensors)
                 content.update(format=SPLIT_FORMAT, clients=self.num_clients, file=beside.name)
             write_text(path, json.dumps(content) + "\n")
-        except OSError as error:
+        except (OSError, StorageError) as error:
             raise DataError(f"cannot write the partition file {path}: {error}") from error
 
 
@@ -104,24 +106,29 @@ def make_partition(
     classes_per_client: int,
     client_test_fraction: float,
     seed: int,
+    samples: int | None = None,
 ) -> Partition:
     """Divide the training set of ``dataset`` among ``clients`` and set each one's hold-out aside.
 
     The hold-out is ``client_test_fraction`` (in [0, 1)) of the client's samples, drawn class by class; a
     class of which the client has one sample stays in training, so a client always keeps some.
 
+    :param samples: deal at most so many samples, each class with its share of them; None deals all.
     :raises ConfigError: numbers that cannot work.
     :raises PluginContractError: the partitioner returned something other than disjoint, non-empty parts.
     """
     if not 0 <= client_test_fraction < 1:
         raise ConfigError(f"client_test_fraction must be in [0, 1), not {client_test_fraction}")
     labels = dataset.train.labels.cpu().numpy()
-    parts, notes = partition(partitioner, labels, clients, alpha, seed, classes_per_client=classes_per_client)
+    dealt = _drawn(labels, samples, seed)
+    parts, notes = partition(partitioner, labels[dealt], clients, alpha, seed, classes_per_client=classes_per_client)
     train, test, shared = Parts.of(parts), Parts.empty(len(parts)), shares_samples(partitioner)
-    problem = _problem(train, test, len(labels), shared=shared)
+    problem = _problem(train, test, len(dealt), shared=shared)
     if problem or len(parts) != clients:
         problem = problem or f"{len(parts)} parts for {clients} clients"
         raise PluginContractError(f"partitioner {partitioner!r} returned a bad partition: {problem}")
+    if samples is not None:
+        train = Parts(torch.from_numpy(dealt).to(train.positions.dtype)[train.positions.long()], train.offsets)
     if client_test_fraction and shared:
         raise ConfigError(f"client_test_fraction must be 0: by {partitioner!r} others train on what one holds out")
     if client_test_fraction:
@@ -138,6 +145,8 @@ def make_partition(
     }
     if shared:
         info["shares_samples"] = True
+    if samples is not None:
+        info["samples"] = len(dealt)
     return Partition(train, test, info)
 
 
@@ -272,19 +281,28 @@ def _shade(share: float) -> str:
     return f"{'black' if level > 140 else 'white'} on rgb({level // 2},{level},{min(255, level + 40)})"
 
 
+def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
+    """Return the positions that are dealt, ascending: all, or ``samples`` of them drawn class by class."""
+    if samples is None or samples == len(labels):
+        return np.arange(len(labels))
+    if samples > len(labels):
+        raise ConfigError(f"--samples is {samples}, but the data set has {len(labels)} training samples")
+    return np.flatnonzero(_draw_by_class(labels, samples / len(labels), numpy_generator(seed, "samples")))
+
+
 def _hold_out(train: Parts, labels: IntArray, fraction: float, seed: int) -> tuple[Parts, Parts]:
     """Set part of every client's samples aside; returns what stays for training, and the hold-outs."""
     kept, held_out = [], []
     for client, indices in enumerate(train):
         rng = numpy_generator(seed, "holdout", client=client)
-        mask = torch.from_numpy(_draw_holdout(labels[indices.numpy()], fraction, rng))
+        mask = torch.from_numpy(_draw_by_class(labels[indices.numpy()], fraction, rng))
         kept.append(indices[~mask])
         held_out.append(indices[mask])
     return Parts.of(kept), Parts.of(held_out)
 
 
-def _draw_holdout(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return which of one client's samples, (n_k,) bool, are held out.
+def _draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Return which of ``labels``, (n,) bool, make up a fraction of them.
 
     Each class gives its share rounded down; what is missing to the share of the whole is taken one each from
     the classes with the largest remainders. No class gives its last sample.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import ConfigError
-from fedcore.registry import resolve
+from fedcore.registry import call, resolve
 from fedcore.seeding import numpy_generator
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -73,7 +73,10 @@ def partition(
     partitioner: Partitioner = resolve("partitioner", name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PartitionWarning)
-        parts = partitioner(
+        parts = call(
+            "partitioner",
+            name,
+            partitioner,
             labels,
             num_clients,
             alpha=alpha,

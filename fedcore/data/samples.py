@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +19,21 @@ MAX_FLOAT_BYTES = 2 * 1024**3
 
 
 class Samples(Protocol):
-    """Labelled samples that a batch can be gathered from; images are one case, graphs may be another."""
+    """Labelled samples that batches are gathered from: images, rows of a table, texts, graphs.
+
+    A batch is a tensor (B, ...), or any object with ``to(device)`` that models of its kind take. Nothing of the core
+    looks into it: it is gathered by position, moved, and given to the model.
+
+    Samples are named tensors and JSON, so that worker processes map one copy of them: what ``from_tensors`` makes of
+    ``tensors`` and ``meta`` must gather the same bits. They are never written to.
+
+    :cvar kind: what a batch is: ``"tensor"``, or a word of your own such as ``"graphs"`` that models name in ``takes``.
+    :cvar fixed_shape: whether all batches of one size have the same shapes; only then is a training step recorded as
+        a CUDA graph.
+    """
+
+    kind: ClassVar[str]
+    fixed_shape: ClassVar[bool]
 
     @property
     def labels(self) -> Tensor:
@@ -28,7 +42,20 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def gather(self, indices: Tensor) -> Any:
-        """Return the model's input for the samples at ``indices`` (B,) int64: any batch object."""
+        """Return the model's input for the samples at ``indices`` (B,) int64, in this order."""
+
+    def to(self, device: torch.device, memory_format: torch.memory_format) -> Self:
+        """Return the samples on a device; ``memory_format`` is that of images, other samples have no use for it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that, with :meth:`meta`, make these samples again in another process."""
+
+    def meta(self) -> dict[str, JSON]:
+        """Return what is not a tensor, ready for JSON."""
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Self:
+        """Return samples over the given tensors without a copy: they may lie in a memory-mapped file."""
 
 
 class ResidentSamples:
@@ -41,6 +68,9 @@ class ResidentSamples:
 
     :raises DataError: shapes or dtypes other than these.
     """
+
+    kind: ClassVar[str] = "tensor"
+    fixed_shape: ClassVar[bool] = True
 
     def __init__(self, images: Tensor, labels: Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
         if images.ndim != 4 or images.dtype not in (torch.float32, torch.uint8):
@@ -104,8 +134,9 @@ class ResidentSamples:
 class Dataset:
     """A training set that is divided among the clients and a test set that only the server sees.
 
-    ``input_shape`` is one sample's shape, (C, H, W) for images; ``augmentation`` names the set's entry in
-    :mod:`fedcore.data.augment`, None if its protocol has none.
+    ``input_shape`` is what a model is built for: one sample's shape where it is a tensor, (C, H, W) for images; other
+    kinds say what it is with them. ``augmentation`` names the set's entry in :mod:`fedcore.data.augment`, None if its
+    protocol has none. ``model`` is what ``--model auto`` stands for, None for the rule of images.
     """
 
     name: str
@@ -115,6 +146,12 @@ class Dataset:
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...] | None = None
     augmentation: str | None = None
+    model: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What a batch is, as models name it in ``takes``."""
+        return self.train.kind
 
 
 def _normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from fedcore.data import Dataset, Partition
 
 TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate", "end_session"]
-FailureKind = Literal["raised", "timeout", "worker_lost", "session_lost", "unreachable", "rejected", "no_steps"]
+FailureKind = Literal[
+    "raised",
+    "timeout",
+    "worker_lost",
+    "session_lost",
+    "unreachable",
+    "rejected",
+    "no_steps",
+    "unavailable",
+    "dropped",
+    "deadline",
+]
+"""Why a client gave nothing; the last three are the simulated system's (``fedcore.system``)."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, Outcome
+from fedcore.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
 from fedcore.serial import dumps, loads, read_tensors, write_tensors
 from fedcore.tensors import bytes_of
 
 INLINE_BYTES = 1 << 16
+
+_STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}
 
 
 class Spool:
@@ -49,7 +52,7 @@ class Spool:
     def put(self, name: str, tensors: Mapping[str, Tensor], meta: Any) -> Path:
         """Write a payload and return its file."""
         path = self.path / f"{name}.safetensors"
-        write_tensors(path, tensors, meta, sync=False)
+        write_tensors(path, tensors, meta, sync=False, checksum=False)
         return path
 
     def remove(self) -> None:
@@ -116,6 +119,19 @@ def unpack_outcome(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) 
     if kind == "failure":
         return ClientFailure(**meta)
     return ClientResult(meta["task_id"], tensors, meta["meta"])
+
+
+def pack_error(error: FedcoreError) -> dict[str, Any]:
+    """Return an error that ends the run as JSON."""
+    where = {"plugin": getattr(error, "plugin", None), "hook": getattr(error, "hook", None)}
+    return {"type": type(error).__name__, "message": str(error), **where}
+
+
+def unpack_error(meta: Mapping[str, Any]) -> FedcoreError:
+    """Return what :func:`pack_error` was given."""
+    if meta["type"] in _STORAGE:
+        return _STORAGE[meta["type"]](meta["message"])
+    return PluginContractError(meta["message"], plugin=meta["plugin"], hook=meta["hook"])
 
 
 def _bare(task: ClientTask) -> ClientTask:

@@ -6,6 +6,7 @@ number); data and weights go through shared memory. CUDA, or ``workers = 0``: in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,15 +19,18 @@ from torch import Tensor
 
 from fedcore.client import Shared
 from fedcore.engines.base import ClientFailure, ClientTask, Outcome, Site
-from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair, unpack_outcome
+from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair, unpack_error, unpack_outcome
 from fedcore.engines.site import pack_site
-from fedcore.errors import FedcoreError, PluginContractError
+from fedcore.errors import FedcoreError
 from fedcore.placement import resolve_device
 from fedcore.runtime import ClientRuntime
 from fedcore.tensors import bytes_of
 
 BOUND = ("fit_resume", "end_session")
 """Kinds of tasks that only the worker with the live session can run."""
+
+KILLED_EARLY = 3
+"""How many workers of a run may be killed before they are ready, and are replaced: more, and it is no accident."""
 
 # glibc gives freed activations back to the kernel at once, and every step then faults them in again.
 ALLOCATOR = {
@@ -43,7 +47,7 @@ def LocalEngine(site: Site) -> InProcessEngine | WorkerEngine:  # noqa: N802 - n
     on_gpu = resolve_device(site.config.device).type == "cuda"
     if workers == 0 or (on_gpu and workers is None):
         return InProcessEngine(site)
-    return WorkerEngine(site, workers or cores())
+    return WorkerEngine(site, min(workers or cores(), site.config.clients))  # more would never have a task
 
 
 def cores() -> int:
@@ -85,7 +89,14 @@ class _Worker:
         connection, theirs = socket_pair()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-                [sys.executable, "-m", "fedcore.engines.worker", str(theirs.fileno()), str(spool.path)],
+                [
+                    sys.executable,
+                    "-m",
+                    "fedcore.engines.worker",
+                    str(theirs.fileno()),
+                    str(spool.path),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal is the engine's business
@@ -100,6 +111,8 @@ class _Worker:
         self.channel.send("task", *pack_task(task))
 
     def stop(self) -> None:
+        with contextlib.suppress(OSError):  # it may be dead
+            self.channel.send("stop", {}, None)
         self.channel.connection.close()
 
 
@@ -112,6 +125,7 @@ class WorkerEngine:
         self._spool = Spool.create(bytes_of(tensors))
         self._spool.put("site", tensors, meta)
         self._workers = [_Worker(self._spool) for _ in range(workers)]
+        self._killed_early = 0
         self._homes: dict[str, _Worker] = {}
         self._inboxes: dict[str, deque[tuple[ClientTask, Outcome]]] = {}
 
@@ -202,7 +216,7 @@ class WorkerEngine:
                 continue
             if kind == "broken":
                 worker.task = None
-                raise PluginContractError(meta["message"], plugin=meta["plugin"], hook=meta["hook"])
+                raise unpack_error(meta)
             if kind == "ready":
                 worker.ready = True
             else:
@@ -222,7 +236,9 @@ class WorkerEngine:
         """Start a new worker in the place of one that died; its task is a failure, its sessions are lost."""
         code = worker.process.wait()
         worker.stop()
-        if not worker.ready:
+        killed = code < 0 and self._killed_early < KILLED_EARLY
+        self._killed_early += killed and not worker.ready
+        if not worker.ready and not killed:
             raise FedcoreError(
                 f"a worker process ended with exit code {code} before it was ready; its output above says why. "
                 "--workers 0 runs everything in one process."

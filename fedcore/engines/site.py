@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fedcore import registry
 from fedcore.config import RunConfig
-from fedcore.data import Dataset, Partition, Parts, ResidentSamples, load_dataset
+from fedcore.data import Dataset, Partition, Parts, Samples, load_dataset
 from fedcore.engines.base import Site
+
+PARTS = ("train", "test")
 
 
 def pack_site(site: Site) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a site into tensors and JSON; data that are not resident images are loaded by name again."""
+    """Split a site into tensors and JSON; samples of a class that workers cannot import are loaded by name again."""
     tensors: dict[str, Tensor] = {}
-    for part, parts in (("train", site.partition.train), ("test", site.partition.test)):
+    for part, parts in zip(PARTS, (site.partition.train, site.partition.test), strict=True):
         tensors[f"partition/{part}/positions"] = parts.positions
         tensors[f"partition/{part}/offsets"] = parts.offsets
     meta = {
@@ -26,17 +30,19 @@ def pack_site(site: Site) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "dataset": None,
     }
     dataset = site.dataset
-    if isinstance(dataset.train, ResidentSamples) and isinstance(dataset.test, ResidentSamples):
+    samples = dict(zip(PARTS, (dataset.train, dataset.test), strict=True))
+    classes = {part: _name_of(type(each)) for part, each in samples.items()}
+    if None not in classes.values():
         meta["dataset"] = {
             "name": dataset.name,
             "num_classes": dataset.num_classes,
             "input_shape": list(dataset.input_shape),
             "augmentation": dataset.augmentation,
-            "train": dataset.train.meta(),
-            "test": dataset.test.meta(),
+            "classes": classes,
+            **{part: each.meta() for part, each in samples.items()},
         }
-        for part, samples in (("train", dataset.train), ("test", dataset.test)):
-            tensors.update({f"data/{part}/{name}": tensor for name, tensor in samples.tensors().items()})
+        for part, each in samples.items():
+            tensors.update({f"data/{part}/{name}": tensor for name, tensor in each.tensors().items()})
     return tensors, meta
 
 
@@ -44,8 +50,7 @@ def unpack_site(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Site:
     """Join what :func:`pack_site` split, without copying."""
     config = RunConfig.model_validate(meta["config"])
     train, test = (
-        Parts(tensors[f"partition/{part}/positions"], tensors[f"partition/{part}/offsets"])
-        for part in ("train", "test")
+        Parts(tensors[f"partition/{part}/positions"], tensors[f"partition/{part}/offsets"]) for part in PARTS
     )
     dataset = _dataset(config, tensors, meta)
     return Site(config, dataset, Partition(train, test, meta["info"]), Path(meta["state_dir"]))
@@ -56,10 +61,11 @@ def _dataset(config: RunConfig, tensors: Mapping[str, Tensor], meta: Mapping[str
     if described is None:
         return load_dataset(config.dataset, config.data_dir)
 
-    def samples(part: str) -> ResidentSamples:
+    def samples(part: str) -> Samples:
         prefix = f"data/{part}/"
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        return ResidentSamples.from_tensors(own, described[part])
+        cls: type[Samples] = registry.resolve("samples", described["classes"][part])
+        return cls.from_tensors(own, described[part])
 
     return Dataset(
         name=described["name"],
@@ -69,3 +75,9 @@ def _dataset(config: RunConfig, tensors: Mapping[str, Tensor], meta: Mapping[str
         input_shape=tuple(described["input_shape"]),
         augmentation=described["augmentation"],
     )
+
+
+def _name_of(cls: type) -> str | None:
+    """Return the name by which another process imports a class; None where it cannot."""
+    importable = cls.__module__ != "__main__" and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+    return f"module:{cls.__module__}.{cls.__name__}" if importable else None

@@ -1,78 +1,57 @@
-"""A worker process of the local engine: ``python -m fedcore.engines.worker FD SPOOL``.
+"""A worker process of the local engine: ``python -m fedcore.engines.worker FD SPOOL ENGINE``.
 
-Lives as long as its connection: when the engine's process is gone, killed even, the worker ends too.
+Lives as long as its connection: when the engine's process is gone, killed even, the worker ends too. It sees to that
+before it imports torch, which takes seconds.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
-from multiprocessing.connection import Connection
+import time
 from pathlib import Path
-
-import torch
-from threadpoolctl import threadpool_limits
-
-from fedcore.client import Shared
-from fedcore.engines.channel import Channel, Spool, pack_outcome, unpack_task
-from fedcore.engines.site import unpack_site
-from fedcore.errors import FedcoreError
-from fedcore.runtime import ClientRuntime
-from fedcore.serial import read_tensors
+from types import FrameType
 
 PR_SET_PDEATHSIG = 1
+ENGINE_DIED = signal.SIGUSR1
+DYING = 5.0
+"""Seconds left to a killed engine's threads: the death of the first is told, that of the last is the process's."""
 
 
-def main(fd: int, spool: Spool) -> None:
-    """Serve tasks until the engine hangs up."""
-    end_with_parent()
-    torch.set_num_threads(1)
-    channel = Channel(Connection(fd), spool)
-    engine = os.getppid()
+def main(fd: int, spool: Path, engine: int) -> None:
+    """Serve the engine, a process by its id, until it hangs up or dies."""
+
+    def died() -> bool:
+        give_up = time.monotonic() + DYING
+        while os.getppid() == engine and time.monotonic() < give_up:
+            time.sleep(0.005)
+        return os.getppid() != engine
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if died():
+            shutil.rmtree(spool, ignore_errors=True)
+        os._exit(1)  # an exception could be raised where nobody can pass it on
+
+    signal.signal(ENGINE_DIED, end)
+    if sys.platform == "linux":  # the kernel ends this process, in mid-epoch too, when the engine's process dies
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ENGINE_DIED)
+    dead = os.getppid() != engine
     try:
-        with threadpool_limits(1):
-            serve(channel)
-    except (EOFError, BrokenPipeError):
-        pass
+        if not dead:
+            from fedcore.engines.serving import answer_frames
+
+            dead = not answer_frames(fd, spool)  # a process that is killed hangs up before it counts as dead
+    except OSError:
+        dead = died()  # then another worker has removed what this one was reading
+        if not dead:
+            raise
     finally:
-        if os.getppid() != engine:
-            spool.remove()  # the engine died without cleaning up
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this process, in mid-epoch too, when the engine's process dies (Linux)."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def serve(channel: Channel) -> None:
-    """Set the runtime up and answer every frame."""
-
-    def broken(error: FedcoreError) -> None:
-        where = {"plugin": getattr(error, "plugin", None), "hook": getattr(error, "hook", None)}
-        channel.send("broken", {}, {"message": str(error), **where})
-
-    try:
-        runtime = ClientRuntime(unpack_site(*read_tensors(channel.spool.path / "site.safetensors")))
-    except FedcoreError as error:
-        broken(error)
-        return
-    channel.send("ready", {}, None)
-    key, shared = None, None
-    while True:
-        _, tensors, meta = channel.receive()
-        task = unpack_task(tensors, meta)
-        if task.shared is not None and task.shared != key:
-            broadcast, described = read_tensors(channel.spool.path / f"{task.shared}.safetensors")
-            key, shared = task.shared, Shared(broadcast, described, runtime.placement)
-        try:
-            channel.send(*pack_outcome(runtime.handle(task, shared)))
-        except FedcoreError as error:
-            broken(error)
+        if dead or os.getppid() != engine:
+            shutil.rmtree(spool, ignore_errors=True)  # the engine could not clean up
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Spool(Path(sys.argv[2])))
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,11 +1,12 @@
 """Models: an encoder and a classifier, built by name and seed.
 
 A model of one's own is a function ``factory(num_classes, input_shape) -> SplitModel``, named on the command
-line as ``--model module:package.factory`` or installed under the entry point group ``fedcore.models``.
+line as ``--model module:package.factory`` or installed under the entry point group ``fedcore.models``. One whose
+models take other batches than tensors says so: ``factory.takes = ("graphs",)``.
 """
 
-from fedcore.models.split import ModelTask, Outputs, SplitModel, build_model, has_batch_norm
-from fedcore.models.zoo import PadTo, alexnet, fdcl_cnn, fedcme_cnn, mlp, resnet50, simple_cnn
+from fedcore.models.split import ModelTask, Outputs, SplitModel, build_model, has_batch_norm, require_takes
+from fedcore.models.zoo import PadTo, alexnet, embedding_bag, fdcl_cnn, fedcme_cnn, mlp, resnet50, simple_cnn
 
 __all__ = [
     "ModelTask",
@@ -14,10 +15,12 @@ __all__ = [
     "SplitModel",
     "alexnet",
     "build_model",
+    "embedding_bag",
     "fdcl_cnn",
     "fedcme_cnn",
     "has_batch_norm",
     "mlp",
+    "require_takes",
     "resnet50",
     "simple_cnn",
 ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcore.errors import PluginConflictError, PluginContractError
-from fedcore.registry import resolve
+from fedcore.errors import ConfigError, PluginConflictError, PluginContractError
+from fedcore.registry import available, call, resolve
 from fedcore.seeding import derive_seed, random_stream
 
 PROJECTION_WIDTH = 256
@@ -73,7 +73,7 @@ class ModelTask:
     """What ``configure_model(model, task)`` is told about the task, and the tools it builds with.
 
     :param num_classes: C.
-    :param input_shape: shape of one input, without the batch.
+    :param input_shape: shape of one input, without the batch; other kinds of data say what it is with them.
     :param seed: the run's seed.
     """
 
@@ -120,6 +120,32 @@ class ModelTask:
             model.renew_classifier(width)
 
 
+def require_takes(name: str, kind: str, dataset: str) -> None:
+    """Refuse a model that does not take batches of a kind.
+
+    A factory says with an attribute ``takes = ("graphs", ...)`` what its models take; without one it is tensors.
+
+    :raises ConfigError: says which installed models do.
+    """
+    taken = _takes(resolve("model", name))
+    if kind in taken:
+        return
+    suited = []
+    for other in available("model"):
+        with suppress(PluginContractError):  # one broken package does not hide the others
+            if kind in _takes(resolve("model", other)):
+                suited.append(other)
+    hint = f"models for it: --model {', --model '.join(suited)}" if suited else "no installed model takes these"
+    raise ConfigError(
+        f"model {name!r} takes batches of kind {' or '.join(taken)}, but those of data set {dataset!r} are {kind}; "
+        f"{hint}"
+    )
+
+
+def _takes(factory: Any) -> tuple[str, ...]:
+    return tuple(getattr(factory, "takes", ("tensor",)))
+
+
 def build_model(
     name: str, *, num_classes: int, input_shape: tuple[int, ...], seed: int, projection: bool
 ) -> tuple[SplitModel, ModelTask]:
@@ -140,7 +166,7 @@ def build_model(
         )
     task = ModelTask(num_classes, tuple(input_shape), seed)
     with task.random("model"):
-        model = factory(num_classes, task.input_shape)
+        model = call("model", name, factory, num_classes, task.input_shape)
     if not isinstance(model, SplitModel):
         raise PluginContractError(
             f"model {name!r}: its factory returned {type(model).__name__}, expected a SplitModel. Hint: "

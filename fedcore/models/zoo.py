@@ -1,8 +1,8 @@
 """The models that come with fedcore: ``factory(num_classes, input_shape) -> SplitModel``.
 
-All but ``mlp`` take images: ``input_shape`` = (channels, height, width), of any number of channels. An image
-with a side shorter than the network needs is zero-padded around its centre. Weights are PyTorch's defaults
-unless said otherwise. None of them has a projection head: ``ModelTask.ensure_projection`` adds it.
+All but ``mlp`` and ``embedding_bag`` take images: ``input_shape`` = (channels, height, width), of any number of
+channels. An image with a side shorter than the network needs is zero-padded around its centre. Weights are PyTorch's
+defaults unless said otherwise. None of them has a projection head: ``ModelTask.ensure_projection`` adds it.
 
 ReLUs at which a plugin may split the network are not in-place: they would overwrite its features.
 """
@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcore.data import SequenceBatch
 from fedcore.errors import ConfigError
 from fedcore.models.split import SplitModel
 
@@ -171,6 +172,26 @@ def mlp(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
         )
     )
     return SplitModel(base, 64, num_classes)
+
+
+def embedding_bag(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    """Mean of 64-wide token embeddings, Linear 64, ReLU; features (B, 64). For token sequences.
+
+    :param input_shape: (vocabulary,), the number of different tokens.
+    """
+    layers = OrderedDict(bag=_TokenBag(input_shape[0], 64), fc1=nn.Linear(64, 64), relu1=nn.ReLU())
+    return SplitModel(nn.Sequential(layers), 64, num_classes)
+
+
+embedding_bag.takes = ("sequences",)  # type: ignore[attr-defined]
+
+
+class _TokenBag(nn.EmbeddingBag):
+    """The mean of the embeddings of each sequence of a batch; zeros for one without a token."""
+
+    def forward(self, batch: SequenceBatch) -> Tensor:  # type: ignore[override]
+        """Return (B, width) of token sequences."""
+        return super().forward(batch.values, batch.offsets[:-1])
 
 
 def _two_convolutions(

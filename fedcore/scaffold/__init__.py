@@ -11,8 +11,9 @@ from fedcore import registry
 from fedcore._version import __version__
 from fedcore.errors import ConfigError, UnknownNameError
 
-KINDS = ("method", "dataset", "model", "partitioner")
+KINDS = ("method", "dataset", "model", "partitioner", "tracker", "engine")
 _REGISTRY_KIND = {"method": "plugin"}
+_FLAGS = {"method": "plugin", "partitioner": "partition"}
 _TEMPLATES = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST = 50
@@ -43,20 +44,21 @@ def new_package(name: str, kind: str, parent: Path) -> Path:
 
 def train_command(name: str, kind: str) -> str:
     """Return the command that trains with a new package."""
-    return f"fedcore train --{'plugin' if kind == 'method' else kind.removesuffix('er')} {name} --rounds 3"
+    return f"fedcore train --{_FLAGS.get(kind, kind)} {name} --rounds 3"
 
 
 def _values(name: str, kind: str) -> dict[str, str]:
     major, minor = __version__.split(".")[:2]
     ceiling = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
+    cls = "".join(part.capitalize() for part in name.split("-"))
     return {
         "name": name,
         "distribution": f"fedcore-{name}",
         "module": f"fedcore_{name.replace('-', '_')}",
         "function": name.replace("-", "_"),
-        "cls": "".join(part.capitalize() for part in name.split("-")),
+        "cls": cls,
         "group": registry.GROUPS[_REGISTRY_KIND.get(kind, kind)],
-        "attribute": "".join(p.capitalize() for p in name.split("-")) if kind == "method" else name.replace("-", "_"),
+        "attribute": cls if kind in ("method", "tracker", "engine") else name.replace("-", "_"),
         "requires": f"fedcore>={major}.{minor},<{ceiling}",
         "train": train_command(name, kind),
     }
@@ -82,12 +84,16 @@ def _check_name(name: str, kind: str) -> None:
         raise ConfigError(f"{name!r}: the package's name begins with fedcore- by itself; write {name[8:]!r}")
     registered = _REGISTRY_KIND.get(kind, kind)
     known = {**dict.fromkeys(registry.available(registered)), **(registry.PACKAGES if kind == "method" else {})}
+    known.update(dict.fromkeys(part for of, part in registry.PARTS if of == kind))
     if name in known:
         raise ConfigError(f"{kind} {name!r} exists already; choose another name, or two packages would provide it")
+    if f"fedcore-{name}" in (*registry.PACKAGES.values(), *registry.PARTS.values()):
+        raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
     source = next(text for path, text in _render(_TEMPLATES / kind, values) if path.name == "__init__.py")
     imported = set(re.findall(r"\w+", " ".join(re.findall(r"^(?:from|import) .+$", source, re.MULTILINE))))
-    if values["attribute"] in imported or keyword.iskeyword(values["attribute"]):
+    twice = len(re.findall(rf"^(?:class|def) {values['attribute']}\b", source, re.MULTILINE)) > 1
+    if values["attribute"] in imported or twice or keyword.iskeyword(values["attribute"]):
         raise ConfigError(
             f"{name!r} cannot be a {kind}'s name: {values['attribute']!r} means something else in its code"
         )

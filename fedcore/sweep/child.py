@@ -1,4 +1,4 @@
-"""The process of one run of a sweep: ``python -m fedcore.sweep.child SWEEP_DIR NAME WORKERS``.
+"""The process of one run of a sweep: ``python -m fedcore.sweep.child SWEEP_DIR NAME WORKERS [code] [outside]``.
 
 Starts the run, or goes on with it; tells the sweep what happens in JSON lines on stdout; stops with a checkpoint
 at SIGINT, and when the sweep's process dies.
@@ -12,8 +12,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedcore.errors import FedcoreError
 from fedcore.sweep.directory import SweepDirectory
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
+GRACE = 60.0
+"""Seconds for a run to stop with a checkpoint when the sweep's process is gone."""
 
 
 def main(arguments: list[str]) -> int:
@@ -35,8 +38,8 @@ def main(arguments: list[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
         threading.Thread(target=_stop_with_parent, daemon=True).start()
-        folder, name, workers = arguments
-        _run(SweepDirectory(Path(folder)), name, int(workers) if workers else None, tell)
+        folder, name, workers, *allowed = arguments
+        _run(SweepDirectory(Path(folder)), name, int(workers) if workers else None, allowed, tell)
     except KeyboardInterrupt:
         return STOPPED
     except FedcoreError as error:
@@ -54,28 +57,37 @@ def main(arguments: list[str]) -> int:
     return FINISHED
 
 
-def _run(directory: SweepDirectory, name: str, workers: int | None, tell: Any) -> None:
+def _run(directory: SweepDirectory, name: str, workers: int | None, allowed: Sequence[str], tell: Any) -> None:
     from fedcore import experiment
+    from fedcore.rundir import RunDirectory
+    from fedcore.trust import code_in, places_in
 
     def notify(event: str, details: Mapping[str, Any]) -> None:
         if event == "round":
             tell("round", round=details["round"] + 1)
+        elif event == "note":
+            tell("note", note=details["message"])
 
-    out = directory.run_directory(name)
+    out, planned = directory.run_directory(name), directory.plan()[name]
     if directory.standing(name) == "stopped":
-        experiment.resume(out, notify=notify)
+        # The sweep has looked at the plan; the run's own file must ask for no more than that.
+        begun = RunDirectory.open(out).read_config()
+        code = "code" in allowed or set(code_in(begun)) <= set(code_in(planned))
+        outside = "outside" in allowed or (code and set(places_in(begun, out)) <= set(places_in(planned, out)))
+        experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside)
         return
     if out.exists():
         shutil.rmtree(out)  # killed before it was a run
-    config = directory.plan()[name]
-    own = {"out": out, "workers": config.workers if config.workers is not None else workers}
-    experiment.run(config.model_copy(update=own), notify=notify)
+    own = {"out": out, "workers": planned.workers if planned.workers is not None else workers}
+    experiment.run(planned.model_copy(update=own), notify=notify)
 
 
 def _stop_with_parent() -> None:
     while os.read(0, 1):  # ends when the sweep's process does
         pass
     os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(GRACE)
+    os._exit(STOPPED)  # stuck, on a dead disk perhaps; the last checkpoint is whole
 
 
 if __name__ == "__main__":

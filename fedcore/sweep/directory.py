@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Literal
 
 from fedcore.config import RunConfig
 from fedcore.errors import RunDirectoryError
+from fedcore.files import parse_json, write_json, write_text
 from fedcore.identity import digest
+from fedcore.trust import check_links
 
 Standing = Literal["finished", "stopped", "waiting"]
 
@@ -61,10 +62,13 @@ class SweepDirectory:
         """
         file = self.path / "sweep.json"
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise RunDirectoryError(f"{file} has format {content['format']!r}; this fedcore reads {FORMAT!r}")
             runs = dict(content["runs"])
+            for name, values in runs.items():
+                if _safe(name) != name or not isinstance(values, dict):  # names become folders
+                    raise ValueError(f"{name!r} is no run of a sweep")
         except FileNotFoundError:
             raise RunDirectoryError(f"{self.path} holds no sweep: it has no sweep.json") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -77,8 +81,6 @@ class SweepDirectory:
         :param runs: names for people, of which the folders' names are made, with configurations.
         :raises RunDirectoryError: the folder holds something else, or cannot be written.
         """
-        from fedcore.serial import write_json, write_text  # torch, which readers of a plan do not need
-
         plan = self.plan() if self.is_one(self.path) else {}
         if not plan and self.path.exists() and (not self.path.is_dir() or any(self._strangers())):
             raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
@@ -107,8 +109,9 @@ class SweepDirectory:
         Processes that inherit it hold the lock, too: runs of a sweep that was killed may still be writing. When the
         last of them is gone, so is the lock.
 
-        :raises RunDirectoryError: another one is at work, or the folder cannot be made.
+        :raises RunDirectoryError: another one is at work, the folder cannot be made, or links in it lead out of it.
         """
+        check_links(self.path, ("runs", "logs"), deep=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / ".lock").open("w")
@@ -129,4 +132,8 @@ class SweepDirectory:
 
 
 def _file_name(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.,+=-]+", "_", label)[:100].strip("._")
+    return _safe(_safe(label)[:100])
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.,+=-]+", "_", text).strip("._")

@@ -17,6 +17,8 @@ from fedcore.prepare import resolve_config, resolve_plugins
 from fedcore.sweep.directory import SweepDirectory
 from fedcore.sweep.processes import Job, Listener, Outcome, run_jobs
 from fedcore.sweep.spec import SweepSpec
+from fedcore.trackers.base import resolve_trackers
+from fedcore.trust import check_code, check_places, code_in, places_in
 
 MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
@@ -38,6 +40,11 @@ class SweepResult:
         return [outcome for outcome in self.outcomes if outcome.status == status]
 
 
+def resolved(config: RunConfig) -> RunConfig:
+    """Return a run with all options of its plugins and trackers, as a sweep's plan has it; loads no data."""
+    return config.model_copy(update={"plugins": resolve_plugins(config), "trackers": resolve_trackers(config.trackers)})
+
+
 def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
     """Return the runs of a sweep, each with a name for people, checked as far as one can before they run.
 
@@ -49,7 +56,7 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
         data: tuple[Any, ...] = (config.dataset, config.data_dir, config.model, config.augment)
         data += (config.engine, config.device, config.precision)
         try:
-            config = config.model_copy(update={"plugins": resolve_plugins(config)})
+            config = resolved(config)
             if data not in checked:
                 resolve_config(config)
                 checked.add(data)
@@ -65,6 +72,8 @@ def run_sweep(
     *,
     parallel: int | None = None,
     listen: Listener | None = None,
+    allow_code: bool = False,
+    allow_outside: bool = False,
 ) -> SweepResult:
     """Run what is not finished of a sweep, each run in a process of its own.
 
@@ -74,6 +83,8 @@ def run_sweep(
     :param spec: None goes on with everything that was ever planned in ``out``.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
+    :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
+    :param allow_outside: let their trackers write outside of their directories.
     :raises ConfigError: and its kin, before anything runs.
     """
     if parallel is not None and parallel < 1:
@@ -87,6 +98,14 @@ def run_sweep(
         names = directory.add(spec.as_yaml(), planned) if spec else list(directory.plan())
         configs = directory.plan()
         left = [name for name in names if directory.standing(name) != "finished"]
+        own = [config for _, config in planned]
+        code = {name for config in own for name in code_in(config)}
+        for name in left:
+            folder, source = directory.run_directory(name), f"{directory.path / 'sweep.json'}: run {name}"
+            check_code(code_in(configs[name]), source, allow=allow_code, own=code)
+            if configs[name].trackers:
+                places = {place for config in own for place in places_in(config, folder)}
+                check_places(places_in(configs[name], folder), source, allow=allow_outside, own=places)
         parallel = parallel or default_parallel(configs[name] for name in left)
         parallel = max(1, min(parallel, len(left)))
         rounds = {name: configs[name].rounds for name in names}
@@ -94,7 +113,8 @@ def run_sweep(
         # A process that runs beside others trains by itself: workers of its own would only add memory and start-up.
         workers = "0" if parallel > 1 else ""
         module = [sys.executable, "-m", "fedcore.sweep.child", str(directory.path)]
-        jobs = [Job(name, [*module, name, workers], directory.log_file(name)) for name in left]
+        allowed = [flag for flag, given in (("code", allow_code), ("outside", allow_outside)) if given]
+        jobs = [Job(name, [*module, name, workers, *allowed], directory.log_file(name)) for name in left]
         ran, interrupted = run_jobs(jobs, parallel, listen, environment=ALLOCATOR, keep=(lock,))
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcore.config import Json, RunConfig, describe, parse_setting, read_config_file
 from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.identity import WITHOUT_EFFECT, digest, method
+from fedcore.safe_yaml import read_yaml
+
+MOST_RUNS = 100_000
 
 _ELSEWHERE = {"seed": "write --seeds (in a file: seeds)", "out": "the sweep's own --out holds all runs"}
 
 
 class SweepSpec(BaseModel):
-    """A grid of runs: every combination of the axes' values, each with every seed."""
+    """A grid of runs: every case with every combination of the axes' values and every seed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
@@ -28,6 +32,10 @@ class SweepSpec(BaseModel):
     grid: dict[str, list[Json]] = Field(
         default_factory=dict,
         description="Axis -> values. An axis is plugin, another option of train, or PLUGIN.OPTION.",
+    )
+    cases: list[dict[str, Json]] = Field(
+        default_factory=list,
+        description="Options that go together, one mapping per case: as on the grid, by name; they override base.",
     )
     seeds: list[int] = Field(default=[0], min_length=1, description="Seeds; a number N means 0 to N-1.")
     settings: dict[str, Json] = Field(
@@ -40,6 +48,8 @@ class SweepSpec(BaseModel):
         if isinstance(value, int) and not isinstance(value, bool):
             if value < 1:
                 raise ValueError(f"{value} seeds are no sweep; write at least 1, or a list such as [0, 7]")
+            if value > MOST_RUNS:
+                raise ValueError(f"{value} seeds are too many; at most {MOST_RUNS:,} runs make a sweep")
             return list(range(value))
         return value
 
@@ -65,8 +75,22 @@ class SweepSpec(BaseModel):
         for name, values in grid.items():
             if not values:
                 raise ConfigError(f"grid axis {name!r} has no values")
+        cases = []
+        for number, case in enumerate(self.cases, start=1):
+            try:
+                options = {axis_name(name): value for name, value in case.items()}
+            except UnknownNameError as error:
+                raise UnknownNameError(f"option of case {number}", error.name, error.known) from None
+            both = sorted(options.keys() & grid.keys())
+            if both:
+                raise ConfigError(f"case {number}: {both[0]} is an axis of the grid, too; give it once")
+            cases.append(options)
+        runs = len(self.seeds) * math.prod(map(len, grid.values())) * max(1, len(cases))
+        if runs > MOST_RUNS:
+            raise ConfigError(f"the grid has {runs:,} runs; at most {MOST_RUNS:,} make a sweep. Give it fewer values")
         for name in self.settings:
             parse_setting(f"{name}=0")
+        object.__setattr__(self, "cases", cases)
         object.__setattr__(self, "grid", grid)
         object.__setattr__(self, "base", base)
         return self
@@ -106,36 +130,55 @@ class SweepSpec(BaseModel):
         used: set[str] = set()
         seen: set[str] = set()
         for seed in self.seeds:
-            for values in itertools.product(*self.grid.values()):
-                config = self._cell(dict(zip(self.grid, values, strict=True)), seed)
-                used.update(config.plugins)
+            for case, values in itertools.product(self.cases or [{}], itertools.product(*self.grid.values())):
+                config = self.run({**case, **dict(zip(self.grid, values, strict=True))}, seed)
+                used.update(config.plugins, config.trackers)
                 if digest(config) not in seen:
                     seen.add(digest(config))
                     yield self._name(config), config
-        for target in [*self.settings, *(name for name in self.grid if "." in name)]:
+        for target in [*self.settings, *(name for name in self._named() if "." in name)]:
             plugin = target.rpartition(".")[0]
             if plugin not in used:
                 raise ConfigError(f"{target}: no run of this sweep has the plugin {plugin!r}")
 
-    def _cell(self, choice: Mapping[str, Json], seed: int) -> RunConfig:
+    def run(self, choice: Mapping[str, Json], seed: int) -> RunConfig:
+        """Return one run: the base with a choice of options, by their names on the grid.
+
+        :raises ConfigError: a run that cannot be configured.
+        """
         values = {**self.base, **{name: value for name, value in choice.items() if "." not in name}}
         where = ", ".join(f"{name}={value}" for name, value in choice.items())
         source = f"run {where}" if where else ""
         chosen = RunConfig.create({"plugins": _combination(values.pop("plugins", {}))}, source=source).plugins
         plugins = {name: dict(options) for name, options in chosen.items()}
         options = {name: value for name, value in choice.items() if "." in name}
+        listed = RunConfig.create({"trackers": values.pop("trackers", {})}, source=source).trackers
+        trackers = {name: dict(given) for name, given in listed.items()}
         for target, value in {**self.settings, **options}.items():
-            plugin, _, option = target.rpartition(".")
-            if plugin in plugins:
-                plugins[plugin][option] = value
-        return RunConfig.create({**values, "plugins": plugins, "seed": seed}, source=source)
+            name, _, option = target.rpartition(".")
+            if name in plugins or name in trackers:
+                (plugins if name in plugins else trackers)[name][option] = value
+        return RunConfig.create({**values, "plugins": plugins, "trackers": trackers, "seed": seed}, source=source)
 
     def _name(self, config: RunConfig) -> str:
         options = {f"{plugin}.{o}": v for plugin, given in config.plugins.items() for o, v in given.items()}
         parts = [method(config.plugins)]
         parts += [f"{target}={value}" for target, value in options.items() if target not in self.settings]
-        parts += [f"{axis}={getattr(config, axis)}" for axis in self.grid if "." not in axis and axis != "plugins"]
+        parts += [f"{axis}={getattr(config, axis)}" for axis in self._axes() if "." not in axis and axis != "plugins"]
         return " ".join([*parts, f"seed={config.seed}"])
+
+    def _named(self) -> Iterator[str]:
+        """Yield every option of the grid and of the cases."""
+        yield from self.grid
+        for case in self.cases:
+            yield from case
+
+    def _axes(self) -> list[str]:
+        """Return the options in which runs can differ, in order: the grid's, and those that the cases vary."""
+        varied = [
+            name for name in self._named() if any(case.get(name) != self.cases[0].get(name) for case in self.cases)
+        ]
+        return list(dict.fromkeys([*self.grid, *varied]))
 
 
 def axis_name(name: str) -> str:
@@ -145,7 +188,7 @@ def axis_name(name: str) -> str:
     """
     if "." in name:
         return name
-    field = "plugins" if name == "plugin" else name.replace("-", "_")
+    field = f"{name}s" if name in ("plugin", "tracker") else name.replace("-", "_")
     if field in _ELSEWHERE:
         raise ConfigError(f"grid axis {name!r}: {_ELSEWHERE[field]}")
     if field in WITHOUT_EFFECT:
@@ -164,8 +207,8 @@ def parse_axis(text: str) -> tuple[str, list[Json]]:
     if not (equals and name.strip() and values.strip()):
         raise ConfigError(f"--grid {text!r}: write AXIS=VALUE,VALUE, for example --grid alpha=0.1,0.5")
     try:
-        return name.strip(), [yaml.safe_load(part) for part in _split(values)]
-    except yaml.YAMLError as error:
+        return name.strip(), [read_yaml(part) for part in _split(values)]
+    except ValueError as error:
         raise ConfigError(f"--grid {text!r}: a value is not readable as YAML ({error})") from None
 
 
@@ -203,7 +246,8 @@ def override(
         {
             "base": {**kept, **base},
             "grid": axes,
-            "seeds": parse_seeds(seeds) if seeds else spec.seeds,
+            "cases": [{name: value for name, value in case.items() if name not in axes} for case in spec.cases],
+            "seeds": spec.seeds if seeds is None else parse_seeds(seeds),
             "set": {**spec.settings, **changed},
         }
     )

@@ -1,6 +1,7 @@
 """What authors of plugins test with: the conformance kit, small federations, and a ban on waiting for the device."""
 
 from fedcore.testing.checks import CHECKS, CheckFailed, NotApplicable
+from fedcore.testing.engine_contract import check_engine
 from fedcore.testing.federation import (
     SMALL,
     client_state,
@@ -15,6 +16,7 @@ from fedcore.testing.federation import (
 from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
 from fedcore.testing.parts import check_dataset, check_model, check_partitioner
 from fedcore.testing.sync import HostSync, forbid_host_sync
+from fedcore.testing.trackers import check_tracker
 
 __all__ = [
     "CHECKS",
@@ -24,9 +26,11 @@ __all__ = [
     "NotApplicable",
     "Verdict",
     "check_dataset",
+    "check_engine",
     "check_model",
     "check_partitioner",
     "check_plugin",
+    "check_tracker",
     "client_state",
     "committed",
     "federate",

@@ -40,15 +40,18 @@ def federate(
     folder: Path,
     *plugins: Choice,
     notify: Notify | None = None,
-    engine: Callable[[Site], Engine] | None = None,
+    engine: str | Callable[[Site], Engine] | None = None,
     **options: Any,
 ) -> RunResult:
     """Run a small federation on digits with these plugins; ``options`` are those of RunConfig.
 
     :param folder: holds the run directory, each run in one of its own.
+    :param engine: a name, or what makes one.
 
     >>> federate(tmp_path, "moon", (FedProx, {"mu": 0.1}), rounds=3)  # doctest: +SKIP
     """
+    if isinstance(engine, str):
+        options, engine = {**options, "engine": engine}, None
     return run(small_config(folder, *plugins, **options), notify=notify, engine=engine)
 
 
@@ -59,11 +62,11 @@ def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
     return RunConfig(**{**SMALL, **options}, plugins={name_of(cls): dict(given) for cls, given in pairs}, out=out)
 
 
-def name_of(plugin: object) -> str:
+def name_of(plugin: object, kind: str = "plugin") -> str:
     """Return the name under which a configuration finds a plugin: its entry point's, its module's, or one made here."""
     if isinstance(plugin, str):
         return plugin
-    point = entry_point_of(plugin)
+    point = entry_point_of(plugin, kind)
     if point is not None:
         return point.name
     module, name = getattr(plugin, "__module__", ""), getattr(plugin, "__qualname__", "")
@@ -74,10 +77,10 @@ def name_of(plugin: object) -> str:
     return f"module:{offered.__name__}.{name}"
 
 
-def entry_point_of(plugin: object) -> EntryPoint | None:
+def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
     """Return the installed entry point that gives a plugin; imports nothing."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
-    for point in registry.available("plugin").values():
+    for point in registry.available(kind).values():
         package, _, attribute = point.value.partition(":")
         found = getattr(sys.modules.get(package), attribute, None)
         if attribute == name and module and (found is plugin or package == module):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedcore.data import Dataset
+from fedcore.data import Dataset, Samples
 from fedcore.data.partitions import Partitioner
 from fedcore.models import SplitModel
 from fedcore.seeding import random_stream
+from fedcore.serial import dumps, loads
 from fedcore.testing.fingerprint import fingerprint, random_states
 
 
@@ -21,8 +22,9 @@ def check_dataset(loader: Callable[[Path | None], Dataset]) -> None:
 
     :raises AssertionError: says what is wrong.
     """
-    before = random_states()
-    first, second = loader(None), loader(None)
+    first = loader(None)
+    before = random_states()  # only now: libraries that are imported for the first time may draw
+    second = loader(None)
     _require_untouched(before, loader)
     assert isinstance(first, Dataset), f"{_name(loader)} returns {type(first).__name__}, expected fedcore.data.Dataset"
     for which, samples, again in (("train", first.train, second.train), ("test", first.test, second.test)):
@@ -34,7 +36,15 @@ def check_dataset(loader: Callable[[Path | None], Dataset]) -> None:
         )
         positions = torch.arange(min(len(samples), 64))
         inputs = samples.gather(positions)
-        assert fingerprint(inputs) == fingerprint(again.gather(positions)), f"{where} differs when it is loaded again"
+        held = _tensors_in(inputs)
+        assert held, f"{where}: a batch of {type(inputs).__name__} holds no tensor"
+        assert _same(held, again.gather(positions)), f"{where} differs when it is loaded again"
+        packed = loads(dumps(samples.tensors(), samples.meta()))
+        assert _same(held, type(samples).from_tensors(*packed).gather(positions)), (
+            f"{where} differs when from_tensors makes it of its tensors() and meta()"
+        )
+        moved = samples.to(torch.device("cpu"), torch.contiguous_format)
+        assert _same(held, moved.gather(positions)), f"{where} differs when it is moved by to()"
         if isinstance(inputs, torch.Tensor):
             expected = (len(positions), *first.input_shape)
             assert tuple(inputs.shape) == expected, f"{where}: a batch is {tuple(inputs.shape)}, expected {expected}"
@@ -46,9 +56,11 @@ def check_model(
     *,
     num_classes: int = 10,
     input_shape: tuple[int, ...] = (1, 8, 8),
+    samples: Samples | None = None,
 ) -> None:
     """Check what a factory gives: a SplitModel of the right widths, the same for the same seed, that trains.
 
+    :param samples: what its inputs are taken from where they are no tensors, four at least.
     :raises AssertionError: says what is wrong.
     """
     models = []
@@ -60,7 +72,8 @@ def check_model(
     states = [fingerprint(each.state_dict()) for each in models]
     assert states[0] == states[1], f"{_name(factory)} gives other weights for the same seed; draw from torch only"
     x = torch.randn(4, *input_shape, generator=torch.Generator().manual_seed(0))
-    features, logits = model.train()(x)
+    whole, single = (x, x.split(1)) if samples is None else _batches(samples)
+    features, logits = model.train()(whole)
     assert features.shape == (4, model.feature_dim), (
         f"features of 4 samples are {tuple(features.shape)}, expected (4, {model.feature_dim})"
     )
@@ -70,7 +83,7 @@ def check_model(
     assert not idle, f"{idle[0]!r} gets no gradient from the logits"
     model.eval()
     with torch.no_grad():
-        together, alone = model(x).logits, torch.cat([model(one).logits for one in x.split(1)])
+        together, alone = model(whole).logits, torch.cat([model(one).logits for one in single])
     assert torch.allclose(together, alone, atol=1e-4), "in eval mode a sample's logits depend on the rest of its batch"
 
 
@@ -95,6 +108,27 @@ def check_partitioner(partitioner: Partitioner) -> None:
         assert 0 <= dealt.min() <= dealt.max() < len(labels), f"{where} returns positions that do not exist"
         assert len(np.unique(dealt)) == len(dealt), f"{where} deals a sample twice"
         assert fingerprint(parts) == fingerprint(again), f"{where} deals otherwise when it is asked again"
+
+
+def _batches(samples: Samples) -> tuple[Any, list[Any]]:
+    """Return the first four samples in one batch, and in one each."""
+    positions = torch.arange(4)
+    return samples.gather(positions), [samples.gather(one) for one in positions.split(1)]
+
+
+def _same(tensors: list[torch.Tensor], batch: Any) -> bool:
+    return bool(fingerprint(tensors) == fingerprint(_tensors_in(batch)))
+
+
+def _tensors_in(value: Any, depth: int = 6) -> list[torch.Tensor]:
+    """Return the tensors that a batch holds, in the order in which they are found."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if depth == 0:
+        return []
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
+    inner = vars(value).values() if inner is None and hasattr(value, "__dict__") else inner
+    return [tensor for item in inner or () for tensor in _tensors_in(item, depth - 1)]
 
 
 def _require_untouched(before: dict[str, Any], function: object) -> None:

@@ -75,7 +75,7 @@ class Trial:
         before: tuple[Choice, ...] = (),
         settings: dict[str, Any] | None = None,
         notify: Notify | None = None,
-        engine: Callable[[Site], Engine] | None = None,
+        engine: str | Callable[[Site], Engine] | None = None,
         **options: Any,
     ) -> RunResult:
         """Run the plugin as :data:`RUN` says but for ``options``.

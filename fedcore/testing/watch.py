@@ -274,7 +274,10 @@ def _samples(call: Call, result: Any) -> None:
     if call.hook not in SENT or call.client is None or not isinstance(tensors, Mapping):
         return
     data = call.client._session.data
-    inputs = data.inputs(torch.arange(len(data))).flatten(1).double()  # (n, numbers of one input)
+    batch = data.inputs(torch.arange(len(data)))
+    if not isinstance(batch, Tensor):
+        return
+    inputs = batch.flatten(1).double()  # (n, numbers of one input)
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.numel() and tensor.numel() % inputs.shape[1] == 0:
             rows = tensor.detach().cpu().double().reshape(-1, inputs.shape[1])

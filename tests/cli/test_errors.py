@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -7,38 +8,168 @@ import pytest
 SMALL = ("--workers", 0, "--rounds", 1, "--clients", 2, "--local-epochs", 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("train", "--plugin", "moonn"), "unknown plugin 'moonn'. Did you mean 'moon'?"),
-        (("train", "--engine", "flower"), "pip install fedcore-flower"),
-        (("train", "--dataset", "digit"), "unknown dataset 'digit'. Did you mean 'digits'?"),
-        (("train", "--model", "simplecnn"), "unknown model 'simplecnn'. Did you mean 'simple-cnn'?"),
-        (("train", "--plugin", "moon", "--set", "moon.muu=1"), "Did you mean 'mu'?"),
-        (("train", "--plugin", "moon", "--set", "moon.mu=-1"), "mu: input should be greater than or equal to 0"),
-        (("train", "--set", "moon.mu=1"), "To use it, add --plugin moon"),
-        (("train", "--plugin", "moon", "--plugin", "moon"), "plugin 'moon' is listed 2 times"),
-        (("train", "--alpha", "-1"), "--alpha: input should be greater than 0 (given: -1.0)"),
-        (("train", "--lr", "nan"), "--lr: input should be a finite number"),
-        (("train", "--buffers", "none"), "--buffers: input should be 'global' or 'local'"),
-        (("train", "--clients", 2, "--min-clients", 3), "min_clients is 3"),
-        (("train", "--config", "missing.yaml"), "config file missing.yaml does not exist"),
-        (("train", "--dataset", "npz:none.npz"), "none.npz"),
-        (("resume", "nowhere"), "nowhere is no run directory"),
-        (("evaluate", "nowhere"), "nowhere is no run directory"),
-        (("plugins", "show", "fedprx"), "unknown plugin 'fedprx'. Did you mean 'fedprox'?"),
-        (("data", "split", "--partition", "dirichlett"), "Did you mean 'dirichlet'?"),
-        (("data", "split", "--out", "x.txt"), "must end with .json"),
-    ],
-)
-def test_bad_input_is_one_message_and_exit_code_2(cli, tmp_path: Path, arguments, message: str) -> None:
-    result = cli(*arguments)
-    assert result.exit_code == 2
+BAD_FILES = {
+    "list.yaml": "- a",
+    "broken.yaml": "a: [1",
+    "unknown.yaml": "alhpa: 1",
+    "words.yaml": "clients: many",
+    "option.yaml": "plugins: {moon: {mu: x}}",
+    "python.yaml": "lr: !!python/object/apply:os.system [echo]",
+    "code.yaml": "model: module:os.system",
+    "itself.yaml": "plugins: &a {moon: *a}",
+    "path.yaml": 'dataset: "npz:a\\0b"',
+    "grid.yaml": "grid: {nope: [1]}",
+    "flat.yaml": "rounds: 1",
+    "twice.yaml": "{base: {alpha: 1}, grid: {alpha: [1, 2]}}",
+    "grid-code.yaml": "base: {model: module:os.system}",
+    "no-seeds.yaml": "{grid: {plugin: [moon]}, seeds: 0}",
+    "split.json": "{}",
+    "arrays.npz": "x",
+    "notes.txt": "mine",
+}
+
+BAD_INPUT = [
+    # train: names
+    ("train --plugin moonn", "unknown plugin 'moonn'. Did you mean 'moon'?"),
+    ("train --plugin module:os.getcwd", "plugin"),
+    ("train --engine flower", "pip install fedcore-flower"),
+    ("train --dataset digit", "unknown dataset 'digit'. Did you mean 'digits'?"),
+    ("train --dataset npz:none.npz", "none.npz"),
+    ("train --dataset npz:arrays.npz", "arrays.npz is not a usable .npz file"),
+    ("train --dataset imagefolder:.", "is not a directory; expected train/"),
+    ("train --dataset module:nothing.here", "make sure the package is installed"),
+    ("train --dataset module:os.system", "dataset 'module:os.system' raised TypeError"),
+    ("train --model simplecnn", "unknown model 'simplecnn'. Did you mean 'simple-cnn'?"),
+    ("train --model embedding-bag", "--model simple-cnn"),
+    ("train --model module:os.getcwd", "model 'module:os.getcwd' raised TypeError"),
+    ("train --tracker tensorboad", "Did you mean 'tensorboard'?"),
+    ("train --tracker tensorboard --plugin tensorboard", "leave one of them out"),
+    ("train --partition none.json", "cannot read the partition file none.json"),
+    ("train --partition split.json", "`fedcore data split` writes one"),
+    ("train --partition module:os.getcwd", "partitioner 'module:os.getcwd' raised TypeError"),
+    # train: options of plugins
+    ("train --plugin moon --set moon.muu=1", "Did you mean 'mu'?"),
+    ("train --plugin moon --set moon.mu=-1", "mu: input should be greater than or equal to 0"),
+    ("train --plugin moon --set moon.mu=x", "mu: input should be a valid number"),
+    ("train --plugin moon --set moon.mu=[1", "--set 'moon.mu=[1': the value is not readable as YAML"),
+    ("train --plugin moon --set moon.mu", "write plugin.option=value"),
+    ("train --set moon.mu=1", "To use it, add --plugin moon"),
+    ("train --plugin moon --plugin moon", "plugin 'moon' is listed 2 times"),
+    # train: numbers
+    ("train --alpha -1", "--alpha: input should be greater than 0 (given: -1.0)"),
+    ("train --lr nan", "--lr: input should be a finite number"),
+    ("train --lr-decay 2", "--lr-decay: input should be less than or equal to 1"),
+    ("train --momentum 1", "--momentum: input should be less than 1"),
+    ("train --weight-decay -1", "--weight-decay: input should be greater than or equal to 0"),
+    ("train --clip-norm 0", "--clip-norm: input should be greater than 0"),
+    ("train --participation 1.5", "--participation: input should be less than or equal to 1"),
+    ("train --client-test-fraction 1", "--client-test-fraction: input should be less than 1"),
+    ("train --rounds 0", "--rounds: input should be greater than or equal to 1"),
+    ("train --local-epochs -1", "--local-epochs: input should be greater than or equal to 1"),
+    ("train --batch-size 99999999999999999999", "--batch-size: input should be less than or equal to"),
+    ("train --clients 99999999999", "--clients: input should be less than or equal to"),
+    ("train --clients 5000", "5000 clients"),
+    ("train --clients 2 --min-clients 3", "min_clients is 3"),
+    ("train --samples 99999", "--samples is 99999, but the data set has 1437"),
+    ("train --seed -1", "--seed: input should be greater than or equal to 0"),
+    ("train --workers 100000", "--workers: input should be less than or equal to 1024"),
+    ("train --buffers none", "--buffers: input should be 'global' or 'local'"),
+    ("train --precision float16", "--precision: input should be 'float32'"),
+    ("train --memory-format nchw", "--memory-format: input should be 'auto'"),
+    ("train --device tpu", "tpu"),
+    ("train --augment", "--augment: data set 'digits' has no augmentation; leave the flag out"),
+    # train: files
+    ("train --out notes.txt", "--out notes.txt exists already. Choose another directory"),
+    ("train --config missing.yaml", "config file missing.yaml does not exist"),
+    ("train --config list.yaml", "must be a mapping of option names to values"),
+    ("train --config broken.yaml", "config file broken.yaml cannot be read"),
+    ("train --config unknown.yaml", "unknown option 'alhpa'. Did you mean 'alpha'? (in unknown.yaml)"),
+    ("train --config words.yaml", "words.yaml: --clients: input should be a valid integer"),
+    ("train --config option.yaml", "mu: input should be a valid number"),
+    ("train --config python.yaml", "config file python.yaml cannot be read"),
+    ("train --config code.yaml", "code.yaml names 'module:os.system', which is code"),
+    ("train --config itself.yaml", "contains itself"),
+    ("train --config path.yaml", "path.yaml"),
+    ("train --config arrays.npz", "arrays.npz must be a mapping"),
+    # resume and evaluate
+    ("resume nowhere", "nowhere is no run directory"),
+    ("resume .", "it has no config.yaml. Name the folder that train printed"),
+    ("resume notes.txt", "notes.txt is no run directory"),
+    ("evaluate nowhere", "nowhere is no run directory"),
+    # sweep
+    ("sweep", "nothing to sweep: name a file"),
+    ("sweep none.yaml", "config file none.yaml does not exist"),
+    ("sweep .", "holds no sweep"),
+    ("sweep list.yaml", "must be a mapping"),
+    ("sweep grid.yaml", "unknown grid axis 'nope'"),
+    ("sweep flat.yaml", "write it under base, or under grid"),
+    ("sweep twice.yaml", "alpha is an axis of the grid and an option of every run; give it once"),
+    ("sweep grid-code.yaml", "add --allow-code"),
+    ("sweep no-seeds.yaml", "0 seeds are no sweep"),
+    ("sweep --grid alpha", "write AXIS=VALUE,VALUE"),
+    ("sweep --grid alhpa=1", "Did you mean 'alpha'?"),
+    ("sweep --grid seed=1", "write --seeds"),
+    ("sweep --grid workers=1", "it does not change a run's results"),
+    ("sweep --grid plugin=moonn", "Did you mean 'moon'?"),
+    ("sweep --grid moon.mu=1", "no run of this sweep has the plugin 'moon'"),
+    ("sweep --grid clients=0,2", "--clients: input should be greater than or equal to 1"),
+    ("sweep --grid plugin=moon --seeds 0", "0 seeds are no sweep"),
+    ("sweep --grid plugin=moon --seeds x", "write how many, or the seeds themselves"),
+    ("sweep --grid plugin=moon --seeds=", "--seeds"),
+    ("sweep --grid plugin=moon --seeds 99999999999", "are too many"),
+    ("sweep --grid plugin=moon --seeds=-1,2", "--seed: input should be greater than or equal to 0"),
+    ("sweep --grid plugin=moon --out notes.txt", "notes.txt cannot be written"),
+    # compare, report, reproduce
+    ("compare nowhere", "nowhere does not exist. Name folders that train or sweep printed"),
+    ("compare .", "is neither a run nor a sweep"),
+    ("compare . --format html", "unknown format 'html'"),
+    ("report nowhere", "nowhere does not exist"),
+    ("report . --figure-format svg", "svg"),
+    ("reproduce nope", "unknown method with recipes 'nope'"),
+    ("reproduce --table 1", "of which method? Write fedcore reproduce METHOD --table 1"),
+    ("reproduce fedcd --table 99", "unknown table of fedcd '99'"),
+    ("reproduce fedcd --table 1 --scale big", "unknown scale 'big'"),
+    ("reproduce fedcd --table 1 --format html", "unknown format 'html'"),
+    # data
+    ("data split --partition dirichlett", "Did you mean 'dirichlet'?"),
+    ("data split --partition x.json", "name a way to deal instead"),
+    ("data split --out x.txt", "must end with .json"),
+    ("data split --out split.json", "replace it with --force"),
+    ("data split --clients 0", "--clients: input should be greater than or equal to 1"),
+    ("data plot nope.json", "cannot read the partition file nope.json"),
+    ("data plot split.json", "is not a partition file"),
+    ("data plot split.json --partition iid", "name either split.json or --partition iid"),
+    # plugins and bench
+    ("plugins show fedprx", "unknown plugin 'fedprx'. Did you mean 'fedprox'?"),
+    ("plugins show module:os.getcwd", "getcwd"),
+    ("plugins new Bad_Name", "Write 'bad-name'"),
+    ("plugins new moon", "exists already; choose another name"),
+    ("plugins new my-x --kind thing", "thing"),
+    ("plugins new my-x --into notes.txt", "cannot be written"),
+    ("plugins check nope", "unknown plugin 'nope'"),
+    ("plugins check moon --only nothing", "nothing"),
+    ("bench --workload W9", "unknown workload 'W9'"),
+    ("bench --workload W1 --precision float16", "--precision"),
+]
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    """Return all that there is in a folder."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(("command", "message"), BAD_INPUT, ids=[command for command, _ in BAD_INPUT])
+def test_bad_input_is_one_message_and_exit_code_2(cli, tmp_path: Path, command: str, message: str) -> None:
+    for name, content in BAD_FILES.items():
+        (tmp_path / name).write_text(content)
+    before = everything(tmp_path)
+    result = cli(*shlex.split(command))
+    assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.output
     assert result.stdout == ""
-    assert list(tmp_path.iterdir()) == []  # refused before anything was written
+    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fedcore.cli.settings import build_config, set_options
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, UnknownNameError
 
-OWN = {"settings", "config_file", "as_json", "quiet", "profile", "debug"}
+OWN = {"settings", "config_file", "as_json", "quiet", "profile", "debug", "allow_code"}
 
 
 def test_train_has_a_flag_for_every_field() -> None:
@@ -30,7 +30,8 @@ def test_help_says_bounds_and_defaults(cli, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = cli("train", "--help").output
     for name in RunConfig.model_fields:
-        assert ("--plugin" if name == "plugins" else "--" + name.replace("_", "-")) in text
+        shown = name.removesuffix("s") if name in ("plugins", "trackers") else name.replace("_", "-")
+        assert f"--{shown} " in text
     assert "[0 < x <= 1; default 1.0]" in text
     assert "[default dirichlet]" in text
     assert "--no-augment" in text

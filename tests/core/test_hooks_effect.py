@@ -506,7 +506,7 @@ def test_clipping_takes_no_notice_of_gradients_of_another_round(tmp_path, go):
             go(FreezeOdd, out=tmp_path / "stopped", **options)
     finally:
         FreezeOdd.stop = False
-    assert model_bytes(resume(tmp_path / "stopped")) == plain
+    assert model_bytes(resume(tmp_path / "stopped", allow_code=True)) == plain
 
 
 # --- the way up ------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.errors import PluginContractError, RunDirectoryError
+from fedcore import serial
+from fedcore.checkpoint import CheckpointStore
+from fedcore.errors import PluginContractError, RunDirectoryError, StorageError
 from fedcore.serial import dumps, loads, read_tensors, write_tensors
-from fedcore.state import CheckpointStore, ClientStore, ServerState, State, States, flatten, unflatten
+from fedcore.state import ClientStore, ServerState, State, States, flatten, unflatten
 
 
 def test_reading_gives_a_copy():
@@ -146,14 +148,17 @@ def test_versions(tmp_path):
     assert not store.path(3, 5).exists()
 
 
-def test_prune_keeps_what_the_checkpoint_names(tmp_path):
+def test_prune_keeps_what_the_checkpoints_name(tmp_path):
     store = ClientStore(tmp_path)
     for client in (0, 1, 2):
         for version in (0, 1, 2):
             store.write(client, version, {"p": {"n": version}})
+    (tmp_path / "000000" / ".000002.safetensors.99.tmp").write_bytes(b"half")
     store.settle({0: 1, 1: None})
-    store.prune({0: 1, 1: None})
-    assert [path.name for path in sorted((tmp_path / "000000").iterdir())] == ["000001.safetensors"]
+    store.prune([0, 1], [{0: 0, 1: None}, {0: 1, 1: None}])
+    assert sorted(path.name for path in (tmp_path / "000000").iterdir()) == ["000000.safetensors", "000001.safetensors"]
+    store.prune([0], [{0: 1}])
+    assert [path.name for path in (tmp_path / "000000").iterdir()] == ["000001.safetensors"]
     assert list((tmp_path / "000001").iterdir()) == []
     assert len(list((tmp_path / "000002").iterdir())) == 3
     assert store.read(0, 1) == {"p": {"n": 1}}
@@ -184,7 +189,7 @@ def test_a_half_written_version_is_no_version(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(safetensors.torch, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(StorageError, match=r"cannot write .*000001.safetensors: disk full"):
         store.write(0, 1, {"p": {"n": 2}})
     monkeypatch.undo()
     assert store.read(0, 1) == {"p": {"n": 1}}
@@ -192,6 +197,14 @@ def test_a_half_written_version_is_no_version(tmp_path, monkeypatch):
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------
+
+
+def checkpoints(tmp_path):
+    """Return a store of checkpoints whose clients' states, as :func:`state` names them, are there."""
+    clients = ClientStore(tmp_path / "clients")
+    for client, version in ((0, 2), (12, 0)):
+        clients.write(client, version, {"p": {"t": torch.ones(3)}})
+    return CheckpointStore(tmp_path / "checkpoint", clients)
 
 
 def state(round_=3, phase="train"):
@@ -209,7 +222,7 @@ def state(round_=3, phase="train"):
 
 @pytest.mark.parametrize("phase", ["train", "post_train", "done"])
 def test_a_checkpoint_comes_back_as_it_was(tmp_path, phase):
-    store = CheckpointStore(tmp_path / "checkpoint")
+    store = checkpoints(tmp_path)
     assert store.load() is None
     store.save(state(phase=phase))
     back, saved = store.load(), state(phase=phase)
@@ -221,67 +234,170 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path, phase):
     assert back.plugins["other"] == {"x": "y"}
 
 
-def test_the_newest_counts_and_older_ones_go(tmp_path):
-    store = CheckpointStore(tmp_path)
-    for round_, phase in ((1, "train"), (2, "train"), (2, "post_train"), (2, "done")):
+def names(store):
+    return sorted(path.name.partition(".")[0] for path in store.root.iterdir())
+
+
+def test_the_newest_counts_the_one_before_stays_and_older_ones_go(tmp_path):
+    store, seen = checkpoints(tmp_path), []
+    for round_, phase in ((1, "train"), (2, "train"), (2, "post_train"), (2, "post_train"), (2, "done")):
         store.save(state(round_, phase))
         assert (store.load().round, store.load().phase) == (round_, phase)
-        assert len(list(tmp_path.iterdir())) == 1
+        seen.append(names(store))
+    assert seen == [
+        ["000001-0-train"],
+        ["000001-0-train", "000002-0-train"],
+        ["000002-0-train", "000002-1-post_train"],
+        ["000002-0-train", "000002-1-post_train"],
+        ["000002-1-post_train", "000002-2-done"],
+    ]
 
 
-def two_checkpoints(store, tmp_path):
+def test_the_one_before_is_not_deleted_before_the_next_is_whole(tmp_path, monkeypatch):
+    store = checkpoints(tmp_path)
     store.save(state(1))
-    old = next(tmp_path.iterdir())
-    content = old.read_bytes()
     store.save(state(2))
-    new = next(tmp_path.iterdir())
-    old.write_bytes(content)  # as if killed between the new file and the deletion of the old one
-    return old, new
+    there = []
+    real = serial.safetensors.torch.save_file
+    monkeypatch.setattr(
+        serial.safetensors.torch, "save_file", lambda *given: (there.append(names(store)), real(*given))
+    )
+    store.save(state(3))
+    assert there == [["000001-0-train", "000002-0-train"]]
+    assert names(store) == ["000002-0-train", "000003-0-train"]
 
 
-def test_two_checkpoints_after_a_kill(tmp_path):
-    store = CheckpointStore(tmp_path)
-    two_checkpoints(store, tmp_path)
-    assert store.load().round == 2
+def test_versions_of_clients_stay_while_a_checkpoint_names_them(tmp_path):
+    clients = ClientStore(tmp_path / "clients")
+    store = CheckpointStore(tmp_path / "checkpoint", clients)
+
+    def round_(number, manifest, touched=()):
+        for client in touched:
+            clients.write(client, number, {"p": {"n": number}})
+        store.save(ServerState(model={}, round=number + 1, manifest=manifest), touched)
+        return {int(f.parent.name): sorted(int(v.stem) for v in f.parent.iterdir()) for f in clients.root.glob("*/*")}
+
+    assert round_(0, {0: 0, 1: 0}, touched=(0, 1)) == {0: [0], 1: [0]}
+    assert round_(1, {0: 1, 1: 0}, touched=(0, 1)) == {0: [0, 1], 1: [0]}, "client 1's new version was not accepted"
+    assert round_(2, {0: 1, 1: 2}, touched=(1,)) == {0: [1], 1: [0, 2]}
+    assert round_(3, {0: 1, 1: 2}) == {0: [1], 1: [2]}
+    again = CheckpointStore(store.root, clients)  # another process goes on
+    assert again.load().round == 4
+    store = again
+    assert round_(4, {0: 4, 1: 2}, touched=(0,)) == {0: [1, 4], 1: [2]}
 
 
-@pytest.mark.parametrize("damage", [b"", b"text" * 40, "cut", "meta"], ids=["empty", "text", "cut", "meta"])
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[:-5],
+    "text": lambda content: b"text" * 40,
+    "a bit of a weight": lambda content: flipped(content, len(content) - 3),
+    "a bit of the header": lambda content: flipped(content, content.index(b"data_offsets") - 30),
+}
+
+
+def flipped(content, position, bit=0):
+    return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
-    store = CheckpointStore(tmp_path)
-    old, new = two_checkpoints(store, tmp_path)
-    content = new.read_bytes()
-    if damage == "meta":
-        write_tensors(new, {"model/w": torch.ones(1)}, {"round": 2})
-    else:
-        new.write_bytes(content[:-5] if damage == "cut" else damage)
+    store, said = checkpoints(tmp_path), []
+    store.save(state(1))
+    store.save(state(2))
+    _, new = sorted(store.root.iterdir())
+    new.write_bytes(DAMAGES[damage](new.read_bytes()))
+    assert store.load(report=said.append).round == 1
+    (sentence,) = said
+    assert sentence.startswith("000002-0-train.safetensors: ")
+    assert "going on from it, after 1 round" in sentence
+    store.save(state(2, "post_train"))  # the damaged one is no generation of its own
+    assert names(store) == ["000001-0-train", "000002-1-post_train"]
+    for path in store.root.iterdir():
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint in .*000002-1.*000001-0.*fedcore train --config"):
+        store.load()
+    assert names(store) == ["000001-0-train", "000002-1-post_train"], "a look deletes nothing"
+
+
+def test_a_checkpoint_without_what_it_should_hold(tmp_path):
+    store = checkpoints(tmp_path)
+    store.save(state(1))
+    write_tensors(store.root / "000002-0-train.safetensors", {"model/w": torch.ones(1)}, {"round": 2})
     assert store.load().round == 1
-    old.unlink()
-    with pytest.raises(RunDirectoryError, match=r"no checkpoint in .* is whole.*000002"):
+
+
+def test_any_bit_that_is_flipped_is_noticed_or_means_nothing(tmp_path):
+    path = tmp_path / "x.safetensors"
+    tensors, meta = {"a/w": torch.tensor([1.5, -2.0]), "n": torch.tensor([3, 4], dtype=torch.int16)}, {"round": 12}
+    write_tensors(path, tensors, meta)
+    content = path.read_bytes()
+    for position in range(len(content)):
+        for bit in range(8):
+            path.write_bytes(flipped(content, position, bit))
+            try:
+                back, said = read_tensors(path)
+            except ValueError:
+                continue
+            assert said == meta
+            assert {name: (t.dtype, t.tolist()) for name, t in back.items()} == {
+                name: (t.dtype, t.tolist()) for name, t in tensors.items()
+            }
+
+
+def test_files_without_a_checksum_are_read(tmp_path):
+    store = checkpoints(tmp_path)
+    store.save(state())
+    (path,) = store.root.iterdir()
+    tensors, meta = read_tensors(path)
+    write_tensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, meta, checksum=False)
+    assert b"sha256" not in path.read_bytes()
+    assert store.load().ledger == state().ledger
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
+def test_a_checkpoint_is_no_better_than_the_clients_states_it_names(tmp_path, damage):
+    store, said = checkpoints(tmp_path), []
+    store.clients.write(0, 7, {"p": {"round": torch.ones(3)}})
+    store.save(state(1))
+    newer = state(2)
+    newer.manifest = {**newer.manifest, 0: 7}
+    store.save(newer, touched=[0])
+    path = store.clients.path(0, 7)
+    path.unlink() if damage == "missing" else path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    assert store.load(report=said.append).round == 1
+    assert "client 0's state of round 7 is lost" in said[0]
+    store.clients.path(12, 0).unlink()  # both checkpoints name this one
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint .* client 12's state of round 0 is lost"):
         store.load()
 
 
 def test_a_half_written_temporary_file_is_ignored(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = checkpoints(tmp_path)
     store.save(state(1))
-    (tmp_path / ".000002-0-train.safetensors.999.tmp").write_bytes(b"half")
+    (store.root / ".000002-0-train.safetensors.999.tmp").write_bytes(b"half")
+    store.clients.write(5, 9, {"p": {"n": 1}})
     assert store.load().round == 1
+    store.tidy()
+    assert names(store) == ["000001-0-train"]
+    assert sorted(path.parent.name for path in store.clients.root.glob("*/*")) == ["000000", "000012"]
     store.clear()
     assert store.load() is None
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = checkpoints(tmp_path)
     store.save(state(1))
     broken = state(2)
     broken.ledger["x"] = object()
     with pytest.raises(TypeError):
         store.save(broken)
     assert store.load().round == 1
-    assert len(list(tmp_path.iterdir())) == 1
+    assert names(store) == ["000001-0-train"]
 
 
 def test_a_loaded_checkpoint_does_not_hold_the_file(tmp_path):
-    store = CheckpointStore(tmp_path)
+    store = checkpoints(tmp_path)
     store.save(state())
     back = store.load()
     back.model["w"].fill_(9)

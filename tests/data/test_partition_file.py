@@ -57,6 +57,28 @@ def test_every_client_keeps_training_samples(fraction):
         assert set(labels[test].tolist()) <= set(labels[train].tolist())
 
 
+def test_few_samples_are_dealt_class_by_class():
+    """Of 600 samples 90 are dealt, each class with its share, whoever holds them; others by another seed."""
+    labels = DATASET.train.labels
+    few = make(samples=90, clients=3)
+    dealt = torch.cat([*few.train, *few.test])
+    assert len(dealt) == len(dealt.unique()) == 90
+    share = torch.bincount(labels[dealt], minlength=10) - 0.15 * torch.bincount(labels, minlength=10)
+    assert (share.abs() < 1).all()
+    assert few.info["samples"] == 90
+    other = make(samples=90, clients=3, seed=4)
+    assert set(dealt.tolist()) != set(torch.cat([*other.train, *other.test]).tolist())
+    assert make(samples=600).sha256 == make().sha256
+    assert "samples" not in make().info
+
+
+def test_more_samples_than_there_are():
+    with pytest.raises(ConfigError, match="--samples is 601, but the data set has 600"):
+        make(samples=601)
+    with pytest.raises(ConfigError, match="10 clients cannot share 9 samples"):
+        make(samples=9)
+
+
 def test_each_clients_holdout_has_a_stream_of_its_own():
     dataset = make_dataset(classes=1)
     split, whole = (make(dataset, partitioner="iid", client_test_fraction=f) for f in (0.25, 0.0))

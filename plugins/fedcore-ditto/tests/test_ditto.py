@@ -394,7 +394,7 @@ def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go):
 
     with pytest.raises(FedcoreError, match="interrupted"):
         go({"ditto": {}}, notify=stop, **options)
-    resumed = fedcore.resume(where["directory"])
+    resumed = fedcore.resume(where["directory"], allow_code=True)
     assert bytes_of(resumed) == bytes_of(straight)
     assert resumed.metrics["personal_global"] == straight.metrics["personal_global"]
     assert all(equal(kept(straight, client), kept(resumed, client)) for client in committed(straight).manifest)

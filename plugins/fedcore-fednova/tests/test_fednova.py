@@ -441,7 +441,7 @@ def test_a_killed_run_goes_on_with_its_momentum(go, tmp_path):
     script = SCRIPT.format(options=options, run={**DIGITS, **LONG})
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], env=os.environ, timeout=120)
     assert done.returncode == -signal.SIGKILL
-    resumed, straight = fedcore.resume(tmp_path / "run"), go({"fednova": options}, **LONG)
+    resumed, straight = fedcore.resume(tmp_path / "run", allow_code=True), go({"fednova": options}, **LONG)
     assert bytes_of(resumed) == bytes_of(straight)
     one, other = state_of(resumed), state_of(straight)
     assert set(one) == set(other)
@@ -457,7 +457,7 @@ def test_an_interrupted_run_goes_on_with_its_momentum(go, at):
     with pytest.raises(FedcoreError, match="interrupted") as interruption:
         go({"fednova": {"gmf": 0.8}}, notify=stop, **LONG)
     directory = Path(re.search(r"resume (\S+)", str(interruption.value)).group(1))
-    assert bytes_of(fedcore.resume(directory)) == bytes_of(go({"fednova": {"gmf": 0.8}}, **LONG))
+    assert bytes_of(fedcore.resume(directory, allow_code=True)) == bytes_of(go({"fednova": {"gmf": 0.8}}, **LONG))
 
 
 # --- options and company -----------------------------------------------------------------------------------------

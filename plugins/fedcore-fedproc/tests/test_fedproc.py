@@ -238,10 +238,17 @@ def test_random_prototypes_ask_nobody_and_are_fixed():
     assert one.state["known"].all()
 
 
-def test_only_round_0_initialises():
-    server = server_of(round=1)
+def test_prototypes_are_initialised_once():
+    first = torch.ones(4, 5)
+    server = server_of(round=1, state={"prototypes": first})  # has nobody to ask
     create_plugin("fedproc", {}).begin_round(server)
-    assert server.state == {}
+    assert server.state == {"prototypes": first}
+
+
+def test_a_later_round_initialises_them_where_the_ones_before_came_to_nothing():
+    server = server_of(round=2)
+    create_plugin("fedproc", {"init": "random"}).begin_round(server)
+    assert server.state["known"].all()
 
 
 def test_a_cohort_that_does_not_answer_stops_the_round():

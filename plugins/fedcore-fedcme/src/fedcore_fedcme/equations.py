@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedcore.functional import class_means
-
 
 def evaluation_vector(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return the accuracy of each class, (C,) float64, 0 where the class is absent (Eq. 4).
@@ -23,18 +21,20 @@ def evaluation_vector(logits: Tensor, labels: Tensor, num_classes: int) -> Tenso
 
 
 def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return one batch's share of Eq. 5: sums of features (C, d) float64 and counts of samples (C,) int64.
+    """Return one batch's share of Eq. 5: sums of features (C, d), differentiable, and counts of samples (C,) int64.
 
-    A product with the one-hot labels: it repeats its bits, where an indexed addition on CUDA does not.
+    A product with the one-hot labels: it repeats its bits, where an indexed addition on CUDA does not. In float32 at
+    least, under autocast too.
 
     >>> class_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 0, 2]), 3)
     (tensor([[3.],
             [0.],
-            [4.]], dtype=torch.float64), tensor([2, 0, 1]))
+            [4.]]), tensor([2, 0, 1]))
     """
     members = labels.unsqueeze(1) == torch.arange(num_classes, device=labels.device)  # (B, C)
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
     with torch.autocast(device_type=features.device.type, enabled=False):
-        return members.double().mT @ features.double(), members.sum(dim=0)  # (C, B) @ (B, d) -> (C, d)
+        return members.to(features.dtype).mT @ features, members.sum(dim=0)  # (C, B) @ (B, d) -> (C, d)
 
 
 def local_features(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,19 +65,20 @@ def global_features(
     return (sums + fill * memory) / count, known | (holders > 0)
 
 
-def alignment_loss(features: Tensor, labels: Tensor, global_features: Tensor, known: Tensor) -> Tensor:
+def alignment_loss(sums: Tensor, counts: Tensor, global_features: Tensor, known: Tensor) -> Tensor:
     r"""Return :math:`\sum_c |\overline{z}_c - \zeta_c|^2` over the batch's classes with a known zeta_c (Eq. 9).
 
-    ``features`` z (B, d), ``labels`` (B,), ``global_features`` zeta (C, d), ``known`` (C,) bool (or counts, where
-    0 means unknown); the result has shape (). What stands in unknown rows, even NaN, does not matter.
+    ``sums`` (C, d) and ``counts`` (C,) of the batch as from :func:`class_sums`, ``global_features`` zeta (C, d),
+    ``known`` (C,) bool (or counts, where 0 means unknown); the result has shape (). What stands in unknown rows, even
+    NaN, does not matter.
 
     >>> z, zeta = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]]), torch.zeros(3, 2)
-    >>> alignment_loss(z, torch.tensor([0, 0, 2]), zeta, torch.tensor([True, True, False]))  # |(2, 0)|^2
+    >>> sums, counts = class_sums(z, torch.tensor([0, 0, 2]), 3)
+    >>> alignment_loss(sums, counts, zeta, torch.tensor([True, True, False]))  # |(2, 0)|^2
     tensor(4.)
     """
     known = known.bool()
-    features = features.to(torch.promote_types(features.dtype, global_features.dtype))
-    means, counts = class_means(features, labels, len(global_features))  # (C, d), (C,)
+    means = sums / counts.clamp(min=1).unsqueeze(1)  # (C, d)
     target = torch.where(known.unsqueeze(1), global_features, 0.0)
     distances = (means - target).square().sum(dim=1)  # (C,)
     return torch.where(known & (counts > 0), distances, 0.0).sum()

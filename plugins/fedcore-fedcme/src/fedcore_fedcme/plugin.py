@@ -120,20 +120,20 @@ class FedCME(Plugin):
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
-        """Add mu * L2Loss (Eqs. 9, 10); before the first global features there is no such term."""
-        received = step.client.received
-        if not self.aligning or not received:
-            return None
-        value = eq.alignment_loss(step.features, step.y, received["features"], received["known"])
-        return Loss(value, weight=self.options.mu, name="alignment")
+        """Add the batch's features to the sums of Eq. 5 (Algorithm 2 line 12), and mu * L2Loss (Eqs. 9, 10).
 
-    @hookimpl
-    def observe(self, step: Step) -> None:
-        """Add the batch's features, as trained, to the sums of Eq. 5 (Algorithm 2 line 12)."""
-        if self.aligning:
-            sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
-            step.client.scratch["sums"].add_(sums)
-            step.client.scratch["counts"].add_(counts)
+        Before the first global features there is no such term.
+        """
+        if not self.aligning:
+            return None
+        client = step.client
+        sums, counts = eq.class_sums(step.features, step.y, client.num_classes)
+        client.scratch["sums"].add_(sums.detach())
+        client.scratch["counts"].add_(counts)
+        if not client.received:
+            return None
+        value = eq.alignment_loss(sums, counts, client.received["features"], client.received["known"])
+        return Loss(value, weight=self.options.mu, name="alignment")
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:

@@ -56,8 +56,8 @@ class FedECCR(Uscc):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Initialize the global prototypes z_0 (Algorithm 1, line 2)."""
-        if server.round == 0:
+        """Initialize the global prototypes z_0 (Algorithm 1, line 2), in the first round that comes to something."""
+        if "prototypes" not in server.state:
             server.state.update(self._first(server))
 
     @hookimpl

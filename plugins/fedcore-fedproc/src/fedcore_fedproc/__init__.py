@@ -82,8 +82,8 @@ class FedProc(Plugin):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Initialize c^0 (Algorithm 1, line 2)."""
-        if server.round > 0 or self.alpha(server) == 0:
+        """Initialize c^0 (Algorithm 1, line 2), in the first round that comes to something."""
+        if "prototypes" in server.state or self.alpha(server) == 0:
             return
         if self.options.init == "query":
             first = first_prototypes(server.ask("prototypes", clients="cohort"))

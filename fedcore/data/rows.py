@@ -1,0 +1,61 @@
+"""Samples that are tensors of one shape and no images: rows of a table, signals, features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedcore.data.samples import JSON
+from fedcore.errors import DataError
+
+
+class TensorSamples:
+    """Tensors of one shape, gathered by index as they are.
+
+    :param inputs: (n, ...), of any dtype; a batch is (B, ...).
+    :param labels: (n,) int64.
+    :raises DataError: they do not belong together.
+    """
+
+    kind: ClassVar[str] = "tensor"
+    fixed_shape: ClassVar[bool] = True
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        check_labels(labels, len(inputs) if inputs.ndim else 0)
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, indices: Tensor) -> Tensor:
+        """Return the inputs at ``indices`` (B,) int64 as (B, ...)."""
+        return self.inputs.index_select(0, indices.to(self.inputs.device))
+
+    def to(self, device: torch.device, memory_format: torch.memory_format) -> Self:
+        """Return the samples on a device."""
+        return type(self)(self.inputs.to(device), self.labels.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return inputs and labels by name."""
+        return {"inputs": self.inputs, "labels": self.labels}
+
+    def meta(self) -> dict[str, JSON]:
+        """Return nothing: tensors say it all."""
+        return {}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Self:
+        """Return samples over the given tensors without a copy."""
+        return cls(tensors["inputs"], tensors["labels"])
+
+
+def check_labels(labels: Tensor, count: int) -> None:
+    """Refuse labels that are not one class for each of ``count`` samples.
+
+    :raises DataError: says what they are.
+    """
+    if labels.shape != (count,) or labels.dtype != torch.int64:
+        raise DataError(f"labels must be int64 of shape ({count},), not {labels.dtype} of {tuple(labels.shape)}")

@@ -1,0 +1,54 @@
+"""What a worker process of the local engine does while it lives: answers the engine's frames."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from fedcore.client import Shared
+from fedcore.engines.channel import Channel, Spool, pack_error, pack_outcome, unpack_task
+from fedcore.engines.site import unpack_site
+from fedcore.errors import FedcoreError
+from fedcore.runtime import ClientRuntime
+from fedcore.serial import read_tensors
+
+
+def answer_frames(fd: int, spool: Path) -> bool:
+    """Serve tasks, with one thread; returns False when the engine hung up without a word, as one that is killed."""
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            serve(Channel(Connection(fd), Spool(spool)))
+    except (EOFError, ConnectionError):
+        return False
+    return True
+
+
+def serve(channel: Channel) -> None:
+    """Set the runtime up and answer every frame until the engine says that it was the last."""
+
+    def broken(error: FedcoreError) -> None:
+        channel.send("broken", {}, pack_error(error))
+
+    try:
+        runtime = ClientRuntime(unpack_site(*read_tensors(channel.spool.path / "site.safetensors")))
+    except FedcoreError as error:
+        broken(error)
+        return
+    channel.send("ready", {}, None)
+    key, shared = None, None
+    while True:
+        kind, tensors, meta = channel.receive()
+        if kind == "stop":
+            return
+        task = unpack_task(tensors, meta)
+        if task.shared is not None and task.shared != key:
+            broadcast, described = read_tensors(channel.spool.path / f"{task.shared}.safetensors")
+            key, shared = task.shared, Shared(broadcast, described, runtime.placement)
+        try:
+            channel.send(*pack_outcome(runtime.handle(task, shared)))
+        except FedcoreError as error:
+            broken(error)

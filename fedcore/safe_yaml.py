@@ -1,0 +1,69 @@
+"""YAML as JSON's values, from files that may be a stranger's: no objects, nothing that unfolds to gigabytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+MOST_NODES = 200_000
+"""Most values in one text, each alias counted with all that it stands for: a recipe has a few hundred."""
+
+_ONLY = ("null", "bool", "int", "float", "str", "seq", "map")
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader for what JSON has, too: dates stay text; sets, bytes and the like are refused."""
+
+    yaml_constructors = {  # PyYAML's own registry: None is what refuses every other tag
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _ONLY
+    }
+    yaml_implicit_resolvers = {
+        first: [(tag, expression) for tag, expression in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def read_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    :raises ValueError: it is not YAML, holds what JSON has not, contains itself, or unfolds to too much.
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _measure(node, {})
+            value = loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (AttributeError, KeyError, IndexError, TypeError) as error:  # PyYAML on odd scalars: `!!int`, `!!bool x`
+        raise ValueError(f"a value is not of its type ({type(error).__name__}: {error})") from None
+    return value
+
+
+def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
+    """Return how many values a node unfolds to; ``sizes`` has those of nodes seen before, None for one under way."""
+    if id(node) in sizes:
+        size = sizes[id(node)]
+        if size is None:
+            raise ValueError("a value contains itself (through an alias)")
+        return size
+    sizes[id(node)] = None
+    size = 1
+    if isinstance(node, yaml.SequenceNode):
+        size += sum(_measure(child, sizes) for child in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        size += sum(_measure(key, sizes) + _measure(value, sizes) for key, value in node.value)
+    if size > MOST_NODES:
+        raise ValueError(f"it unfolds to more than {MOST_NODES:,} values")
+    sizes[id(node)] = size
+    return size

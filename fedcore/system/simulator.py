@@ -1,0 +1,135 @@
+"""What the simulated system does to a run: a pure function of the seed, the round and the client.
+
+Nothing here depends on what ran before, on the engine or on the number of workers, and nothing waits: time is virtual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.config import RunConfig
+from fedcore.engines.base import FailureKind
+from fedcore.seeding import derive_seed, numpy_generator
+from fedcore.system.options import SystemOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one selected client in one round.
+
+    :param epochs: whole local epochs that it completes.
+    :param seconds: virtual seconds until the server has its update, or knows that there will be none.
+    :param failure: why there is no update, a kind and a message; None where there is one.
+    """
+
+    epochs: int
+    seconds: float
+    failure: tuple[FailureKind, str] | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the client could be reached when the round began."""
+        return self.failure is None or self.failure[0] != "unavailable"
+
+    def lost_before(self, epoch: int | None) -> bool:
+        """Whether the client never gets to the start of an epoch; None is the end of its training."""
+        return self.failure is not None and (epoch is None or self.epochs < epoch)
+
+
+class Simulator:
+    """Draws who is available, and what becomes of who was selected."""
+
+    def __init__(self, config: RunConfig, samples: NDArray[np.int64], breaks: Collection[int] = ()) -> None:
+        """Prepare the draws that hold all run long.
+
+        :param samples: training samples of each client.
+        :param breaks: local epochs at whose start the cohort pauses for an exchange.
+        """
+        self.options = config.system or SystemOptions()
+        self._config, self._samples, self._last_break = config, samples, max(breaks, default=0)
+        clients = config.clients
+        slow = round(self.options.slow * clients)
+        self._slow = set(self._stream("slow").permutation(clients)[:slow].tolist()) if slow else set[int]()
+        self._present: tuple[int, NDArray[np.bool_]] | None = None
+
+    def available(self, round: int) -> Sequence[int]:
+        """Return the clients that can be selected in a round, in ascending order."""
+        if self.options.availability == 1:
+            return range(self._config.clients)
+        found: list[int] = np.flatnonzero(self._presence(round)).tolist()
+        return found
+
+    def reachable(self, round: int, client: int) -> bool:
+        """Say whether a client is available in a round and answers when the server turns to it."""
+        options = self.options
+        here = options.availability == 1 or bool(self._presence(round)[client])
+        return here and not self._happens(options.no_show, "no-show", round, client)
+
+    def fate(self, round: int, client: int) -> Fate:
+        """Return what becomes of a client that was selected."""
+        options, everything = self.options, self._config.local_epochs
+        if not self.reachable(round, client):
+            return Fate(0, 0.0, ("unavailable", "could not be reached when the round began"))
+        latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0
+        epochs, pace = everything, self._epoch_seconds(client)
+        if self._happens(options.stragglers, "straggler", round, client):
+            epochs = 1 + int(self._uniform("completed", round, client) * (everything - 1))
+            pace *= everything / epochs
+        limit = math.inf if options.deadline is None else options.deadline
+        if latency + epochs * pace > limit:
+            epochs = min(epochs, max(0, math.floor((limit - latency) / pace))) if pace else 0
+        if epochs == 0:
+            return Fate(0, limit, ("deadline", f"completed no local epoch within {limit:g} virtual seconds"))
+        if self._happens(options.dropout, "dropout", round, client):
+            part = self._uniform("lost", round, client) * epochs
+            why = f"was lost in the course of local epoch {int(part)} of {everything}"
+            return Fate(int(part), latency + part * pace, ("dropped", why))
+        if epochs < everything and options.partial == "drop":
+            why = f"completed {epochs} of {everything} local epochs; partial work is dropped"
+            return Fate(epochs, min(limit, latency + everything * pace), ("deadline", why))
+        if epochs < everything and epochs <= self._last_break:
+            why = (
+                f"completed {epochs} of {everything} local epochs, none after the exchange at epoch {self._last_break}"
+            )
+            return Fate(epochs, latency + epochs * pace, ("dropped", why))
+        return Fate(epochs, latency + epochs * pace)
+
+    def round_seconds(self, fates: Iterable[Fate]) -> float:
+        """Return how long a round lasts: until the last client is in or known to be lost, at most to the deadline.
+
+        A round without clients lasts until the deadline; it takes no time where there is none.
+        """
+        return max((fate.seconds for fate in fates), default=self.options.deadline or 0.0)
+
+    def _epoch_seconds(self, client: int) -> float:
+        batches = math.ceil(int(self._samples[client]) / self._config.batch_size)
+        return batches * self.options.step_seconds * (self.options.slow_factor if client in self._slow else 1.0)
+
+    def _presence(self, round: int) -> NDArray[np.bool_]:
+        """Return for each client whether it is available; the round's is kept, as it is asked for again and again."""
+        if self._present is None or self._present[0] != round:
+            self._present = (round, self._draw_presence(round))
+        return self._present[1]
+
+    def _draw_presence(self, round: int) -> NDArray[np.bool_]:
+        clients, options = self._config.clients, self.options
+        if options.day is None:
+            return self._stream("available", round).random(clients) < options.availability
+        hour: NDArray[np.float64] = (self._stream("hours").random(clients) + round / options.day) % 1.0
+        return hour < options.availability
+
+    def _stream(self, purpose: str, round: int | None = None) -> np.random.Generator:
+        return numpy_generator(self._config.seed, f"system/{purpose}", round=round)
+
+    def _uniform(self, purpose: str, round: int, client: int) -> float:
+        """Return a number in [0, 1) of a client's and round's own stream."""
+        drawn = derive_seed(self._config.seed, f"system/{purpose}", round=round, client=client)
+        return (drawn >> 10) / (1 << 53)  # 63 bits would round up to 1
+
+    def _happens(self, chance: float, purpose: str, round: int, client: int) -> bool:
+        return chance > 0 and self._uniform(purpose, round, client) < chance

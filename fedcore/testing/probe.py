@@ -1,0 +1,90 @@
+"""A plugin that sends an engine every kind of task, and whose bits tell whether all came through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore.client import ClientContext
+from fedcore.config import RunConfig
+from fedcore.contract import Plugin, PluginOptions
+from fedcore.functional import proximal_term
+from fedcore.hookspecs import hookimpl
+from fedcore.local import Step
+from fedcore.server_context import ServerContext
+from fedcore.types import ClientUpdate, Loss
+
+RAISE = "raise"
+"""The question at which a client that ``raising`` names raises."""
+
+
+class ProbeOptions(PluginOptions):
+    """Options of the probe."""
+
+    raising: list[int] = Field([], description="Clients that raise when they train, or are asked to.")
+
+
+class Probe(Plugin):
+    """Pauses its clients to exchange classifiers, keeps states, sends payloads down and up, and asks questions."""
+
+    Options = ProbeOptions
+    options: ProbeOptions
+    exchanges = ("classifier.*",)
+
+    @hookimpl
+    def local_epoch_breaks(self, config: RunConfig) -> set[int] | None:
+        """Pause before the last epoch."""
+        return {config.local_epochs - 1} if config.local_epochs > 1 else None
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> Mapping[str, Tensor]:
+        """Send what the last round's clients drew."""
+        return {"number": server.state.get("drawn", torch.zeros(()))}
+
+    @hookimpl
+    def mid_local_epoch(
+        self, server: ServerContext, snapshots: Mapping[int, Mapping[str, Tensor]]
+    ) -> dict[int, Mapping[str, Tensor]]:
+        """Give each client the next one's classifier."""
+        clients = sorted(snapshots)
+        return dict(zip(clients, (snapshots[client] for client in [*clients[1:], *clients[:1]]), strict=True))
+
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Add up what the clients drew."""
+        server.state["drawn"] = server.state.get("drawn", torch.zeros(())) + update.payload["drawn"]
+
+    @hookimpl
+    def post_train(self, server: ServerContext) -> None:
+        """Ask every client."""
+        sent = {"x": torch.arange(3.0)}
+        for answer in server.ask("", clients="all", tensors=sent):
+            server.state[f"answer-{answer.client}"] = answer.tensors["answer"]
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Count participations, or fail."""
+        if client.id in self.options.raising:
+            raise RuntimeError(f"client {client.id} fails, as it should")
+        client.state["seen"] = client.state.get("seen", 0) + 1
+
+    @hookimpl
+    def local_loss(self, step: Step) -> Loss:
+        """Pull the weights by what was kept and what was sent, so that both are seen in their bits."""
+        pull = (1 + step.client.state["seen"] + step.client.received["number"]) / 100
+        return Loss(pull * proximal_term(step.parameters, step.reference))
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> Mapping[str, Tensor]:
+        """Send up a random number of this client's own."""
+        return {"drawn": torch.rand((), generator=client.generator("probe"))}
+
+    @hookimpl
+    def answer(self, client: ClientContext, question: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what was sent, and a sum that names the client and the payload it was shared; or fail."""
+        if question == RAISE and client.id in self.options.raising:
+            raise RuntimeError(f"client {client.id} fails, as it should")
+        return {**tensors, "answer": tensors["x"] + 1000 * client.id + client.received.get("number", torch.zeros(()))}

@@ -1,0 +1,115 @@
+"""What a tracker must keep to, as one plain function."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcore.config import RunConfig, read_config_file
+from fedcore.contract import option_names, parse_options
+from fedcore.errors import FedcoreError, UnknownNameError
+from fedcore.testing.federation import federate, model_bytes, name_of, records
+from fedcore.testing.trial import importable_in_workers
+from fedcore.trackers.base import TrackedRun, Tracker, tracker_class
+from fedcore.trackers.memory import Memory, memory_file
+from fedcore.trackers.process import Follower
+
+ROUNDS = 3
+
+
+def check_tracker(tracker: str | type[Tracker], folder: Path, options: Mapping[str, Any] | None = None) -> None:
+    """Check a tracker: its options, a run that is stopped and resumed, and a real run in a process of its own.
+
+    It is given every round once and in order, must leave the records as they are and keep nothing but JSON, and must
+    not be switched off.
+
+    :param tracker: its class, or the name under which it is installed; a class that a process can import.
+    :param folder: where runs, and what the tracker writes beside them, may be left.
+    :param options: its own, for example a store in ``folder``.
+    :raises AssertionError: says what is wrong.
+    """
+    name, options = name_of(tracker, "tracker"), dict(options or {})
+    try:
+        cls = tracker_class(name) if isinstance(tracker, str) else tracker
+    except FedcoreError as error:
+        raise AssertionError(str(error)) from error
+    assert issubclass(cls, Tracker), f"{cls!r} is no subclass of fedcore.trackers.Tracker"
+    _check_options(name, cls, options)
+    plain = federate(folder, rounds=ROUNDS)
+    _check_stop_and_resume(name, cls, options, plain.directory)
+    notes: list[str] = []
+
+    def listen(event: str, details: Mapping[str, Any]) -> None:
+        if event == "note":
+            notes.append(details["message"])
+
+    with importable_in_workers():
+        tracked = federate(folder, rounds=ROUNDS, trackers={name: options}, notify=listen)
+    assert not notes, notes[0]
+    memory = Memory.read(memory_file(tracked.directory, name))
+    assert (memory.round, memory.status) == (ROUNDS, "finished"), f"{name} took {memory.round} of {ROUNDS} rounds"
+    assert records(tracked) == records(plain), f"{name} changes what is recorded of a run"
+    assert model_bytes(tracked) == model_bytes(plain), f"{name} changes the bits of a run"
+
+
+def _check_options(name: str, cls: type[Tracker], options: Mapping[str, Any]) -> None:
+    try:
+        parse_options(name, cls, options, kind="tracker")
+    except FedcoreError as error:
+        raise AssertionError(f"{name} cannot be made with {dict(options)}: {error}") from error
+    undescribed = [
+        option for option, field in option_names(cls).items() if not cls.Options.model_fields[field].description
+    ]
+    assert not undescribed, f"{name}: option {undescribed[0]!r} has no description; people see it in plugins show"
+    try:
+        parse_options(name, cls, {**options, "no_such_option": 1}, kind="tracker")
+    except UnknownNameError:
+        return
+    raise AssertionError(f"{name} accepts options that it does not have; derive Options from TrackerOptions")
+
+
+def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, Any], directory: Path) -> None:
+    """Hand over a finished run in two parts, as a process after a stop would, and see that nothing is edited."""
+    config = RunConfig.create({**read_config_file(directory / "config.yaml"), "out": str(directory)})
+    file = directory / "metrics.jsonl"
+    whole = file.read_text(encoding="utf-8")
+    memory = Memory()
+    memory_file(directory, name).parent.mkdir(exist_ok=True)
+    for part, end in ((whole.partition("\n")[0] + "\n", "stopped"), (whole, "finished")):
+        file.write_text(part, encoding="utf-8")
+        watched = _Watched(cls(parse_options(name, cls, options, kind="tracker")))
+        run = TrackedRun(directory, config, memory.round, memory.state)
+        try:
+            Follower(watched, run, memory, memory_file(directory, name)).follow([f"{end}\n"])
+        except RuntimeError as error:
+            raise AssertionError(f"{name}: {error}") from error
+        kept = json.loads(json.dumps(memory.state))
+        assert kept == memory.state, f"{name} keeps {memory.state} in run.state, which comes back as {kept}: JSON only"
+
+
+class _Watched(Tracker):
+    """A tracker under test: what it is given stays as it is."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(tracker.options)
+        self.tracker = tracker
+
+    def start(self, run: TrackedRun) -> None:
+        self._call("start", run)
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        self._call("round", record)
+
+    def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
+        self._call("evaluation", round, metrics)
+
+    def finish(self, status: Any, summary: Mapping[str, Any] | None) -> None:
+        self._call("finish", status, summary)
+
+    def _call(self, method: str, *given: Any) -> None:
+        before = copy.deepcopy(given) if method != "start" else given
+        getattr(self.tracker, method)(*given)
+        assert given == before, f"edits what it is given by {method}"

@@ -1,0 +1,96 @@
+"""Samples that are no images: rows of a table and sequences of different lengths."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fedcore.data import SequenceSamples, TensorSamples, load_dataset
+from fedcore.data.sequences import gather_runs
+from fedcore.errors import DataError
+from fedcore.testing import check_dataset
+
+TEXTS = [[5, 1, 5], [], [2], [7, 7, 0, 3], [4]]
+LABELS = [0, 1, 0, 2, 1]
+
+
+def sequences():
+    return SequenceSamples.of(TEXTS, LABELS)
+
+
+@pytest.mark.parametrize("chosen", [[3, 0, 3], [1], [1, 1], [4, 3, 2, 1, 0]])
+def test_a_batch_of_sequences_is_what_a_loop_over_them_gives(chosen):
+    batch = sequences().gather(torch.tensor(chosen))
+    offsets = batch.offsets.tolist()
+    assert [batch.values[a:b].tolist() for a, b in pairwise(offsets)] == [TEXTS[i] for i in chosen]
+    assert len(offsets) == len(chosen) + 1
+
+
+def test_sequences_of_vectors_keep_their_width():
+    values = torch.arange(12.0).view(6, 2)
+    samples = SequenceSamples(values, torch.tensor([0, 2, 6]), torch.tensor([0, 1]))
+    assert torch.equal(samples.gather(torch.tensor([1])).values, values[2:])
+
+
+def test_runs_of_a_long_tensor_are_gathered_in_order():
+    sizes = np.random.default_rng(0).integers(0, 9, size=200)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+    chosen = torch.from_numpy(np.random.default_rng(1).integers(0, 200, size=77))
+    rows, found = gather_runs(offsets, chosen)
+    expected = [row for i in chosen.tolist() for row in range(int(offsets[i]), int(offsets[i + 1]))]
+    assert rows.tolist() == expected
+    assert found.diff().tolist() == sizes[chosen.numpy()].tolist()
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [sequences(), TensorSamples(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.arange(5))],
+    ids=["sequences", "rows"],
+)
+def test_another_process_rebuilds_them_from_a_mapped_file(samples, tmp_path):
+    save_file(samples.tensors(), tmp_path / "samples.safetensors")
+    tensors = load_file(tmp_path / "samples.safetensors")
+    again = type(samples).from_tensors(tensors, json.loads(json.dumps(samples.meta())))
+    assert len(again) == len(samples) == 5
+    assert again.tensors().keys() == tensors.keys()
+    assert all(again.tensors()[name].data_ptr() == tensor.data_ptr() for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, 2, 1, 9], "rise from 0 to 9"),
+        ([1, 9], "rise from 0 to 9"),
+        ([0, 8], "rise from 0 to 9"),
+        ([], r"of shape \(n \+ 1,\)"),
+        ([0.0, 9.0], "must be int64"),
+    ],
+)
+def test_offsets_that_divide_nothing_are_refused(offsets, message):
+    with pytest.raises(DataError, match=message):
+        SequenceSamples(torch.arange(9), torch.tensor(offsets), torch.zeros(max(len(offsets) - 1, 0), dtype=torch.long))
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(4, dtype=torch.int64), torch.zeros(5)])
+def test_labels_that_do_not_belong_to_the_samples_are_refused(labels):
+    with pytest.raises(DataError, match=r"labels must be int64 of shape \(5,\)"):
+        TensorSamples(torch.zeros(5, 2), labels)
+    with pytest.raises(DataError, match=r"labels must be int64 of shape \(5,\)"):
+        SequenceSamples(torch.arange(9), sequences().offsets, labels)
+
+
+def test_breast_cancer():
+    from fedcore.data.datasets import breast_cancer
+
+    check_dataset(breast_cancer)
+    dataset = load_dataset("breast-cancer")
+    assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (455, 114, (30,))
+    rows = dataset.train.gather(torch.arange(455))
+    torch.testing.assert_close(rows.mean(dim=0), torch.zeros(30), atol=1e-5, rtol=0)
+    torch.testing.assert_close(rows.std(dim=0, correction=0), torch.ones(30), atol=1e-5, rtol=0)
+    # 357 of 569 are benign, in both parts alike.
+    assert torch.bincount(dataset.train.labels).tolist() == [170, 285]
+    assert torch.bincount(dataset.test.labels).tolist() == [42, 72]

@@ -1,0 +1,97 @@
+"""Processes of fedcore as /proc shows them: their children, memory, open files, shared memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedcore.engines.channel import Spool
+
+SHARED = Path("/dev/shm")  # noqa: S108 - where the local engine's spools are
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def start(*words: object, log: Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start ``fedcore WORDS`` in a session of its own; what it prints goes to ``log``."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedcore.cli", *map(str, words)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+
+def wait_for(
+    condition: Callable[[], object], seconds: float = 60.0, every: float = 0.002, saying: object = ""
+) -> float:
+    """Wait until something holds; returns the seconds it took. ``saying`` is added to the error."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, f"still waiting after {seconds} s {saying}"
+        time.sleep(every)
+    return time.monotonic() - began
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process started, those they started, and so on."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            fields = _stat(int(folder.name))
+            if fields:
+                parents.setdefault(int(fields[1]), []).append(int(folder.name))
+    found, left = [], [pid]
+    while left:
+        children = parents.get(left.pop(), [])
+        found += children
+        left += children
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that is dead and not yet collected does not."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def _stat(pid: int) -> list[str]:
+    """Return a process's state, parent's id and so on; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def memory(pid: int) -> int:
+    """Return the bytes of a process's own memory: resident, without files and memory that it shares."""
+    resident, shared = (int(field) for field in Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+    return (resident - shared) * PAGE
+
+
+def open_files(pid: int) -> int:
+    """Return how many files a process holds open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def spools(pid: int) -> list[Path]:
+    """Return the folders in shared memory that belong to a process."""
+    return list(SHARED.glob(f"{Spool.PREFIX}{pid}-*"))
+
+
+def shared_bytes(pid: int) -> int:
+    """Return the size of a process's files in shared memory."""
+    total = 0
+    for folder in spools(pid):
+        for file in folder.iterdir():
+            try:
+                total += file.stat().st_size
+            except FileNotFoundError:
+                continue
+    return total

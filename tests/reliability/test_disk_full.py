@@ -1,0 +1,111 @@
+"""No room on the disk: the run stops with a clear error, and goes on to the same bits when there is room."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from fedcore.rundir import RunDirectory
+from tests.reliability import kills
+from tests.reliability.processes import start
+
+ROUNDS = 8
+OPTIONS = {"rounds": ROUNDS, "clients": 3, "participation": 1.0}
+KIB = 1024
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Return a function that gives a file system of some KiB, which a file can fill."""
+    mounted = []
+
+    def make(kib):
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", folder], capture_output=True)
+        if done.returncode:
+            pytest.skip(f"a file system cannot be mounted here: {done.stderr.decode().strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def free(folder):
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def fill(folder, leave):
+    """Take all room but ``leave`` bytes."""
+    (folder / "filler").write_bytes(b"x" * max(0, free(folder) - leave))
+
+
+def fedcore(*words, log):
+    process = start(*words, "--quiet", log=log)
+    code = process.wait(timeout=120)
+    return code, log.read_text()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return kills.left_by(kills.unharmed(tmp_path_factory.mktemp("plain") / "run", "moon", **OPTIONS))
+
+
+def used_by(folder):
+    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
+
+
+SLOW = [
+    pytest.param(kib, workers, marks=pytest.mark.slow) for workers in (0, 1) for kib in (0, 200, 500, 800, 1200, 1500)
+]
+
+
+@pytest.mark.parametrize(("leave", "workers"), [(900, 0), *SLOW])
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, disk, plain, leave, workers):
+    """Whatever the file is that finds no room: a client's state, the metrics, a checkpoint, the start of the run."""
+    folder = disk(8 * KIB)
+    fill(folder, leave * KIB)
+    log, out = tmp_path / "log", folder / "run"
+    config = kills.configure(tmp_path, "moon", workers=workers, **OPTIONS)
+    code, said = fedcore("train", "--config", config, "--out", out, log=log)
+    assert code == 2, said
+    assert "No space left on device; make room there" in said, said
+    assert "Traceback" not in said
+    assert "internal error" not in said
+    (folder / "filler").unlink()
+    if (out / "config.yaml").exists():
+        found = RunDirectory(out).checkpoints.load()
+        rounds = found.round if found else 0
+        assert rounds < ROUNDS or found.phase != "done"
+        assert list(out.rglob("*.tmp")) == []
+        code, said = fedcore("resume", out, log=tmp_path / "log again")
+        assert code == 0, said
+        assert kills.differences(kills.left_by(out), plain) == []
+    else:
+        assert leave < 100
+
+
+@pytest.mark.slow
+def test_a_limit_on_the_size_of_files_is_such_an_error(tmp_path, plain):
+    """A quota of the process's own, for where nothing can be mounted."""
+    config = kills.configure(tmp_path, "moon", workers=0, **OPTIONS)
+    out = tmp_path / "run"
+    limited = subprocess.run(
+        [sys.executable, "-m", "fedcore.cli", "train", "--config", config, "--out", out, "--quiet"],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20 * KIB, 20 * KIB)),
+    )
+    assert limited.returncode == 2, limited.stderr
+    assert "File too large; make room there" in limited.stderr
+    assert "Traceback" not in limited.stderr
+    code, said = fedcore("resume", out, log=tmp_path / "log")
+    assert code == 0, said
+    assert kills.differences(kills.left_by(out), plain) == []

@@ -1,0 +1,90 @@
+"""SIGKILL at random moments: of a run with its workers, of its parent alone, of one worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.reliability import kills
+
+SEED = int(os.environ.get("FEDCORE_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Return the uninterrupted run of a method, made once."""
+    made: dict[str, Path] = {}
+
+    def find(method, **options):
+        key = json.dumps([method, options])
+        if key not in made:
+            made[key] = kills.unharmed(tmp_path_factory.mktemp("plain") / method, method, **options)
+        return made[key]
+
+    return find
+
+
+@pytest.mark.parametrize(("method", "kind", "every"), [("scaffold", "tree", 3), ("moon", "parent", 1)])
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, every):
+    chance = random.Random(f"{SEED} {method}")  # noqa: S311
+    print(f"FEDCORE_KILL_SEED={SEED}")
+    options = {"checkpoint_every": every, "workers": int(kind == "parent")}
+    config = kills.configure(tmp_path, method, **options)
+    done = kills.killed_run(tmp_path / "run", config, kind, chance, times=2)
+    assert done, "ended before it was killed"
+    reference = plain(method, checkpoint_every=every)
+    assert kills.differences(kills.left_by(tmp_path / "run"), kills.left_by(reference)) == []
+
+
+def test_a_run_outlives_its_workers(tmp_path, plain):
+    chance = random.Random(f"{SEED} workers")  # noqa: S311
+    print(f"FEDCORE_KILL_SEED={SEED}")
+    config = kills.configure(tmp_path, "fedavgm", workers=2)
+    done = kills.run_without_workers_that_were_killed(tmp_path / "run", config, chance, times=2)
+    assert done, "ended before a worker was killed"
+    kills.check_worker_kills(tmp_path / "run", plain("fedavgm"), "fedavgm", done, {})
+
+
+@pytest.mark.slow
+def test_a_hundred_kills(tmp_path, plain):
+    """Of every kind, over every method, with and without workers; prints what was hit."""
+    chance, done, outcomes, wanted = random.Random(SEED), [], [], 100  # noqa: S311
+    print(f"\nFEDCORE_KILL_SEED={SEED}")
+    number = 0
+    while len(done) < wanted:
+        method = kills.METHODS[number % len(kills.METHODS)]
+        kind = ("tree", "parent", "worker", "tree")[number % 4]
+        options = {"checkpoint_every": chance.choice([1, 1, 3])}
+        workers = 2 if kind != "tree" or number % 8 == 0 else 0
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        out, config = folder / "run", kills.configure(folder, method, workers=workers, **options)
+        reference = plain(method, **options)
+        if kind == "worker":
+            found = kills.run_without_workers_that_were_killed(out, config, chance, times=min(3, wanted - len(done)))
+            outcomes += kills.check_worker_kills(out, reference, method, found, options)
+        else:
+            found = kills.killed_run(out, config, kind, chance, times=min(6, wanted - len(done)))
+            assert kills.differences(kills.left_by(out), kills.left_by(reference)) == [], (number, method, kind)
+        done += found
+        number += 1
+        print(f"{len(done):3} kills after run {number}: {method}, {kind}, {options}, {workers} workers, {len(found)}")
+    summary = {
+        "kills": dict(Counter(kill.kind for kill in done)),
+        "runs": number,
+        "in the start of a process": sum(kill.moment == "start" for kill in done),
+        "between a round's line and its checkpoint": sum(kill.uncommitted > 0 for kill in done),
+        "while a file was being written": sum(kill.half_written > 0 for kill in done),
+        "workers that outlived their parent, seconds at most": max(k.seconds for k in done if k.kind == "parent"),
+        "clients lost with a worker": dict(Counter(outcomes)),
+    }
+    print(json.dumps(summary, indent=2))
+    if folder := os.environ.get("FEDCORE_RELIABILITY_OUT"):
+        record = {"seed": SEED, "summary": summary, "kills": [asdict(kill) for kill in done]}
+        Path(folder, "kills.json").write_text(json.dumps(record, indent=1))

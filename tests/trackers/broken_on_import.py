@@ -1,0 +1,3 @@
+"""A tracker's module whose import fails."""
+
+raise RuntimeError("boom in import")
