@@ -1,0 +1,53 @@
+"""Graph sets by name: TU Dortmund's, from files in the data directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fedcore.data import Dataset
+from fedcore.data.datasets import default_data_dir, fixed_split
+from fedcore_graph.tudataset import read_tudataset
+
+TEST_SIZE = 0.1
+"""The collection has no official split; a tenth is what ten-fold cross-validation, its custom, tests on."""
+
+
+def mutag(data_dir: Path | None = None) -> Dataset:
+    """Return MUTAG: 188 molecules, 7 kinds of atoms, 2 classes (mutagenic or not), 169 to train and 19 to test.
+
+    :raises DataError: files are missing or damaged.
+    """
+    return _dataset("mutag", "MUTAG", data_dir, class_names=("not mutagenic", "mutagenic"))
+
+
+def proteins(data_dir: Path | None = None) -> Dataset:
+    """Return PROTEINS: 1,113 proteins, 2 classes (enzyme or not); a node is a part of the secondary structure.
+
+    :raises DataError: files are missing or damaged.
+    """
+    return _dataset("proteins", "PROTEINS", data_dir)
+
+
+def imdb_binary(data_dir: Path | None = None) -> Dataset:
+    """Return IMDB-BINARY: 1,000 networks of actors, 2 classes (action or romance); nodes have their degree alone.
+
+    :raises DataError: files are missing or damaged.
+    """
+    return _dataset("imdb-binary", "IMDB-BINARY", data_dir)
+
+
+def _dataset(name: str, folder: str, data_dir: Path | None, class_names: tuple[str, ...] | None = None) -> Dataset:
+    """Return a set in a stratified split of 9 to 1, fixed: it does not depend on the run's seed."""
+    graphs = read_tudataset(data_dir or default_data_dir(), folder)
+    train, test = (graphs.select(torch.from_numpy(part)) for part in fixed_split(graphs.labels.numpy(), TEST_SIZE))
+    return Dataset(
+        name=name,
+        train=train,
+        test=test,
+        num_classes=int(graphs.labels.max()) + 1,
+        input_shape=(graphs.x.shape[1],),
+        class_names=class_names,
+        model="gin",
+    )

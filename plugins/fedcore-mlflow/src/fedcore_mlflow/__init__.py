@@ -1,0 +1,118 @@
+"""MLflow for fedcore: a run's parameters, metrics, configuration and summary in a tracking store."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from fedcore.trackers import TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
+from fedcore.trackers.base import PLACE, Status
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["MLflow", "MLflowOptions"]
+
+STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+PARAMETERS_AT_ONCE, METRICS_AT_ONCE, LONGEST = 100, 500, 6000
+"""Limits of MLflow's log_batch, and of a parameter's length in characters."""
+
+
+class MLflowOptions(TrackerOptions):
+    """Options of the tracker ``mlflow``."""
+
+    uri: str | None = Field(
+        None,
+        json_schema_extra=PLACE,
+        description="Tracking store: http://..., sqlite:///FILE or a folder; default MLFLOW_TRACKING_URI, else "
+        "sqlite:///mlflow.db in the working folder, as mlflow ui reads it there.",
+    )
+    experiment: str = Field("fedcore", min_length=1, description="Experiment that the run belongs to; made if missing.")
+    run_name: str | None = Field(None, description="The run's name; default the run directory's.")
+
+
+class MLflow(Tracker):
+    """A run in MLflow: parameters, metrics with the round as step, tags, config.yaml and summary.json as artifacts."""
+
+    Options = MLflowOptions
+
+    def start(self, run: TrackedRun) -> None:
+        """Make a run in the store, or go on with the one that this run has there."""
+        uri = self.options.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder, where one is asked for by name
+        from mlflow import MlflowClient
+
+        self.directory, self.rounds = run.directory, run.config.rounds
+        with _alone(uri):
+            self.client = MlflowClient(tracking_uri=uri)
+            experiment = _experiment(self.client, self.options.experiment)
+        self.id: str = run.state.get("run_id", "")
+        if self.id:
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        values = parameters(run.config)
+        tags = {"fedcore.run_dir": str(run.directory), "fedcore.plugins": str(values["plugins"])}
+        made = self.client.create_run(experiment, run_name=self.options.run_name or run.name, tags=tags)
+        self.id = run.state["run_id"] = made.info.run_id
+        self._log_parameters(values)
+        self.client.log_artifact(self.id, str(run.directory / "config.yaml"))
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Log a round's losses, bytes and seconds."""
+        self._log(round_scalars(record), record["round"])
+
+    def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
+        """Log what the protocols say."""
+        self._log(scalars(metrics), round)
+
+    def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
+        """Log the final figures and say how the run ended."""
+        if summary is not None:
+            self._log(scalars(summary["metrics"], "final/"), self.rounds)
+            self.client.log_artifact(self.id, str(self.directory / "summary.json"))
+        self.client.set_terminated(self.id, STATUS[status])
+
+    def _log_parameters(self, values: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        items = [Param(name, str(value)[:LONGEST]) for name, value in values.items()]
+        for some in _batches(items, PARAMETERS_AT_ONCE):
+            self.client.log_batch(self.id, params=some)
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        items = [Metric(name, value, now, step) for name, value in values.items()]
+        for some in _batches(items, METRICS_AT_ONCE):
+            self.client.log_batch(self.id, metrics=some)
+
+
+def _experiment(client: MlflowClient, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    return found.experiment_id if found else client.create_experiment(name)
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Keep the other runs of a sweep away while a store and an experiment are made."""
+    name = f"fedcore-mlflow-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock"
+    with (Path(tempfile.gettempdir()) / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    left = iter(items)
+    while some := list(islice(left, size)):
+        yield some

@@ -1,0 +1,110 @@
+"""Runs in local MLflow stores, read back with MLflow's own client."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from fedcore import resume
+from fedcore.experiment import Interrupted
+from fedcore.rundir import RunDirectory
+from fedcore.testing import check_tracker, federate
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a store's artifacts are put beside the working folder's files
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Make a sqlite store once: its many migrations take longer than a run."""
+    file = tmp_path_factory.mktemp("made") / "store.db"
+    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    return file
+
+
+def runs_of(uri, experiment="fedcore"):
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(experiment)
+    return client, client.search_runs([found.experiment_id])
+
+
+def history(client, run, name):
+    return [(metric.step, pytest.approx(metric.value)) for metric in client.get_metric_history(run.info.run_id, name)]
+
+
+@pytest.mark.parametrize("store", ["default", "folder"])
+def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
+    uri = f"sqlite:///{shutil.copy(made, 'mlflow.db')}" if store == "default" else str(tmp_path / store)
+    options = {} if store == "default" else {"uri": uri}
+    result = federate(tmp_path, "moon", rounds=3, alpha=0.3, trackers={"mlflow": options})
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for this test's reader; the tracker sets its own
+    client, (run,) = runs_of(uri)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == result.directory.name
+    assert run.data.tags["fedcore.plugins"] == "moon"
+    assert {name: run.data.params[name] for name in ("alpha", "plugins", "moon.mu", "seed", "clip_norm")} == {
+        "alpha": "0.3",
+        "plugins": "moon",
+        "moon.mu": "1.0",
+        "seed": "0",
+        "clip_norm": "None",
+    }
+    lines = RunDirectory(result.directory).read_metrics()
+    assert history(client, run, "global/accuracy") == [
+        (n, r["metrics"]["global"]["accuracy"]) for n, r in enumerate(lines)
+    ]
+    assert history(client, run, "loss/task") == [(n, r["losses"]["task"]) for n, r in enumerate(lines)]
+    assert [step for step, _ in history(client, run, "loss/moon.contrast")] == [1, 2]
+    assert history(client, run, "bytes/up") == [(n, r["bytes"]["up"]) for n, r in enumerate(lines)]
+    assert run.data.metrics["final/silhouette"] == pytest.approx(result.metrics["silhouette"])
+    kept = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert kept == {"config.yaml", "summary.json"}
+    config = client.download_artifacts(run.info.run_id, "config.yaml", str(tmp_path))
+    with open(config, encoding="utf-8") as file:
+        assert yaml.safe_load(file) == yaml.safe_load((result.directory / "config.yaml").read_text())
+
+
+def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, made):
+    def stop(event, details):
+        if event == "round" and details["round"] == 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    uri = f"sqlite:///{shutil.copy(made, tmp_path)}"
+    with pytest.raises(Interrupted):
+        federate(tmp_path, rounds=5, checkpoint_every=2, trackers={"mlflow": {"uri": uri}}, out=out, notify=stop)
+    _, (run,) = runs_of(uri)
+    assert run.info.status == "KILLED"
+    resume(out, allow_code=True, allow_outside=True)
+    client, (again,) = runs_of(uri)
+    assert again.info.run_id == run.info.run_id
+    assert again.info.status == "FINISHED"
+    assert [step for step, _ in history(client, again, "loss/task")] == [0, 1, 2, 3, 4]
+
+
+def test_a_server_that_does_not_answer_costs_a_note(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    heard = []
+    result = federate(
+        tmp_path,
+        rounds=1,
+        trackers={"mlflow": {}},
+        notify=lambda event, details: heard.append(details["message"]) if event == "note" else None,
+    )
+    assert result.summary["rounds"] == 1
+    (note,) = heard
+    assert "tracker 'mlflow' is switched off: start raised MlflowException" in note
+
+
+def test_it_keeps_the_contract(tmp_path, made):
+    uri = f"sqlite:///{shutil.copy(made, tmp_path)}"
+    check_tracker("mlflow", tmp_path, {"uri": uri, "experiment": "contract"})
+    _, found = runs_of(uri, "contract")
+    assert [run.info.status for run in found] == ["FINISHED"] * 2
