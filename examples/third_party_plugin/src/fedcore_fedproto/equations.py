@@ -1,0 +1,44 @@
+# --8<-- [start:distance]
+"""FedProto's equations (Tan et al., AAAI 2022, arXiv 2105.00243), pure functions on tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.models import Outputs, SplitModel
+
+
+def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Return the mean of (z - C_y)^2 over the batch and the width of the features, shape ().
+
+    :param features: z (B, d); ``labels`` y (B,); ``prototypes`` C (C, d); ``known`` (C,) bool. A sample whose class
+        is not known contributes 0 and still counts in the mean, as in the authors' code.
+    """
+    targets = torch.where(known.unsqueeze(1), prototypes, 0.0)[labels]  # (B, d)
+    squared = (features - targets).square().mean(dim=1)  # (B,)
+    return torch.where(known[labels], squared, 0.0).mean()
+
+
+# --8<-- [end:distance]
+# --8<-- [start:nearest]
+class NearestPrototype(nn.Module):
+    """A model that predicts the class whose prototype is nearest: logits are -||z - C_c||^2.
+
+    :param model: gives the features z; ``prototypes`` (C, d); ``known`` (C,) bool. A class that is not known is never
+        predicted: its logit lies below all others.
+    """
+
+    def __init__(self, model: SplitModel, prototypes: Tensor, known: Tensor) -> None:
+        super().__init__()
+        self.model, self.prototypes, self.known = model, prototypes, known
+
+    def forward(self, x: Tensor) -> Outputs:
+        """Return features (B, d) and logits (B, C)."""
+        features, _ = self.model(x)
+        logits = -(features.unsqueeze(1) - self.prototypes).square().sum(dim=2)  # (B, C)
+        lowest = logits.min(dim=1, keepdim=True).values - 1  # (B, 1)
+        return Outputs(features, torch.where(self.known, logits, lowest))
+
+
+# --8<-- [end:nearest]

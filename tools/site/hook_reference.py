@@ -1,0 +1,75 @@
+"""The hook reference, made from the specification: fedcore/hookspecs.py."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from docstrings import inline, split, to_markdown
+from fedcore import hookspecs
+from fedcore.contract import EXCLUSIVE, HOOKS
+from links import method_page
+from sources import implementers
+
+SECTION = re.compile(r"^# -+\n# (?P<title>.+)\n# -+$|^def (?P<hook>\w+)\(", re.MULTILINE)
+SEEN = {
+    "Step": "fedcore.local.Step",
+    "ClientContext": "fedcore.client.ClientContext",
+    "ServerContext": "fedcore.server_context.ServerContext",
+    "ClientUpdate": "fedcore.types.ClientUpdate",
+    "Loss": "fedcore.types.Loss",
+    "SplitModel": "fedcore.models.split.SplitModel",
+    "ModelTask": "fedcore.models.split.ModelTask",
+    "RunConfig": "options",
+}
+"""Types of the hooks' arguments and results -> where :doc:`reference/objects.md` describes them."""
+
+
+def page() -> str:
+    """Return the page."""
+    tree, _, rest = (hookspecs.__doc__ or "").partition("::\n")
+    block, _, after = inspect.cleandoc(rest).partition("\n\n")
+    parts = [
+        "# Hooks",
+        "This page is made from `fedcore/hookspecs.py` whenever the site is built; it cannot say anything else than "
+        "the code. A plugin's method takes any of a hook's arguments, by name. "
+        "[What hooks see](objects.md) describes the objects.",
+        inline(tree.partition("\n\n")[2].strip()) + ":",
+        f"```text\n{block}\n```",
+        inline(after.strip()),
+    ]
+    for found in SECTION.finditer(inspect.getsource(hookspecs)):
+        if found["title"]:
+            parts.append(f"## {found['title']}")
+        elif found["hook"] in HOOKS:
+            parts.append(entry(found["hook"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def signature(hook: str) -> str:
+    """Return a hook's signature as its specification has it."""
+    return f"{hook}{inspect.signature(HOOKS[hook])}".replace("'", "")
+
+
+def entry(hook: str) -> str:
+    """Return one hook's part of the page."""
+    types = [name for name in SEEN if re.search(rf"\b{name}\b", signature(hook))]
+    targets = {name: "options.md" if SEEN[name] == "options" else f"objects.md#{SEEN[name]}" for name in types}
+    parts = [
+        f"### `{hook}` {{#{hook}}}",
+        f"```python\n{signature(hook)}\n```",
+        to_markdown(inspect.getdoc(HOOKS[hook]) or ""),
+    ]
+    if hook in EXCLUSIVE:
+        parts.append("Two plugins of a run that implement it are refused at start-up.")
+    if types:
+        parts.append("Types: " + ", ".join(f"[`{name}`]({target})" for name, target in targets.items()) + ".")
+    users = [f"[`{name}`](../{method_page(package)})" for name, package in implementers().get(hook, [])]
+    if users:
+        parts.append(f"Implemented by {', '.join(users)}.")
+    return "\n\n".join(parts)
+
+
+def described(hook: str) -> set[str]:
+    """Return the kinds of fields that a hook's description has; for tests."""
+    return {field.kind for field in split(inspect.getdoc(HOOKS[hook]) or "")[1]}

@@ -1,0 +1,74 @@
+"""What mkdocs calls: pages made from the code join those in docs/, links and formulas are put right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import hook_reference
+import mathml
+import method_pages
+import option_reference
+from links import ROOT, include_sections, method_page, relink
+from sources import plugin_packages
+
+FIXED = {"index.md": "README.md"}
+"""Pages that are a file of the repository as it stands."""
+
+
+def generated() -> dict[str, str]:
+    """Return every page that is made from code or cards, by its place on the site."""
+    made = {page: relink((ROOT / file).read_text(encoding="utf-8"), file, page) for page, file in FIXED.items()}
+    made["reference/hooks.md"] = hook_reference.page()
+    made["reference/options.md"] = option_reference.options_page()
+    made["reference/commands.md"] = option_reference.commands_page()
+    return {**made, **method_pages.pages()}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fill the navigation: the methods, and of the other entries those that have a page."""
+    pages = set(generated())
+    pages |= {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    methods: list[Any] = ["methods/index.md"]
+    methods += [{method_pages.title(package): method_page(package.name)} for package in plugin_packages()]
+    entries = [{"Methods": methods} if "Methods" in entry else entry for entry in config.nav or []]
+    config.nav = _present(entries, pages)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made from code."""
+    for page, text in generated().items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
+    """Put the links of pages in docs/ right: they are written for readers of the repository."""
+    if page.file.generated_by:
+        return markdown
+    source = f"docs/{page.file.src_uri}"
+    return relink(include_sections(markdown, source), source, page.file.src_uri)
+
+
+def on_page_content(html: str, **kwargs: Any) -> str:
+    """Typeset the formulas."""
+    return mathml.typeset(html)
+
+
+def _present(entries: list[Any], pages: set[str]) -> list[Any]:
+    """Return the entries of the navigation that lead to a page."""
+    kept: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            kept += [entry] if entry in pages else []
+            continue
+        ((title, target),) = entry.items()
+        if isinstance(target, list):
+            inner = _present(target, pages)
+            kept += [{title: inner}] if inner else []
+        elif target in pages:
+            kept.append(entry)
+    return kept

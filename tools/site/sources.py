@@ -1,0 +1,108 @@
+"""Functions, classes and hooks of the packages, found in their sources; nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+from links import ROOT
+
+SHARED = ("functional", "prototypes", "statistics")
+"""Modules of the core whose functions the methods' cards name."""
+
+
+class Definition(NamedTuple):
+    """One function or class at the top of a module.
+
+    :param path: its dotted path; ``node`` its syntax tree; ``text`` its source.
+    """
+
+    path: str
+    node: ast.FunctionDef | ast.ClassDef
+    text: str
+
+    @property
+    def docstring(self) -> str:
+        """What it says of itself."""
+        return ast.get_docstring(self.node) or ""
+
+
+@functools.cache
+def definitions(folder: Path, prefix: str) -> dict[str, Definition]:
+    """Return what the modules of a package define at the top, by name."""
+    found = {}
+    for file in sorted(folder.glob("*.py")):
+        module = prefix if file.stem == "__init__" else f"{prefix}.{file.stem}"
+        text = file.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found[node.name] = Definition(f"{module}.{node.name}", node, _source(text, node))
+    return found
+
+
+def package_definitions(package: Path) -> dict[str, Definition]:
+    """Return what a plugin package defines."""
+    (folder,) = (path for path in (package / "src").iterdir() if (path / "__init__.py").exists())
+    return definitions(folder, folder.name)
+
+
+def core_definition(path: str) -> Definition | None:
+    """Return a function of the shared mathematics by its dotted path."""
+    module, _, name = path.rpartition(".")
+    if module not in {f"fedcore.{shared}" for shared in SHARED}:
+        return None
+    file = ROOT / f"{module.replace('.', '/')}.py"
+    text = file.read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return Definition(path, node, _source(text, node))
+    return None
+
+
+def entry_points(package: Path) -> dict[str, str]:
+    """Return the plugins that a package provides: name -> ``module:Class``."""
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    points: dict[str, str] = project.get("entry-points", {}).get("fedcore.plugins", {})
+    return points
+
+
+def plugin_packages() -> list[Path]:
+    """Return the folders of our plugin packages that provide methods."""
+    folders = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+    return [folder for folder in folders if entry_points(folder)]
+
+
+@functools.cache
+def implementers() -> dict[str, list[tuple[str, str]]]:
+    """Return by hook the (plugin, package) pairs that implement it."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for package in plugin_packages():
+        known = package_definitions(package)
+        for name, point in entry_points(package).items():
+            for hook in _hooks(point.partition(":")[2], known):
+                found.setdefault(hook, []).append((name, package.name))
+    return found
+
+
+def _hooks(cls: str, known: dict[str, Definition]) -> list[str]:
+    """Return the hooks of a class and of those that it is derived from in its package."""
+    if cls not in known or not isinstance(known[cls].node, ast.ClassDef):
+        return []
+    node = known[cls].node
+    assert isinstance(node, ast.ClassDef)
+    inherited = [hook for base in node.bases if isinstance(base, ast.Name) for hook in _hooks(base.id, known)]
+    own = [
+        member.name
+        for member in node.body
+        if isinstance(member, ast.FunctionDef)
+        and any(isinstance(mark, ast.Name) and mark.id == "hookimpl" for mark in member.decorator_list)
+    ]
+    return list(dict.fromkeys([*inherited, *own]))
+
+
+def _source(text: str, node: ast.FunctionDef | ast.ClassDef) -> str:
+    first = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
