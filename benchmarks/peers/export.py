@@ -1,0 +1,73 @@
+"""A workload of fedcore's benchmark as files, and those files as a data set of fedcore's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import exported
+from exported import Exported, Job
+
+from fedcore.bench.measure import configured
+from fedcore.bench.reference import make_model
+from fedcore.bench.workloads import Workload
+from fedcore.config import RunConfig
+from fedcore.data import Dataset, ResidentSamples
+from fedcore.prepare import resolve_config, resolve_partition
+
+PARTITION = "partition.json"
+NEEDED = (
+    "model", "projection", "clients", "participation", "local_epochs", "batch_size", "lr", "momentum", "weight_decay",
+    "eval_every", "seed",
+)  # fmt: skip
+
+
+def export(workload: Workload, folder: Path) -> Exported:
+    """Write a workload's data, partition, initial weights and settings into a folder."""
+    config, dataset = resolve_config(configured(workload, {"device": "cpu"}))
+    partition = resolve_partition(config, dataset)
+    partition.save(folder / PARTITION)
+    train, test = dataset.train, dataset.test
+    assert isinstance(train, ResidentSamples)
+    assert isinstance(test, ResidentSamples)
+    assert train.images.is_floating_point(), "samples that are normalised when gathered cannot be exported as they are"
+    model = make_model(config, dataset.num_classes, dataset.input_shape)
+    values = Exported(
+        train.images,
+        train.labels,
+        test.images,
+        test.labels,
+        [held.clone() for held in partition.train],
+        {name: tensor.detach() for name, tensor in model.state_dict().items()},
+        {name: getattr(config, name) for name in NEEDED} | {"name": dataset.name, "num_classes": dataset.num_classes},
+    )
+    values.save(folder)
+    return values
+
+
+def dataset(data_dir: Path) -> Dataset:
+    """Return the exported data set; named by :func:`config_of`."""
+    loaded = exported.load(data_dir)
+    channels = loaded.images.shape[1]
+    train, test = (
+        ResidentSamples(images, labels, [0.0] * channels, [1.0] * channels)
+        for images, labels in ((loaded.images, loaded.labels), (loaded.test_images, loaded.test_labels))
+    )
+    return Dataset(loaded.settings["name"], train, test, loaded.settings["num_classes"], tuple(loaded.images.shape[1:]))
+
+
+def config_of(job: Job) -> RunConfig:
+    """Return fedcore's configuration of an exported workload."""
+    settings = exported.load(job.folder).settings
+    values = {name: settings[name] for name in NEEDED}
+    return RunConfig.create(
+        {
+            **values,
+            "dataset": f"module:{__name__}.dataset",
+            "data_dir": job.folder,
+            "partition": str(job.folder / PARTITION),
+            "rounds": job.rounds,
+            "workers": job.cores,
+            "device": "cpu",
+            "out": job.folder / "run",
+        }
+    )

@@ -1,0 +1,207 @@
+"""Time other federated-learning simulators on fedcore's workloads, beside its reference loop and fedcore itself.
+
+    python benchmarks/peers/run.py --workload W1 --workload W2 --rounds 13 --blocks 3
+
+Every side trains the same network from the same weights on the same samples, each in a process of its own, one after
+the other. See README.md beside this file for what is equal and what is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import environments
+import table
+from exported import STARTED
+from processes import watched
+from table import REFERENCE, WARM_UP, Run
+
+HERE = Path(__file__).resolve().parent
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+"""No usage statistics leave the machine, and nothing outside its own environment reaches a runner."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is timed.
+
+    :param package: the distribution, whose environment has the side's name; None for fedcore's own.
+    :param command: from the interpreter, the runner's arguments and the number of cores.
+    """
+
+    name: str
+    package: str | None
+    command: Callable[[str, list[str], int], list[str]]
+
+
+def _script(name: str) -> Callable[[str, list[str], int], list[str]]:
+    return lambda python, arguments, cores: [python, str(HERE / name), *arguments]
+
+
+def _torchrun(python: str, arguments: list[str], cores: int) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(cores)]
+    return [python, *launcher, str(HERE / "run_pfl.py"), *arguments]
+
+
+OWN = (Side(REFERENCE, None, _script("run_reference.py")), Side("fedcore", None, _script("run_fedcore.py")))
+PEERS = {
+    side.name: side
+    for side in (
+        Side("flower", "flwr", _script("run_flower.py")),
+        Side("pfl", "pfl", _torchrun),
+        Side("flgo", "flgo", _script("run_flgo.py")),
+        Side("fedlab", "fedlab", _script("run_fedlab.py")),
+    )
+}
+WORKLOADS = ("W1", "W2")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How sides are run.
+
+    :param rounds: timed ones, after the warm-up.
+    :param timeout: seconds that one run may take.
+    """
+
+    folder: Path
+    rounds: int
+    cores: int
+    timeout: float
+
+
+def run_side(side: Side, python: str, run: Run, setting: Setting) -> Run:
+    """Run one side and return its result, or why there is none."""
+    total = setting.rounds + WARM_UP
+    place = setting.folder / f"{side.name}-{run.block}"
+    place.mkdir()
+    # Hard links: the runner's own files end in its own folder, and the data are stored once.
+    for file in setting.folder.iterdir():
+        if file.is_file():
+            os.link(file, place / file.name)
+    output, log = place / "stdout.log", place / "stderr.log"
+    arguments = [str(place), "--rounds", str(total), "--cores", str(setting.cores)]
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {**kept, **QUIET, "FLWR_HOME": str(place / "flwr"), f"{STARTED}_FILE": str(place / "first_batch")}
+    environment[STARTED] = repr(time.monotonic())
+    ended = watched(
+        side.command(python, arguments, setting.cores),
+        log=log, output=output, environment=environment, timeout=setting.timeout,
+    )  # fmt: skip
+    if ended.timed_out:
+        return replace(run, error=f"stopped after {setting.timeout:.0f} s")
+    if ended.code:
+        tail = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-12:]
+        print("\n".join(f"  {side.name}: {line}" for line in tail), file=sys.stderr)
+        return replace(run, error=f"exit {ended.code}: {tail[-1].strip() if tail else 'no message'}")
+    try:
+        found = table.parse(output.read_text(errors="replace"), total)
+    except table.NoResult as error:
+        return replace(run, error=str(error))
+    return replace(run, **found, total=ended.seconds, peak_mib=ended.peak_mib)
+
+
+def run_block(workload: str, block: int, sides: Sequence[tuple[Side, str | Exception]], setting: Setting) -> list[Run]:
+    """Run every side once, one after the other; one that fails does not stop the others."""
+    runs = []
+    for side, python in sides:
+        run = Run(workload, side.name, block)
+        failed = isinstance(python, Exception)
+        run = replace(run, error=str(python)) if failed else run_side(side, str(python), run, setting)
+        runs.append(run)
+        result = f"failed: {run.error}" if run.error else f"{table.rows([run])[0].seconds.median:.2f} s per round"
+        print(f"{workload} block {block} {side.name}: {result}", file=sys.stderr, flush=True)
+    return runs
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; exits 2 on a mistake in it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="can be given again; default both")
+    parser.add_argument("--peer", action="append", choices=list(PEERS), help="can be given again; default all")
+    parser.add_argument("--rounds", type=_positive, default=5, help="timed rounds of a run, after 2 that warm up")
+    parser.add_argument("--blocks", type=_positive, default=1, help="runs of each side, in turn")
+    parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="where the environments are or will be made")
+    parser.add_argument("--timeout", type=_positive, default=1200, help="seconds that one run may take")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; returns 1 if a side failed."""
+    asked = parse_arguments(arguments)
+
+    import export
+
+    from fedcore.bench.workloads import AGAINST_REFERENCE
+    from fedcore.engines.local import cores
+
+    sides: list[tuple[Side, str | Exception]] = [(side, sys.executable) for side in OWN]
+    for name in asked.peer or PEERS:
+        try:
+            sides.append((PEERS[name], str(environments.python_of(name, asked.envs.resolve()))))
+        except environments.EnvironmentFailed as error:
+            sides.append((PEERS[name], error))
+    runs: list[Run] = []
+    for workload in asked.workload or WORKLOADS:
+        # Not below a deep folder: Ray's sockets, and so its folder, must have short names.
+        with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
+            setting = Setting(Path(folder), asked.rounds, cores(), asked.timeout)
+            export.export(AGAINST_REFERENCE[workload], setting.folder)
+            for block in range(1, asked.blocks + 1):
+                runs += run_block(workload, block, sides, setting)
+    show(asked, runs, cores())
+    return int(any(run.error for run in runs))
+
+
+def show(asked: argparse.Namespace, runs: list[Run], cores: int) -> None:
+    """Print the table in the form that was asked for."""
+    rows = table.rows(runs)
+    for remark in table.strayed(rows):
+        print(f"note: {remark}", file=sys.stderr)
+    if asked.json:
+        versions = {"torch": version("torch")}
+        for name, side in PEERS.items():
+            pins = environments.pins(HERE / "requirements" / f"{name}.txt")
+            versions[side.package or name] = pins[side.package or name]
+        about = {"cores": cores, "machine": platform.processor() or platform.machine(), "versions": versions}
+        print(table.as_json(rows, runs, {**about, "rounds": asked.rounds, "warm_up": WARM_UP}))
+    elif asked.markdown:
+        print(table.markdown(rows))
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        printed = Table(*table.HEADER)
+        for row in rows:
+            printed.add_row(*table.cells(row))
+        console = Console()
+        console.width = max(console.width, 130)  # a pipe has 80 columns, which would cut the figures
+        console.print(printed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
