@@ -133,7 +133,8 @@ def package_of(kind: str, name: str) -> str | None:
 
 def summary(point: EntryPoint) -> str:
     """Return the one-line summary of the distribution behind an entry point."""
-    return (point.dist.metadata["Summary"] or "") if point.dist else ""
+    # Not metadata["Summary"]: the importlib_metadata package, where something imported it, raises for a missing key.
+    return next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
 
 
 def is_code(name: str) -> bool:

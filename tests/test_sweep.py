@@ -274,8 +274,10 @@ class TestProcesses:
             if event == "up":
                 raise KeyboardInterrupt  # as the handler of SIGINT does
 
+        # A shell's background jobs ignore SIGINT, and their children with them.
+        sleep = "import signal\nsignal.signal(2, signal.default_int_handler)\n" + SLEEP
         began = time.monotonic()
-        found, interrupted = self.run(tmp_path, {"quick": "", "long": SLEEP, "next": SLEEP}, 1, listen)
+        found, interrupted = self.run(tmp_path, {"quick": "", "long": sleep, "next": sleep}, 1, listen)
         assert interrupted
         assert [outcome.status for outcome in found.values()] == ["finished", "stopped", "waiting"]
         assert time.monotonic() - began < 30

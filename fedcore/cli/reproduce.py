@@ -41,7 +41,7 @@ def reproduce(
         typer.Option(
             "--scale",
             metavar="quick|paper",
-            help="paper: as in the paper, hours to days. quick: scaled down to minutes, and says how far.",
+            help="paper: as in the paper. quick: scaled down to minutes on two cores, and says how far.",
             rich_help_panel=TABLE,
         ),
     ] = "quick",
