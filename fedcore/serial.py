@@ -38,8 +38,8 @@ def loads(blob: bytes) -> tuple[dict[str, Tensor], Any]:
     :raises ValueError: the bytes are something else.
     """
     try:
-        tensors = safetensors.torch.load(blob)  # checks the header before the lines below read it
-        return tensors, parse_json(_header(blob)["__metadata__"][_META])
+        tensors, header = _parse(blob)
+        return tensors, parse_json(header[_META])
     except (SafetensorError, KeyError, TypeError) as error:
         raise ValueError(f"these bytes are no whole safetensors with a JSON value: {error!r}") from error
 
@@ -92,14 +92,15 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
         return safetensors.torch.load_file(path), header
-    blob = path.read_bytes()
-    return safetensors.torch.load(blob), _header(blob).get("__metadata__") or {}
+    return _parse(path.read_bytes())
 
 
-def _header(blob: bytes) -> dict[str, Any]:
-    """Return the header of bytes that safetensors has checked."""
+def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return what :func:`_load` does, in the same order: ``safetensors.torch.load`` has another one each time."""
+    tensors = safetensors.torch.load(blob)  # checks the header before the next lines read it
     header: dict[str, Any] = parse_json(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    return header
+    texts = header.pop("__metadata__", None) or {}
+    return {name: tensors[name] for name in header}, texts
 
 
 def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:

@@ -403,3 +403,13 @@ def test_a_loaded_checkpoint_does_not_hold_the_file(tmp_path):
     back.model["w"].fill_(9)
     assert store.load().model["w"].tolist() == [1.5, -0.0]
     assert json.dumps(back.best) == json.dumps(state().best)
+
+
+def test_tensors_come_in_one_order_however_they_are_read(tmp_path, monkeypatch):
+    tensors = {name: torch.zeros(number + 1) for number, name in enumerate("hbafgcde")}
+    write_tensors(tmp_path / "small.safetensors", tensors, {})
+    orders = {tuple(read_tensors(tmp_path / "small.safetensors")[0]) for _ in range(20)}
+    orders |= {tuple(loads(dumps(tensors, {}))[0]) for _ in range(20)}
+    monkeypatch.setattr("fedcore.serial._MAPPED", 0)
+    orders.add(tuple(read_tensors(tmp_path / "small.safetensors")[0]))
+    assert len(orders) == 1
