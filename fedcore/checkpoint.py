@@ -42,9 +42,12 @@ _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OSError, RunDirecto
 
 
 class CheckpointStore:
-    """The checkpoints of a run: saved, found again, the old ones deleted."""
+    """The checkpoints of a run: saved, found again, the old ones deleted.
 
-    def __init__(self, root: Path, clients: ClientStore) -> None:
+    :param clients: the clients' states; None where they keep them themselves.
+    """
+
+    def __init__(self, root: Path, clients: ClientStore | None) -> None:
         self.root, self.clients = root, clients
         self._kept: dict[Path, Manifest] = {}  # oldest first
 
@@ -57,7 +60,8 @@ class CheckpointStore:
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
         manifest = Manifest.of(state.manifest)
         new = manifest.changed(next(reversed(self._kept.values()), Manifest.of({})))
-        self.clients.settle({client: manifest[client] for client in new if client in manifest})
+        if self.clients is not None:
+            self.clients.settle({client: manifest[client] for client in new if client in manifest})
         with storing(path):
             self.root.mkdir(parents=True, exist_ok=True)
         write_tensors(path, *_pack(state))
@@ -108,7 +112,7 @@ class CheckpointStore:
 
     def tidy(self) -> None:
         """Delete what a killed process left: all but what :meth:`load` found, the one before it, and what they name."""
-        self._prune(self.clients.everyone())
+        self._prune(() if self.clients is None else self.clients.everyone())
 
     def clear(self) -> None:
         """Delete all checkpoints."""
@@ -119,9 +123,12 @@ class CheckpointStore:
         for path in list(self.root.iterdir()) if self.root.is_dir() else ():
             if path not in self._kept:
                 path.unlink(missing_ok=True)
-        self.clients.prune(clients, list(self._kept.values()))
+        if self.clients is not None:
+            self.clients.prune(clients, list(self._kept.values()))
 
     def _check_clients(self, manifest: Manifest, before: Manifest | None) -> None:
+        if self.clients is None:
+            return
         new = set(manifest if before is None else manifest.changed(before))
         for client, version in manifest.items():
             if client in new:

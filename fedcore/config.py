@@ -72,6 +72,9 @@ class RunConfig(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63, description="Every random stream of the run derives from it.")
 
     engine: str = Field("local", description="What runs the clients: local, or an installed engine.")
+    engine_options: dict[str, Json] = Field(
+        default_factory=dict, description="Options of the engine, on the command line --set ENGINE.OPTION=VALUE."
+    )
     workers: int | None = Field(
         None, ge=0, le=1024, description="Worker processes, one thread each; 0 is this process, default one per core."
     )

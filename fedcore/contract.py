@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,6 +22,20 @@ class PluginOptions(BaseModel):
     """Base of every plugin's options: unknown names are refused, values are fixed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+PLACE: Any = {"place": True}
+"""As ``json_schema_extra`` of an option: its value says where a tracker writes, or what an engine connects to. That of
+a Path says so by itself."""
+
+
+def places(options: type[PluginOptions]) -> list[str]:
+    """Return the options that say where something is written, or what is connected to; see :data:`PLACE`."""
+    return [
+        name
+        for name, field in options.model_fields.items()
+        if field.annotation in (Path, Path | None) or (field.json_schema_extra or {}) == PLACE
+    ]
 
 
 class Configurable(Protocol):

@@ -19,9 +19,9 @@ from fedcore import registry
 from fedcore.autotune import tuned
 from fedcore.checkpoint import Report
 from fedcore.config import RunConfig
-from fedcore.data import Dataset, Partition, load_partition
+from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.engines.base import Engine, Site
-from fedcore.errors import FedcoreError, RunDirectoryError
+from fedcore.errors import ConfigError, FedcoreError, RunDirectoryError
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
 from fedcore.placement import Placement
@@ -37,6 +37,8 @@ from fedcore.tensors import clone
 from fedcore.trackers.base import resolve_trackers
 from fedcore.trackers.following import tracked
 from fedcore.trust import check_code, check_places, code_in, places_in
+
+Make = Callable[[Site], Engine]
 
 PARTS = (
     "round",
@@ -73,33 +75,35 @@ class Interrupted(FedcoreError):
 
 
 def run(
-    config: RunConfig, *, notify: Notify | None = None, engine: Callable[[Site], Engine] | None = None
+    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
 ) -> RunResult:
     """Train as configured, in a new run directory.
 
+    :param partition: who holds which samples, in place of the configured dealing. A :meth:`Partition.declared` one is
+        of clients that hold data of their own; ``engine`` has to reach them.
     :param engine: makes the engine in place of the configured one; for engines that are objects of the caller's.
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``).
     :raises ConfigError: and its kin, before anything is written.
     :raises RoundFailedError: too few usable updates; the directory holds the last good state.
     :raises Interrupted: Ctrl-C; the directory holds a checkpoint.
     """
-    with started(config, notify=notify, engine=engine) as (experiment, state):
+    with started(config, notify=notify, engine=engine, partition=partition) as (experiment, state):
         return experiment.train(state)
 
 
 @contextmanager
 def started(
-    config: RunConfig, *, notify: Notify | None = None, engine: Callable[[Site], Engine] | None = None
+    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
     with one_thread():
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
         config, dataset = resolve_config(config)
-        partition = resolve_partition(config, dataset)
+        config, partition = _dealt(config, dataset, partition, engine)
         problem = Problem.build(config, dataset)
         if config.autotune:
             config = tuned(config, problem.model, dataset)
-        directory = RunDirectory.create(config.out, list(config.plugins))
+        directory = RunDirectory.create(config.out, list(config.plugins), with_clients=not partition.is_declared)
         config = config.model_copy(update={"out": directory.path})
         partition.save(directory.partition_file)
         directory.write_config(config)  # last: it is what makes the folder a run that can be resumed
@@ -113,7 +117,12 @@ def started(
 
 
 def resume(
-    path: Path, *, notify: Notify | None = None, allow_code: bool = False, allow_outside: bool = False
+    path: Path,
+    *,
+    notify: Notify | None = None,
+    allow_code: bool = False,
+    allow_outside: bool = False,
+    engine: Make | None = None,
 ) -> RunResult:
     """Go on with a run from its last checkpoint, with the same options and to the same bits.
 
@@ -121,16 +130,18 @@ def resume(
 
     :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
     :param allow_code: import what its configuration names as ``module:...``; the directory may be a stranger's.
-    :param allow_outside: let its trackers write where its configuration says, outside of the directory.
+    :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
+        directory.
+    :param engine: as in :func:`run`.
     :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, or it is being trained.
     :raises ConfigError: it needs one of the permissions.
     """
     with one_thread():
-        config, dataset, partition, problem, directory = _reopen(path, allow_code, allow_outside)
+        config, dataset, partition, problem, directory = _reopen(path, allow_code, allow_outside, engine=engine)
         with directory.lock():
             state = directory.recover(_notes(notify)) or ServerState(model=clone(problem.model.state_dict()))
             _check_model(state, problem, directory)
-            with _running(config, dataset, partition, problem, directory, state, notify) as experiment:
+            with _running(config, dataset, partition, problem, directory, state, notify, engine) as experiment:
                 return experiment.train(state)
 
 
@@ -149,7 +160,7 @@ def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool =
         _check_model(state, problem, directory)
         dataset = Placement.of(config, problem.model).dataset(dataset)
         with engine_for(config, dataset, partition, directory) as engine:
-            federation = Federation(problem, dataset, partition, engine, directory.clients)
+            federation = Federation(problem, dataset, partition, engine, directory.store)
             experiment = Experiment(federation, directory, _silent)
             return experiment.final_metrics(state)
 
@@ -160,7 +171,7 @@ def engine_for(
     dataset: Dataset,
     partition: Partition,
     directory: RunDirectory,
-    make: Callable[[Site], Engine] | None = None,
+    make: Make | None = None,
 ) -> Iterator[Engine]:
     """Start the configured engine, or the one that ``make`` gives, and stop it whatever happens."""
     make = make or registry.resolve("engine", config.engine)
@@ -332,7 +343,7 @@ def _running(
     directory: RunDirectory,
     state: ServerState,
     notify: Notify | None,
-    make: Callable[[Site], Engine] | None = None,
+    make: Make | None = None,
 ) -> Iterator[Experiment]:
     notify = notify or _only_notes
     notify(
@@ -349,12 +360,35 @@ def _running(
         tracked(config, directory.path, notify) as notify,
         engine_for(config, dataset, partition, directory, make) as engine,
     ):
-        federation = Federation(problem, dataset, partition, engine, directory.clients)
+        federation = Federation(problem, dataset, partition, engine, directory.store)
         yield Experiment(federation, directory, notify)
 
 
+def _dealt(
+    config: RunConfig, dataset: Dataset, given: Partition | None, engine: Make | None
+) -> tuple[RunConfig, Partition]:
+    """Return who holds which samples, and the configuration that says so."""
+    if given is None:
+        return config, resolve_partition(config, dataset)
+    if given.num_clients != config.clients:
+        raise ConfigError(f"clients is {config.clients}, but the partition is of {given.num_clients} clients")
+    if given.is_declared:
+        _require_reached(engine, "this federation")
+        config = config.model_copy(update={"partition": DECLARED})
+    return config, given
+
+
+def _require_reached(engine: Make | None, what: object) -> None:
+    """Refuse an engine of the configuration for clients that hold data of their own: it cannot reach them."""
+    if engine is None:
+        raise ConfigError(
+            f"the clients of {what} hold their own data; fedcore federate server reaches them, and "
+            "fedcore federate server --resume RUN_DIR goes on"
+        )
+
+
 def _reopen(
-    path: Path, allow_code: bool, allow_outside: bool = True
+    path: Path, allow_code: bool, allow_outside: bool = True, engine: Make | None = None
 ) -> tuple[RunConfig, Dataset, Partition, Problem, RunDirectory]:
     """Read a run's directory.
 
@@ -367,6 +401,9 @@ def _reopen(
         check_places(places_in(config, directory.path), source, allow=False)
     config, dataset = resolve_config(config)
     partition = load_partition(directory.partition_file, dataset)
+    if partition.is_declared:
+        _require_reached(engine, path)
+        directory = directory.without_clients()
     return config, dataset, partition, Problem.build(config, dataset), directory
 
 

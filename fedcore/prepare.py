@@ -7,6 +7,7 @@ from typing import Any
 
 from fedcore import registry
 from fedcore.config import RunConfig
+from fedcore.contract import parse_options
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
 from fedcore.errors import ConfigError
 from fedcore.placement import resolve_device
@@ -16,7 +17,7 @@ from fedcore.plugins import BUILTIN, PluginSet
 def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
     """Replace every ``auto`` by what it stands for and load the data; checks names before any long work."""
     options = resolve_plugins(config)
-    registry.resolve("engine", config.engine)
+    engine_options = resolve_engine(config)
     device = resolve_device(config.device)
     if config.precision == "tf32" and device.type != "cuda":
         raise ConfigError("--precision tf32 is arithmetic of CUDA devices; on a CPU use float32 or bf16")
@@ -26,7 +27,24 @@ def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     model = usual_model(dataset) if config.model == "auto" else config.model
-    return config.model_copy(update={"plugins": options, "model": model, "device": str(device)}), dataset
+    resolved = {"plugins": options, "engine_options": engine_options, "model": model, "device": str(device)}
+    return config.model_copy(update=resolved), dataset
+
+
+def resolve_engine(config: RunConfig) -> dict[str, Any]:
+    """Return the engine's options, defaults included; an engine that takes some names them in its ``Options``.
+
+    :raises ConfigError: and its kin, an unknown engine or option, or a value out of bounds.
+    """
+    engine = registry.resolve("engine", config.engine)
+    if not hasattr(engine, "Options"):
+        if config.engine_options:
+            raise ConfigError(
+                f"engine {config.engine!r} has no options, but {next(iter(config.engine_options))!r} is set for it"
+            )
+        return {}
+    options = parse_options(config.engine, engine, config.engine_options, kind="engine")
+    return options.model_dump(mode="json", by_alias=True)
 
 
 def resolve_plugins(config: RunConfig) -> dict[str, dict[str, Any]]:

@@ -51,7 +51,8 @@ class Evaluator:
         held_out = federation.partition.test.sizes.nonzero().flatten().tolist()
         protocols = ["global_local"] if held_out and not federation.problem.layout.personal else []
         if personal:
-            protocols += ["personal", "personal_global"] if held_out else ["personal_global"]
+            protocols += ["personal"] if held_out else []
+            protocols += [] if federation.partition.is_declared else ["personal_global"]  # they hold no such test set
         if not protocols:
             return {}
         current = Round.open(federation, state)

@@ -22,6 +22,7 @@ GROUPS = {
     "partitioner": "fedcore.partitioners",
     "engine": "fedcore.engines",
     "tracker": "fedcore.trackers",
+    "command": "fedcore.commands",
 }
 
 # Where a known plugin comes from when it is not installed here.
@@ -45,9 +46,10 @@ PACKAGES = {
     "ccvr": "fedcore-ccvr",
     "fednova": "fedcore-fednova",
     "fedavgm": "fedcore-fedavgm",
-    "ray": "fedcore-ray",
-    "flower": "fedcore-flower",
 }
+
+ENGINES = {"ray": "fedcore-ray", "flower": "fedcore-flower"}
+COMMANDS = {"federate": "fedcore-flower"}
 
 # Likewise data sets, models and trackers, whose names are theirs alone.
 PARTS = {
@@ -128,7 +130,8 @@ def _missing(error: Exception, point: EntryPoint) -> str:
 
 def package_of(kind: str, name: str) -> str | None:
     """Return the package that a known name comes from; None for fedcore's own names and unknown ones."""
-    return PACKAGES.get(name) if kind in ("plugin", "engine") else PARTS.get((kind, name))
+    known = {"plugin": PACKAGES, "engine": ENGINES, "command": COMMANDS}.get(kind)
+    return PARTS.get((kind, name)) if known is None else known.get(name)
 
 
 def summary(point: EntryPoint) -> str:

@@ -33,15 +33,22 @@ class RunDirectory:
 
     ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round),
     ``summary.json``, ``model.safetensors``, ``checkpoint/``, ``clients/``.
+
+    :param with_clients: whether the clients' states are in it; not where the clients keep them themselves.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
         self.clients = ClientStore(path / "clients")
-        self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
+        self.store = self.clients if with_clients else None
+        self.checkpoints = CheckpointStore(path / "checkpoint", self.store)
+
+    def without_clients(self) -> RunDirectory:
+        """Return the same directory for clients that keep their states themselves."""
+        return RunDirectory(self.path, with_clients=False)
 
     @classmethod
-    def create(cls, out: Path | None, plugins: list[str]) -> RunDirectory:
+    def create(cls, out: Path | None, plugins: list[str], *, with_clients: bool = True) -> RunDirectory:
         """Make a new, empty run directory.
 
         :raises RunDirectoryError: it exists and holds something, or cannot be made.
@@ -62,7 +69,7 @@ class RunDirectory:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
-        return cls(out.resolve())
+        return cls(out.resolve(), with_clients=with_clients)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedcore import registry
 from fedcore.config import RunConfig
+from fedcore.contract import places
 from fedcore.errors import ConfigError, FedcoreError, RunDirectoryError
 
 OWN_FOLDERS = ("checkpoint", "clients", "trackers")
@@ -39,16 +40,15 @@ def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collec
 
 
 def places_in(config: RunConfig, directory: Path) -> list[str]:
-    """Return the options of trackers, ``name.option=value``, that have them write outside of a run's directory."""
-    from fedcore.trackers.base import places, tracker_class
-
+    """Return the options, ``name.option=value``, by which trackers or the engine reach out of a run's directory."""
     found = []
-    for name, given in config.trackers.items():
+    chosen = [("tracker", name, given) for name, given in config.trackers.items()]
+    for kind, name, given in [*chosen, ("engine", config.engine, config.engine_options)]:
         try:
-            cls = tracker_class(name)
+            options = getattr(registry.resolve(kind, name), "Options", None) if given else None
         except FedcoreError:
             continue  # it cannot be started either
-        for option in places(cls):
+        for option in places(options) if options else ():
             value = given.get(option)
             if value is not None and not _is_inside(value, directory):
                 found.append(f"{name}.{option}={value}")
@@ -63,7 +63,7 @@ def check_places(places: Iterable[str], source: object, *, allow: bool, own: Col
     for place in places:
         if not allow and place not in own:
             raise ConfigError(
-                f"{source} has a tracker write outside of the run directory: {place}. If that is what you want, "
+                f"{source} has a tracker or the engine reach outside of the run directory: {place}. If you want that, "
                 "add --allow-outside (in Python: allow_outside=True)"
             )
 

@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from fedcore import registry
 from fedcore._version import __version__
 from fedcore.cli import authors, bench, compare, data, plugins, report, reproduce, sweep, training
+from fedcore.cli.guard import guarded
+from fedcore.errors import FedcoreError
+
+
+class Commands(TyperGroup):
+    """Our commands, and those of installed packages: entry points ``fedcore.commands``, a ``typer.Typer`` each."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return our own first, in their order."""
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in registry.available("command") if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None; a package's is imported now."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in registry.available("command"):
+            return own
+        try:
+            command = get_command(registry.resolve("command", cmd_name))
+        except FedcoreError as error:
+            command = get_command(_broken(error))  # --help, and all other commands, go on
+        command.name = cmd_name
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Say which package has a command that is not installed."""
+        package = registry.package_of("command", args[0])
+        if package and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"{args[0]!r} is a command of the package {package}: pip install {package}")
+        return super().resolve_command(ctx, args)
+
+
+def _broken(error: FedcoreError) -> typer.Typer:
+    """Return what stands for a package's command that cannot be imported."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command(
+        help=f"Cannot be loaded: {escape(str(error))}",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    @guarded
+    def command() -> None:
+        raise error
+
+    return app
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Federated learning on non-IID data: one round loop, one local loop, every method a plugin.",
     epilog="First try: fedcore train --rounds 5",
     no_args_is_help=True,

@@ -47,6 +47,9 @@ _PANELS = {
     ),
     RECORDS: ("eval_every", "silhouette_every", "checkpoint_every", "out", "trackers"),
 }
+BY_SET = ("engine_options",)
+"""Fields without a flag: what is in them is written as ``--set NAME.OPTION=VALUE``."""
+
 _NAMES_OF = {
     "plugins": "plugin",
     "dataset": "dataset",
@@ -63,7 +66,7 @@ AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import what a file names as module:..., code that you have looked at.")
 ]
 AllowOutside = Annotated[
-    bool, typer.Option("--allow-outside", help="Let its trackers write outside of the run directory.")
+    bool, typer.Option("--allow-outside", help="Let its trackers and its engine reach outside of the run directory.")
 ]
 RunAllowCode = Annotated[
     bool,
@@ -91,7 +94,7 @@ def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        flags = [flag(name) for name in RunConfig.model_fields if not only or name in only]
+        flags = [flag(name) for name in RunConfig.model_fields if name not in BY_SET and (not only or name in only)]
         names = [parameter.name for parameter in flags]
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]

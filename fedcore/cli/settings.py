@@ -33,8 +33,10 @@ def build_config(
         before = read_system(written["system"])
         values["system"] = {**(before if isinstance(before, dict) else {}), **read_system(given["system"])}
     chosen = {kind: _chosen(kind, given, written, source) for kind in ("plugins", "trackers")}
-    changed = set_options({**chosen["plugins"], **chosen["trackers"]}, settings)
+    engine = _engine(given, written, source)
+    changed = set_options({**engine, **chosen["plugins"], **chosen["trackers"]}, settings)
     values.update({kind: {name: changed[name] for name in names} for kind, names in chosen.items()})
+    values["engine_options"] = next(changed[name] for name in engine)
     try:
         config = RunConfig.create(values, source=source)
     except UnknownNameError:
@@ -51,7 +53,7 @@ def typed_code(given: Iterable[Any]) -> set[str]:
 
 
 def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> dict[str, Any]:
-    """Return the plugins (and trackers) with their options changed by ``plugin.option=value`` texts.
+    """Return the plugins (and trackers, and the engine) with their options changed by ``plugin.option=value`` texts.
 
     :raises ConfigError: one that is not among the run's.
     """
@@ -59,14 +61,30 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
     for text in settings:
         name, option, value = parse_setting(text)
         if name not in changed:
+            kind = _kind(name)
+            if kind == "engine":
+                raise ConfigError(f"--set {text}: {name!r} is not this run's engine. To use it, add --engine {name}")
             near = suggestion(name, changed) if changed else ""
-            tracker = name in registry.available("tracker") or ("tracker", name) in registry.PARTS
-            kind = "tracker" if tracker else "plugin"
             raise ConfigError(
                 f"--set {text}: {kind} {name!r} is not among this run's {kind}s.{near} To use it, add --{kind} {name}"
             )
         changed[name][option] = value
     return changed
+
+
+def _kind(name: str) -> str:
+    """Return what a name stands for that is not in use; what nobody knows is taken for a plugin."""
+    if name in registry.available("tracker") or ("tracker", name) in registry.PARTS:
+        return "tracker"
+    return "engine" if name in registry.available("engine") or name in registry.ENGINES else "plugin"
+
+
+def _engine(given: Mapping[str, Any], written: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
+    """Return the engine of the flags, else of the file, with the options that the file has for it."""
+    own = {key: written[key] for key in ("engine", "engine_options") if key in written}
+    config = RunConfig.create(own, source=source)
+    name = given.get("engine", config.engine)
+    return {name: dict(config.engine_options) if name == config.engine else {}}
 
 
 def _chosen(kind: str, given: Mapping[str, Any], written: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from fedcore.data.augment import augment
 from fedcore.data.datasets import load_dataset
-from fedcore.data.partition import Partition, load_partition, make_partition
+from fedcore.data.partition import DECLARED, Partition, load_partition, make_partition
 from fedcore.data.partitions import dirichlet_partition
 from fedcore.data.parts import Parts
 from fedcore.data.rows import TensorSamples
@@ -10,6 +10,7 @@ from fedcore.data.samples import Dataset, ResidentSamples, Samples
 from fedcore.data.sequences import SequenceBatch, SequenceSamples
 
 __all__ = [
+    "DECLARED",
     "Dataset",
     "Partition",
     "Parts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
 
+DECLARED = "declared"
+"""In place of a partitioner's name: the clients said themselves how much they hold."""
+
 MAX_IN_JSON = 2_000_000
 """Most positions that stand in the JSON file itself (some 15 MB); more go into a file of tensors beside it."""
 
@@ -46,6 +50,34 @@ class Partition:
 
     def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
         self.train, self.test, self.info = Parts.of(train), Parts.of(test), info
+
+    @classmethod
+    def declared(cls, train: Sequence[int], test: Sequence[int], dataset: str) -> Partition:
+        """Return what is known of clients that hold data of their own: how many samples, and how many held out.
+
+        The positions count the samples and lead nowhere.
+
+        :param train: training samples per client, at least 1 each; ``test`` held-out samples per client.
+        :param dataset: name of the server's own data set, on which the global model is evaluated.
+        """
+        sizes = torch.tensor([train, test], dtype=torch.int64).T.flatten().tolist()
+        parts = torch.arange(sum(sizes)).split(sizes)
+        info: dict[str, JSON] = {
+            "dataset": dataset,
+            "labels_sha256": "",
+            "partitioner": DECLARED,
+            "alpha": 0.0,
+            "classes_per_client": 0,
+            "client_test_fraction": 0.0,
+            "seed": 0,
+            "notes": [],
+        }
+        return cls(parts[0::2], parts[1::2], info)
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the clients hold data of their own, of which only the sizes are known."""
+        return self.info["partitioner"] == DECLARED
 
     @property
     def num_clients(self) -> int:
@@ -175,12 +207,13 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     texts = [info["dataset"], info["partitioner"], *info["notes"]]
     if not all(isinstance(text, str) and text.isprintable() for text in texts):  # they go to a terminal
         raise DataError(f'{path}: names and "notes" in "info" should be printable text')
-    if info["labels_sha256"] != _labels_sha256(dataset):
+    declared = info["partitioner"] == DECLARED
+    if not declared and info["labels_sha256"] != _labels_sha256(dataset):
         raise ConfigError(
             f"{path} divides {info['dataset']!r}, and its labels are not those of the {len(dataset.train)} "
             f"training samples of {dataset.name!r}: give the data set it was made for, or make a new split"
         )
-    size = len(dataset.train)
+    size = sys.maxsize if declared else len(dataset.train)
     if content["format"] == SPLIT_FORMAT:
         train, test = _read_beside(content, size, path)
     else:
@@ -376,10 +409,9 @@ def _problem(train: Parts, test: Parts, size: int, *, shared: bool = False) -> s
             return f"there are indices outside 0..{size - 1}"
     if shared:
         return "clients share samples, so none can be held out" if len(test.positions) else None
-    twice = torch.bincount(torch.cat([train.positions, test.positions]), minlength=size) > 1
-    if bool(twice.any()):
-        return f"sample {int(twice.nonzero()[0])} is used more than once"
-    return None
+    ordered = torch.cat([train.positions, test.positions]).sort().values
+    twice = ordered[1:][ordered.diff() == 0]
+    return f"sample {int(twice[0])} is used more than once" if len(twice) else None
 
 
 def _no_constant(name: str) -> float:

@@ -19,10 +19,6 @@ from fedcore.errors import PluginContractError
 Status = Literal["finished", "stopped", "failed"]
 
 
-PLACE: Any = {"place": True}
-"""As ``json_schema_extra`` of an option: its value says where the tracker writes, as that of a Path does by itself."""
-
-
 class TrackerOptions(PluginOptions):
     """Base of every tracker's options: unknown names are refused, values are fixed."""
 
@@ -82,15 +78,6 @@ class Tracker(ABC):
         :param status: ``finished``; ``stopped`` (Ctrl-C, or the run's process was killed), ``failed`` (an error).
         :param summary: summary.json of a finished run, else None.
         """
-
-
-def places(cls: type[Tracker]) -> list[str]:
-    """Return a tracker's options that say where it writes: those that are paths, or have ``{"place": True}``."""
-    return [
-        name
-        for name, field in cls.Options.model_fields.items()
-        if field.annotation in (Path, Path | None) or (field.json_schema_extra or {}) == PLACE
-    ]
 
 
 def tracker_class(name: str) -> type[Tracker]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from fedcore.contract import PLACE
 from fedcore.trackers import TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
-from fedcore.trackers.base import PLACE, Status
+from fedcore.trackers.base import Status
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,0 +1,130 @@
+"""Commands and engine options that come with other packages."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+import typer
+from pydantic import Field
+from typer.testing import CliRunner
+
+from fedcore import registry
+from fedcore.cli.app import app
+from fedcore.cli.settings import build_config
+from fedcore.contract import PLACE, PluginOptions
+from fedcore.engines.local import InProcessEngine
+from fedcore.errors import ConfigError, UnknownNameError
+from fedcore.prepare import resolve_config
+from fedcore.testing import federate, model_bytes
+from fedcore.trust import places_in
+
+greet = typer.Typer(help="Greets.")
+
+
+@greet.command()
+def hello(name: str) -> None:
+    """Say hello."""
+    print(f"hello {name}")
+
+
+@greet.command()
+def goodbye() -> None:
+    """Say goodbye."""
+
+
+class CloudEngine(InProcessEngine):
+    class Options(PluginOptions):
+        size: int = Field(2, ge=1, description="How many.")
+        address: str | None = Field(None, description="Where it is.", json_schema_extra=PLACE)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Make entry points of this module's objects known."""
+    scan = registry._scan
+
+    def fake(kind, path):
+        added = {
+            "command": {
+                "greet": EntryPoint("greet", f"{__name__}:greet", "fedcore.commands"),
+                "broken": EntryPoint("broken", "no_such_module:app", "fedcore.commands"),
+            },
+            "engine": {"cloud": EntryPoint("cloud", f"{__name__}:CloudEngine", "fedcore.engines")},
+        }
+        return {**scan(kind, path), **added.get(kind, {})}
+
+    monkeypatch.setattr(registry, "_scan", fake)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "160"})
+
+
+def test_a_packages_command_is_there(installed):
+    assert invoke("greet", "hello", "you").output == "hello you\n"
+    assert "Greets." in invoke("--help").output
+
+
+def test_a_command_that_cannot_be_imported_leaves_the_others(installed):
+    outcome = invoke("--help")
+    assert outcome.exit_code == 0
+    assert "Cannot be loaded" in outcome.output
+    broken = invoke("broken", "--anything", "else")
+    assert broken.exit_code == 2
+    assert "no_such_module" in broken.output
+    assert "Traceback" not in broken.output
+
+
+def test_a_command_that_is_not_installed_names_its_package(monkeypatch):
+    monkeypatch.setitem(registry.COMMANDS, "absent", "fedcore-absent")
+    outcome = invoke("absent", "server")
+    assert outcome.exit_code == 2
+    assert "pip install fedcore-absent" in outcome.output
+    assert "pip install" not in invoke("nonsense").output
+
+
+def test_set_reaches_the_engine_and_the_run_records_it(installed, tmp_path):
+    config = build_config({"engine": "cloud"}, None, ["cloud.size=3"])
+    assert config.engine_options == {"size": 3}
+    resolved, _ = resolve_config(config)
+    assert resolved.engine_options == {"size": 3, "address": None}
+
+
+def test_engine_options_leave_the_bits_alone(installed, tmp_path):
+    here = federate(tmp_path)
+    there = federate(tmp_path, engine="cloud", engine_options={"size": 7})
+    assert model_bytes(here) == model_bytes(there)
+
+
+def test_a_files_options_go_with_the_files_engine(installed, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("engine: cloud\nengine_options: {size: 5, address: here}\n", encoding="utf-8")
+    assert build_config({}, file, ["cloud.size=6"]).engine_options == {"size": 6, "address": "here"}
+    assert build_config({"engine": "local"}, file, []).engine_options == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"engine": "cloud", "engine_options": {"sise": 1}}, UnknownNameError, "size"),
+        ({"engine": "cloud", "engine_options": {"size": 0}}, ConfigError, "engine 'cloud': size"),
+        ({"engine": "local", "engine_options": {"size": 1}}, ConfigError, "engine 'local' has no options"),
+    ],
+)
+def test_wrong_engine_options_are_refused(installed, options, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        federate(tmp_path, **options)
+
+
+def test_an_engine_that_is_not_the_runs_is_named():
+    with pytest.raises(ConfigError, match=r"'ray' is not this run's engine. To use it, add --engine ray"):
+        build_config({}, None, ["ray.address=auto"])
+
+
+def test_a_strangers_run_connects_nowhere_by_itself(installed, tmp_path):
+    config = build_config({"engine": "cloud"}, None, ["cloud.address=far.example:6379"])
+    assert places_in(config, tmp_path) == ["cloud.address=far.example:6379"]
+    assert places_in(build_config({"engine": "cloud"}, None, []), tmp_path) == []
