@@ -8,7 +8,7 @@ that a training step that calls it can be compiled or recorded as a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +16,20 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 __all__ = [
+    "ReadyPrototypes",
     "class_means",
     "class_statistics",
+    "contrast_with",
     "cosine_similarity_matrix",
     "effective_steps",
     "linear_term",
     "model_contrastive_loss",
     "prototype_contrastive_loss",
     "proximal_term",
+    "ready_prototypes",
 ]
+
+_IGNORED = -100  # cross-entropy's own default
 
 MIN_NORM = 1e-8
 """Vectors shorter than this count as having this length in a cosine (PyTorch's and MOON's epsilon)."""
@@ -72,27 +77,61 @@ def prototype_contrastive_loss(
     >>> prototype_contrastive_loss(z, torch.tensor([0]), c, denominator="others")  # 0 - 1
     tensor(-1.)
     """
+    ready = ready_prototypes(prototypes, temperature=temperature, known=known)
+    return contrast_with(features, labels, ready, denominator=denominator)
+
+
+class ReadyPrototypes(NamedTuple):
+    """Prototypes as :func:`contrast_with` wants them, made once for all batches of a round.
+
+    :param directions: unit vectors over the temperature, (C, d); 0 where unknown.
+    :param known: (C,) bool; ``offset`` (C,) is -inf where a class stays out of the sums, None: all are known.
+    :param targets: class + 1 -> class, or what cross-entropy ignores: (C + 2,) int64, unknown at both ends.
+    """
+
+    directions: Tensor
+    known: Tensor
+    offset: Tensor | None
+    targets: Tensor
+
+
+def ready_prototypes(prototypes: Tensor, *, temperature: float = 1.0, known: Tensor | None = None) -> ReadyPrototypes:
+    """Return prototypes ready for many batches; arguments as of :func:`prototype_contrastive_loss`.
+
+    :raises ValueError: the temperature is not positive.
+    """
     _check_temperature(temperature)
+    classes = torch.arange(len(prototypes), device=prototypes.device)
+    if known is None:
+        held, offset = torch.ones_like(classes, dtype=torch.bool), None
+    else:
+        held = known.bool()
+        # An unknown row may hold anything; zeroing its gradient alone would not stop 0 * NaN.
+        prototypes = torch.where(held.unsqueeze(1), prototypes, 0.0)
+        # Where no class is known no target is: a row of -inf would leave NaN in its gradient.
+        offset = torch.zeros_like(classes, dtype=prototypes.dtype).masked_fill(~held & held.any(), -torch.inf)
+    targets = F.pad(torch.where(held, classes, _IGNORED), (1, 1), value=_IGNORED)
+    return ReadyPrototypes(_unit(prototypes) / temperature, held, offset, targets)
+
+
+def contrast_with(
+    features: Tensor, labels: Tensor, ready: ReadyPrototypes, *, denominator: Literal["all", "others"] = "all"
+) -> Tensor:
+    """Return :func:`prototype_contrastive_loss` of a batch: ``features`` (B, d), ``labels`` (B,); shape ().
+
+    :raises ValueError: ``denominator`` is neither of the two.
+    """
     if denominator not in ("all", "others"):
         raise ValueError(f"denominator must be 'all' or 'others', got {denominator!r}")
-    own = _membership(labels, len(prototypes))  # (B, C)
-    if known is None:
-        usable = torch.ones_like(own)
-    else:
-        known = known.bool()
-        # An unknown row may hold anything; zeroing its gradient alone would not stop 0 * NaN.
-        prototypes = torch.where(known.unsqueeze(1), prototypes, 0.0)
-        usable = known.expand_as(own)  # (C,) -> (B, C)
-    logits = cosine_similarity_matrix(features, prototypes) / temperature  # (B, C)
-    mine = usable & own  # (B, C)
+    # cos(z, c) / tau. Dividing (B, C) cosines takes less than dividing (B, d) features, forth and back.
+    logits = _matmul(features, ready.directions.mT) / _norms(features)  # (B, C)
     if denominator == "all":
-        # Cross-entropy is fused, half the time of a step's term. A row of -inf would leave NaN in its gradient.
-        ignored = torch.iinfo(labels.dtype).min
-        targets = torch.where(mine.any(1), labels, ignored)  # (B,)
-        if known is not None:
-            logits = logits.masked_fill(~known & known.any(), -torch.inf)
-        return F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum") / len(labels)
-    others = usable & ~own  # (B, C)
+        if ready.offset is not None:
+            logits = logits + ready.offset
+        targets = ready.targets[(labels + 1).clamp(0, len(ready.known) + 1)]  # (B,)
+        return F.cross_entropy(logits, targets, ignore_index=_IGNORED, reduction="sum") / len(labels)
+    own = _membership(labels, len(ready.known))  # (B, C)
+    mine, others = ready.known & own, ready.known & ~own  # (B, C)
     active = mine.any(1) & others.any(1)  # (B,)
     # Inactive rows sum over all classes before they are dropped: log(0) would leave NaN in their gradient.
     log_sum = logits.masked_fill(~others & active.unsqueeze(1), -torch.inf).logsumexp(1)  # (B,)
@@ -333,10 +372,15 @@ def _membership(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
+    return x / _norms(x)
+
+
+def _norms(x: Tensor) -> Tensor:
+    """Return the rows' lengths, (..., d) -> (..., 1), clamped."""
     # float16 cannot hold 1e-8: its least normal number takes its place.
     least = max(MIN_NORM, torch.finfo(x.dtype).tiny)
-    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (..., 1)
-    return x / norms.clamp(min=least)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norms.clamp(min=least)
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:

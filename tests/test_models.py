@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import types
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -96,6 +97,34 @@ def test_shapes_of_the_large_models(name: str, shape: tuple[int, ...]) -> None:
             features, logits = factory(classes, shape)(torch.empty(2, *shape))
             assert features.shape == (2, width)
             assert logits.shape == (2, classes)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn"])
+def test_pooling_before_relu_gives_the_papers_bits(name: str, memory_format: torch.memory_format) -> None:
+    """Values and gradients are those of ReLU before pooling, ties and zeros included."""
+    model, _ = build(name, input_shape=(3, 32, 32))
+    model = model.to(memory_format=memory_format)
+    layers = list(model.encoder.base.named_children())
+    pools = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
+    assert pools
+    for i in pools:
+        assert isinstance(layers[i + 1][1], nn.ReLU)
+        layers[i], layers[i + 1] = layers[i + 1], layers[i]
+    textbook = SplitModel(nn.Sequential(OrderedDict(layers)), model.feature_dim, 10)
+    textbook.classifier = model.classifier
+    x = torch.rand(16, 3, 32, 32).mul(4).round().div(4)  # few values, so that pools have ties
+    x[:4] = 0
+    x = x.contiguous(memory_format=memory_format)
+    found = []
+    for each in (model, textbook):
+        model.zero_grad()
+        features, logits = each(x)
+        torch.nn.functional.cross_entropy(logits, torch.arange(16) % 10).backward()
+        found.append((features, [parameter.grad.clone() for parameter in model.parameters()]))
+    (features, gradients), (expected, expected_gradients) = found
+    assert torch.equal(features, expected)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected_gradients, strict=True))
 
 
 def test_alexnet_runs() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, ModelTask, ServerContext, SplitModel, Step, hookimpl
 from fedcore import prototypes as proto
-from fedcore.functional import prototype_contrastive_loss
+from fedcore.functional import contrast_with, ready_prototypes
 from fedcore_fedeccr.uscc import Uscc, UsccOptions
 
 
@@ -86,17 +86,18 @@ class FedECCR(Uscc):
     # --- stage 1 on a client -------------------------------------------------------------------------------
 
     @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Make z_r ready for the contrast."""
+        client.scratch["prototypes"] = ready_prototypes(
+            client.received["prototypes"], temperature=self.options.temperature, known=client.received["known"]
+        )
+
+    @hookimpl
     def local_loss(self, step: Step) -> Loss:
         """Return alpha * w * Loss_pc, and 1 - alpha for the cross-entropy (Eq. 3; lines 16 to 18)."""
         alpha = 1 - step.round / step.rounds
-        value = prototype_contrastive_loss(
-            step.features,
-            step.y,
-            step.client.received["prototypes"],
-            temperature=self.options.temperature,
-            known=step.client.received["known"],
-            denominator=self.options.denominator,
-        )
+        ready = step.client.scratch["prototypes"]
+        value = contrast_with(step.features, step.y, ready, denominator=self.options.denominator)
         return Loss(value, weight=alpha * self.options.contrast_weight, task_scale=1 - alpha, name="contrast")
 
     @hookimpl

@@ -19,7 +19,7 @@ from fedcore import (
     Step,
     hookimpl,
 )
-from fedcore.functional import prototype_contrastive_loss
+from fedcore.functional import contrast_with, ready_prototypes
 from fedcore.prototypes import (
     add_prototypes,
     class_prototypes,
@@ -122,8 +122,11 @@ class FedProc(Plugin):
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Fix the features in the second of two stages."""
-        if self.options.two_stage and self.alpha(client) == 0:
+        """Make c^t ready for the contrast; fix the features in the second of two stages."""
+        if self.alpha(client) > 0:
+            prototypes, known = client.received["prototypes"], client.received["known"]
+            client.scratch["prototypes"] = ready_prototypes(prototypes, known=known)
+        elif self.options.two_stage:
             client.freeze(("encoder.*",))
 
     @hookimpl
@@ -132,8 +135,7 @@ class FedProc(Plugin):
         alpha = self.alpha(step)
         if alpha == 0:
             return None
-        prototypes, known = step.client.received["prototypes"], step.client.received["known"]
-        value = prototype_contrastive_loss(step.features, step.y, prototypes, known=known)
+        value = contrast_with(step.features, step.y, step.client.scratch["prototypes"])
         return Loss(value, weight=alpha, task_scale=1 - alpha, name="contrast")
 
     @hookimpl
