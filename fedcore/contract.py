@@ -70,6 +70,8 @@ class Plugin:
     """Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn)."""
     uses_displacement: bool = False
     """Whether state is derived from w_t - y_k, which an exchange of parameters makes meaningless."""
+    guards_uploads: bool = False
+    """Whether ``pre_upload`` comes after everybody else's and may change all that goes up, others' payloads too."""
 
     name: str
     _sealed = False

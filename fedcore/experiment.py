@@ -109,11 +109,18 @@ def started(
         directory.write_config(config)  # last: it is what makes the folder a run that can be resumed
         initial = ServerState(model=clone(problem.model.state_dict()))
         problem = replace(problem, config=config)
-        with (
-            directory.lock(),
-            _running(config, dataset, partition, problem, directory, initial, notify, engine) as experiment,
-        ):
-            yield experiment, initial
+        begun = False
+        try:
+            with (
+                directory.lock(),
+                _running(config, dataset, partition, problem, directory, initial, notify, engine) as experiment,
+            ):
+                begun = True
+                yield experiment, initial
+        except BaseException:
+            if not begun:  # the engine could not be started: nothing to go on with
+                directory.discard()
+            raise
 
 
 def resume(
@@ -239,7 +246,7 @@ class Experiment:
             state = replace(state, best=self.evaluator.best(state, metrics))
         self._latest = metrics
         seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
-        record = {**result.record, "metrics": metrics, "time": seconds}
+        record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         current = Round.open(self.federation, state, number=record["round"])
         for _ in self.federation.problem.plugins.each("round_end", server=current.context(), record=record):
@@ -280,6 +287,7 @@ class Experiment:
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
             "time": self.time_split(),
         }
+        summary |= self.reports(state)
         if self.config.system is not None:
             summary["system"] = participation.totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
@@ -299,6 +307,13 @@ class Experiment:
         if state.before_correction is not None:
             metrics = {**metrics, "global_before_correction": state.before_correction}
         return {**metrics, "best_by_validation": state.best or None}
+
+    def reports(self, state: ServerState) -> dict[str, Any]:
+        """Return what plugins report after the last committed round, as an entry of a record; none where none do."""
+        current = Round.open(self.federation, state, number=state.round - 1)
+        found = self.federation.problem.plugins.each("report", server=current.context())
+        reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
+        return {"reports": reports} if reports else {}
 
     def checkpoint(self, state: ServerState) -> None:
         """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""

@@ -4,6 +4,7 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
 
     run
       configure_model, personal_parameters, local_epoch_breaks      [both]
+      check_run                                                     [both]
       for each round:
         select_clients                                              [server]
         begin_round                                                 [server]   may ask: answer [client]
@@ -23,6 +24,7 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
         aggregate                                                   [server]
         server_step                                                 [server]   then the round commits
         personal_model                                              [client]   in personalised evaluation
+        report                                                      [server]   and once for the summary
         round_end                                                   [server]
       post_train                                                    [server]   may ask: answer [client]
 
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from fedcore.config import RunConfig
     from fedcore.local import Step
     from fedcore.models import ModelTask, SplitModel
+    from fedcore.problem import Problem
     from fedcore.server import ServerContext
     from fedcore.types import ClientUpdate, Loss
 
@@ -89,6 +92,17 @@ def local_epoch_breaks(config: RunConfig) -> set[int] | None:
     When: once per run.
     :returns: Epoch numbers from 1 to local_epochs - 1; 0 and anything from local_epochs on is an error.
     Combining: the union; each plugin is called at its own breaks.
+    """
+
+
+@hookspec
+def check_run(problem: Problem) -> None:
+    """Refuse a run in which this plugin cannot keep what it promises (a privacy guarantee).
+
+    When: once per process, after all other checks, before anything is written.
+    :param problem: Configuration, all plugins of the run, model and layout; read-only.
+    :raises ConfigError: what does not fit; ``PluginConflictError``, which names both plugins and the reason.
+    Combining: all are called, in user order.
     """
 
 
@@ -201,6 +215,18 @@ def server_step(server: ServerContext, mean: Mapping[str, Tensor]) -> Mapping[st
 
 
 @hookspec
+def report(server: ServerContext) -> Mapping[str, Any] | None:
+    """Report figures of the run so far, such as the privacy that was spent.
+
+    When: once per round, after it committed and was evaluated, and once more for the summary.
+    :param server: ``server.round`` is the last round; the result is a pure function of it and ``server.state``.
+    :returns: JSON values by name; they stand under ``reports`` and the plugin's name in the round's record and in
+        summary.json. None for none.
+    Combining: each plugin has its own place.
+    """
+
+
+@hookspec
 def round_end(server: ServerContext, record: Mapping[str, Any]) -> None:
     """See the finished record of a round (trackers).
 
@@ -281,8 +307,10 @@ def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | No
     """Change what goes up: clip, add noise, compress, mix a head (FedCP).
 
     When: after every ``end_local``.
+    :param update: ``payload`` holds what this plugin sends; for one that ``guards_uploads`` plugin -> name -> tensor,
+        all that goes up.
     :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
-    Combining: in user order, each on the result of the one before.
+    Combining: in user order, each on the result of the one before; who guards uploads is last.
     """
 
 

@@ -105,7 +105,8 @@ class PluginSet:
         given = []
         for argument in call.arguments:
             value = arguments[argument]
-            given.append(value.scoped(name) if hasattr(value, "scoped") else value)
+            whole = call.plugin.guards_uploads and (hook, argument) == ("pre_upload", "update")
+            given.append(value.scoped(name) if hasattr(value, "scoped") and not whole else value)
         began = time.perf_counter()
         try:
             result = call.function(*given)
@@ -131,6 +132,7 @@ class PluginSet:
             _refuse_two(self.implementers(hook), f"both implement {hook}, which only one plugin can")
         _refuse_two([p for p in self if p.scales_task], "both scale the task loss (scales_task)")
         _refuse_two([p for p in self if p.server_optimizer], "both are server optimizers (server_optimizer)")
+        _refuse_two([p for p in self if p.guards_uploads], "both guard what goes up (guards_uploads)")
         for one, other in combinations(self, 2):
             for first, second in ((one, other), (other, one)):
                 if first.server_optimizer and second.owns:

@@ -60,7 +60,10 @@ class Problem:
         plugins.check_names(names, personal)
         if config.buffers == "local":
             personal.update(Layout.of(model).buffers)
-        return cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
+        problem = cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
+        for _ in plugins.each("check_run", problem=problem):
+            pass
+        return problem
 
     def claimed(self, plugin: Plugin, declaration: str) -> list[str]:
         """Return the names under a plugin's ``owns``, ``exchanges`` or ``corrects``, as far as they travel."""

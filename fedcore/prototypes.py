@@ -16,10 +16,12 @@ from torch.nn import functional as F
 
 from fedcore.errors import RoundFailedError
 from fedcore.functional import class_means
+from fedcore.tensors import check_tensors
 from fedcore.types import Answer, Tensors
 
 __all__ = [
     "add_prototypes",
+    "check_prototypes",
     "class_prototypes",
     "first_prototypes",
     "mean_over_holders",
@@ -42,6 +44,14 @@ def class_prototypes(features: Tensor, labels: Tensor, num_classes: int) -> Tens
     """
     means, counts = class_means(features.double(), labels, num_classes)
     return {"prototypes": means.to(features.dtype), "known": counts > 0}
+
+
+def check_prototypes(sent: Mapping[str, Tensor], num_classes: int, width: int) -> None:
+    """Refuse what is not one client's ``prototypes`` (C, d) and ``known`` (C,), and nothing else.
+
+    :raises ValueError: which tensor, what it is and what was expected.
+    """
+    check_tensors(sent, {"prototypes": ((num_classes, width), None), "known": ((num_classes,), torch.bool)})
 
 
 def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Tensors:

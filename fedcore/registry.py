@@ -46,6 +46,12 @@ PACKAGES = {
     "ccvr": "fedcore-ccvr",
     "fednova": "fedcore-fednova",
     "fedavgm": "fedcore-fedavgm",
+    "median": "fedcore-robust",
+    "trimmed-mean": "fedcore-robust",
+    "krum": "fedcore-robust",
+    "norm-clip": "fedcore-robust",
+    "dp": "fedcore-dp",
+    "local-dp": "fedcore-dp",
 }
 
 ENGINES = {"ray": "fedcore-ray", "flower": "fedcore-flower"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -42,6 +43,14 @@ def _module(value: Any) -> bool:
     return isinstance(value, nn.Module)
 
 
+def _json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return isinstance(value, Mapping)
+
+
 _TENSORS = (_tensors, "a mapping of names to tensors")
 _UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -58,6 +67,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "local_epoch_breaks": (_whole_numbers, "a set of epochs"),
     "personal_parameters": (_whole_numbers, "a sequence of patterns"),
     "personal_model": (_module, "a module"),
+    "report": (_json, "a mapping of names to JSON values"),
 }
 
 

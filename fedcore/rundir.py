@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -39,6 +40,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
+        self._missing: list[Path] = []  # folders that were not there before, innermost first
         self.clients = ClientStore(path / "clients")
         self.store = self.clients if with_clients else None
         self.checkpoints = CheckpointStore(path / "checkpoint", self.store)
@@ -65,11 +67,22 @@ class RunDirectory:
                 f"--out {out} exists already. Choose another directory, or go on with: "
                 f"fedcore resume {shlex.quote(str(out))}"
             )
+        missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
-        return cls(out.resolve(), with_clients=with_clients)
+        made = cls(out.resolve(), with_clients=with_clients)
+        made._missing = missing
+        return made
+
+    def discard(self) -> None:
+        """Delete what :meth:`create` made and all that is in it; for a run that never started."""
+        for path in self.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for folder in self._missing:
+            with contextlib.suppress(OSError):  # somebody else put something there
+                folder.rmdir()
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:

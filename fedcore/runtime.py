@@ -178,9 +178,10 @@ class ClientRuntime:
             payload=payload,
             metrics={"losses": losses},
         )
-        for plugin in plugins.implementers("pre_upload"):
+        for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: plugin.guards_uploads):
             seen = plugins.call(plugin.name, "pre_upload", client=session.context(plugin.name), update=update)
-            update = update if seen is None else update.merged(plugin.name, seen)
+            if seen is not None:
+                update = seen if plugin.guards_uploads else update.merged(plugin.name, seen)
         version = self.store.write(
             session.id, session.round, {**session.states.snapshot(), **({CORE: core} if core else {})}
         )

@@ -205,12 +205,14 @@ class ServerContext:
         *,
         clients: Literal["all", "cohort"] | Iterable[int],
         tensors: Mapping[str, Tensor] | None = None,
+        check: Callable[[Tensors], object] | None = None,
     ) -> Iterator[Answer]:
         """Put a question to this plugin's client side; yields answers in ascending client id, as they come.
 
         Clients that fail are skipped and recorded; so are those that cannot be reached in this round. After training
         the server waits until everyone is there. Allowed in ``begin_round`` and ``post_train`` only.
         :param clients: ``"all"`` registered ones, the ``"cohort"``, or ids.
+        :param check: called with each answer's tensors; one at which it raises is rejected, with its words.
         """
         current = self._round
         if current.phase not in ("begin_round", "post_train"):
@@ -237,9 +239,11 @@ class ServerContext:
             )
             for client in current.reached(sorted(set(chosen)))
         ]
-        return self._answers(tasks, bytes_of(sent))
+        return self._answers(tasks, bytes_of(sent), check)
 
-    def _answers(self, tasks: list[ClientTask], size: int) -> Iterator[Answer]:
+    def _answers(
+        self, tasks: list[ClientTask], size: int, check: Callable[[Tensors], object] | None
+    ) -> Iterator[Answer]:
         current = self._round
         engine, window = current.federation.engine, current.federation.config.max_waiting
         for task, outcome in in_order(tasks, engine.run(tasks, window=window), current.ignore):
@@ -250,11 +254,20 @@ class ServerContext:
                 continue
             try:
                 tensors = current.federation.boundary.answer(task, outcome)
+                self._require_usable(task.client, tensors, check)
             except RejectUpdate as error:
                 current.fail(task.client, "rejected", str(error))
                 continue
             current.ledger.up(self._plugin, bytes_of(tensors))
             yield Answer(task.client, tensors)
+
+    def _require_usable(self, client: int, tensors: Tensors, check: Callable[[Tensors], object] | None) -> None:
+        try:
+            if check is not None:
+                check(tensors)
+        except Exception as error:  # whatever a client's tensors make a plugin's check stumble over
+            words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise RejectUpdate(f"client {client}: its answer to plugin {self._plugin!r}: {words}") from error
 
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""

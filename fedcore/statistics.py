@@ -17,10 +17,12 @@ from torch import Tensor
 
 from fedcore.errors import RoundFailedError
 from fedcore.functional import class_statistics
+from fedcore.tensors import check_tensors
 from fedcore.types import Answer, Tensors
 
 __all__ = [
     "Statistics",
+    "check_statistics",
     "feature_statistics",
     "pack_statistics",
     "pool_answers",
@@ -103,6 +105,28 @@ def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tenso
         "means": means[classes],  # (H, d)
         "covariances": covariances[classes][:, rows, columns],  # (H, d (d + 1) / 2)
     }
+
+
+def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int) -> None:
+    """Refuse what :func:`pack_statistics` cannot have made: other shapes or dtypes, classes that are none, no counts.
+
+    :raises ValueError: which tensor, what it is and what was expected.
+    """
+    classes = sent.get("classes", torch.zeros(0))
+    held = classes.numel()
+    expected = {
+        "classes": ((held,), torch.int64),
+        "counts": ((held,), torch.int64),
+        "means": ((held, width), None),
+        "covariances": ((held, width * (width + 1) // 2), None),
+    }
+    check_tensors(sent, expected)
+    named = classes.tolist()
+    if len(set(named)) < held or not set(named) <= set(range(num_classes)):
+        raise ValueError(f"'classes' is {named[:num_classes]}, expected distinct numbers from 0 to {num_classes - 1}")
+    least = min(sent["counts"].tolist(), default=1)
+    if least < 1:
+        raise ValueError(f"'counts' holds {least}, expected at least 1 for each class that is named")
 
 
 def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistics:

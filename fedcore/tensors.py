@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +83,28 @@ def _is_finite(tensor: Tensor) -> bool:
         if bool(torch.isfinite(torch.dot(flat, flat))):
             return True
     return bool(torch.isfinite(tensor).all())
+
+
+def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:
+    """Refuse what a client sent for a plugin if it is not exactly these tensors; a wrong shape could be broadcast.
+
+    :param expected: name -> shape and dtype; None for any real floating one.
+    :raises ValueError: which tensor, what it is and what was expected. Raised in ``accumulate``, or in the ``check`` of
+        ``server.ask``, it leaves the client out by name.
+
+    >>> check_tensors({"known": torch.tensor(True)}, {"known": ((3,), torch.bool)})
+    Traceback (most recent call last):
+    ValueError: 'known' is () torch.bool, expected (3,) torch.bool
+    """
+    for name in sorted({*sent, *expected}):
+        if name not in sent or name not in expected:
+            raise ValueError(f"{name!r} is {'missing' if name in expected else 'not expected'}")
+        tensor, (shape, dtype) = sent[name], expected[name]
+        fits = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
+        if tensor.shape != torch.Size(shape) or not fits:
+            raise ValueError(
+                f"{name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype or 'floating'}"
+            )
 
 
 def clone(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -16,7 +16,10 @@ CALLS = {
     *("yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all"),
     *("pandas.read_pickle", "pd.read_pickle", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
 }
-IMPORTS_BY_NAME = {"fedcore/__init__.py", "fedcore/registry.py", "fedcore/vision.py"}
+IMPORTS_BY_NAME = {
+    *("fedcore/__init__.py", "fedcore/registry.py", "fedcore/vision.py"),
+    "plugins/fedcore-flower/src/fedcore_flower/child.py",
+}
 """Where import_module is called: the registry imports what a user may name; the others have names of their own."""
 
 

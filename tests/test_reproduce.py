@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedcore import registry
 from fedcore.errors import ConfigError, DataError, UnknownNameError
 from fedcore.identity import digest
 from fedcore.reproduce import run as reproducing
@@ -304,12 +305,13 @@ class TestFind:
         [
             ("fedcdd", "1", "unknown method with recipes 'fedcdd'. Did you mean 'fedcd'?"),
             ("fedprox", "1", "there are no recipes for 'fedprox'; there are some for: fdcl, fedcd,"),
-            ("ray", "1", "pip install fedcore-ray"),
+            ("absent", "1", "pip install fedcore-absent"),
             ("fedcd", "2", "unknown table of fedcd '2'. Known: 1, 3, 4."),
             ("fedcme", "", "unknown table of fedcme ''"),
         ],
     )
-    def test_unknown_names(self, method, table, says):
+    def test_unknown_names(self, method, table, says, monkeypatch):
+        monkeypatch.setitem(registry.PACKAGES, "absent", "fedcore-absent")
         with pytest.raises(ConfigError) as error:
             find_recipe(method, table)
         assert says in str(error.value)

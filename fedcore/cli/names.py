@@ -23,20 +23,25 @@ COMPARISON = (
     "fedcp",
     "solo",
 )
+PROTECTION = ("median", "trimmed-mean", "krum", "norm-clip", "dp", "local-dp")
 SUMMARIES = {
     "fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; what every run begins with",
+    "local": "Worker processes on this machine, one thread each, or this process; or one CUDA device",
     "tensorboard": "Runs in TensorBoard while they are under way: event files in the run directory",
 }
 
-GROUPS = {"papers": PAPERS, "comparison methods": COMPARISON}
+GROUPS = {"papers": PAPERS, "comparison methods": COMPARISON, "robustness and privacy": PROTECTION}
 THIRD_PARTY = "third party"
 TRACKERS = "trackers"
+ENGINES = "engines"
 
 
 def group(name: str, point: EntryPoint) -> str:
-    """Return the group of an installed plugin or tracker; a package cannot join our methods by taking a name."""
+    """Return an installed part's group in the list; a package cannot join our methods by taking a name."""
     if point.group == registry.GROUPS["tracker"]:
         return TRACKERS
+    if point.group == registry.GROUPS["engine"]:
+        return ENGINES
     own = "fedcore" if name == "fedavg" else registry.PACKAGES.get(name)
     if point.dist and point.dist.name == own:
         return next((title for title, names in GROUPS.items() if name in names), THIRD_PARTY)

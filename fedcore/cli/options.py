@@ -68,6 +68,24 @@ AllowCode = Annotated[
 AllowOutside = Annotated[
     bool, typer.Option("--allow-outside", help="Let its trackers and its engine reach outside of the run directory.")
 ]
+RunSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME.OPTION=VALUE",
+        help="An option of a plugin, a tracker or the engine, such as moon.mu=5; can be given again.",
+        rich_help_panel=METHODS,
+    ),
+]
+RunConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="YAML file of options, a run's own config.yaml for example; flags override it.",
+        rich_help_panel=METHODS,
+    ),
+]
 RunAllowCode = Annotated[
     bool,
     typer.Option(

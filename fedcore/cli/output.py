@@ -51,8 +51,9 @@ def note(message: object, console: Console | None = None) -> None:
 
 
 def prose(thing: object) -> str:
-    """Return what an object's docstring says, without the marks that are there for Sphinx."""
-    return re.sub(r"(?::\w+)?:`~?([^`]*)`", r"\1", inspect.getdoc(thing) or "").replace("``", "")
+    """Return what an object's docstring says, without its fields and the marks that are there for Sphinx."""
+    words = re.split(r"^:\w+.*?:", inspect.getdoc(thing) or "", maxsplit=1, flags=re.MULTILINE)[0].rstrip()
+    return re.sub(r"(?::\w+)?:`~?([^`]*)`", r"\1", words).replace("``", "")
 
 
 def first_line(thing: object) -> str:

@@ -29,6 +29,7 @@ DECLARATIONS = (
     "scales_task",
     "server_optimizer",
     "uses_displacement",
+    "guards_uploads",
     "neutral",
 )
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -65,25 +66,27 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def describe_tracker(name: str) -> dict[str, Any]:
-    """Return a tracker's documentation, options and package as JSON values.
+def describe_part(kind: str, name: str) -> dict[str, Any]:
+    """Return the documentation, options and package of a tracker or an engine as JSON values.
 
+    :param kind: ``tracker`` or ``engine``.
     :raises PluginContractError: it cannot be imported, or is no tracker.
     """
-    cls = tracker_class(name)
-    dist = registry.available("tracker")[name].dist
+    part = tracker_class(name) if kind == "tracker" else registry.resolve(kind, name)
+    dist = registry.available(kind)[name].dist
+    options = option_names(part) if hasattr(part, "Options") else {}
     return {
         "name": name,
-        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "class": f"{part.__module__}.{part.__qualname__}",
         "package": dist.name if dist else None,
         "version": dist.version if dist else None,
-        "description": prose(cls),
-        "options": [_option(option, cls.Options.model_fields[field]) for option, field in option_names(cls).items()],
+        "description": prose(part),
+        "options": [_option(option, part.Options.model_fields[field]) for option, field in options.items()],
     }
 
 
 def draw(card: Mapping[str, Any]) -> Group:
-    """Return a description as it is drawn on a terminal; a tracker has options only."""
+    """Return a description as it is drawn on a terminal; a tracker and an engine have options only."""
     package = f"{card['package']} {card['version']}" if card["package"] else "no installed package"
     parts: list[RenderableType] = [
         Text.assemble((clean(card["name"]), "bold"), "  ", (clean(f"{card['class']}, {package}"), "dim")),
@@ -159,6 +162,8 @@ def _excludes(plugin: Plugin | type[Plugin], hooks: list[str]) -> list[str]:
         found.append("a server optimizer")
     if plugin.exchanges:
         found.append("a plugin that derives state from how far a client's model moved (uses_displacement)")
+    if plugin.guards_uploads:
+        found.append("another plugin that guards what goes up (guards_uploads)")
     if plugin.uses_displacement:
         found.append("a plugin that exchanges parameters in mid-epoch (exchanges)")
     return list(dict.fromkeys(found))

@@ -10,13 +10,13 @@ from fedcore import registry
 from fedcore.cli import names, options, output
 from fedcore.cli.guard import guarded
 
-app = typer.Typer(help="The methods and trackers that are installed.", no_args_is_help=True)
+app = typer.Typer(help="The methods, trackers and engines that are installed.", no_args_is_help=True)
 
 
 @app.command("list")
 @guarded
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
-    """List the installed plugins and trackers."""
+    """List the installed plugins, trackers and engines."""
     rows = [
         {
             "name": name,
@@ -25,7 +25,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
             "version": point.dist.version if point.dist else None,
             "summary": names.summary(name, point),
         }
-        for kind in ("plugin", "tracker")
+        for kind in ("plugin", "tracker", "engine")
         for name, point in registry.available(kind).items()
     ]
     if as_json:
@@ -38,11 +38,12 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     table.add_column("plugin", style="bold", no_wrap=True)
     table.add_column("package")
     table.add_column("summary")
-    for title in (*names.GROUPS, names.THIRD_PARTY, names.TRACKERS):
+    flags = {names.TRACKERS: " (--tracker NAME)", names.ENGINES: " (--engine NAME)"}
+    for title in (*names.GROUPS, names.THIRD_PARTY, *flags):
         members = [row for row in rows if row["group"] == title]
         if members:
             table.add_section()
-            heading = f"{title} (--tracker NAME)" if title == names.TRACKERS else title
+            heading = title + flags.get(title, "")
             table.add_row(output.text(heading, style="bold cyan"))
         for row in members:
             package = f"{row['package'] or '-'} {row['version'] or ''}"
@@ -55,15 +56,15 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
 @app.command("show")
 @guarded
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin or tracker, or module:package.module.Class.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, tracker or engine, or module:package.Class.")],
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """Show what a plugin does, its options, its hooks and what it cannot be combined with."""
-    from fedcore.cli.plugin_card import describe, describe_tracker, draw
+    from fedcore.cli.plugin_card import describe, describe_part, draw
 
-    tracker = name in registry.available("tracker") and name not in registry.available("plugin")
-    card = describe_tracker(name) if tracker else describe(name)
+    others = [kind for kind in ("tracker", "engine") if name in registry.available(kind)]
+    card = describe_part(others[0], name) if others and name not in registry.available("plugin") else describe(name)
     if as_json:
         output.print_json(card)
     else:

@@ -32,6 +32,7 @@ def summary_tables(summary: Mapping[str, Any]) -> Group:
         traffic_table(summary["bytes"], summary["rounds"]),
         "",
         *([system_line(summary["system"])] if "system" in summary else []),
+        *(report_line(plugin, figures) for plugin, figures in summary.get("reports", {}).items()),
         time_line(summary),
     )
 
@@ -82,6 +83,12 @@ def system_line(counts: Mapping[str, Any]) -> Text:
     return Text.assemble(
         ("took part: ", "bold"), f"{clean(words)}, in {duration(counts['virtual_time'])} of virtual time"
     )
+
+
+def report_line(plugin: str, figures: Mapping[str, Any]) -> Text:
+    """Return what a plugin reported of the whole run."""
+    told = (f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in figures.items())
+    return Text.assemble((f"{clean(plugin)}: ", "bold"), clean(", ".join(told)))
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:

@@ -23,24 +23,8 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder that
 def train(
     given: dict[str, Any],
     *,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PLUGIN.OPTION=VALUE",
-            help="An option of one of the plugins, such as moon.mu=5; can be given again.",
-            rich_help_panel=options.METHODS,
-        ),
-    ] = None,
-    config_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="YAML file of options, a run's own config.yaml for example; flags override it.",
-            rich_help_panel=options.METHODS,
-        ),
-    ] = None,
+    settings: options.RunSettings = None,
+    config_file: options.RunConfigFile = None,
     allow_code: options.RunAllowCode = False,
     as_json: options.RunJson = False,
     quiet: options.RunQuiet = False,
@@ -118,7 +102,7 @@ def training(quiet: bool) -> Iterator[Any]:
         )
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError:
-        if display.directory is not None:
+        if display.directory is not None and (display.directory / "config.yaml").is_file():  # a run that began
             output.note(
                 f"everything up to the last checkpoint is in {display.directory}; "
                 f"{RunDirectory(display.directory).how_to_resume} goes on from it"

@@ -259,13 +259,18 @@ def _read_cifar(
 
 @contextlib.contextmanager
 def _explained_download(name: str, expected: Sequence[str]) -> Iterator[None]:
-    """Turn whatever goes wrong while torchvision fetches a set into instructions for the user."""
+    """Turn whatever goes wrong while torchvision fetches a set into advice for people, and leave no empty folder."""
+    folder = Path(expected[0]).absolute().parent
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT)
     try:
         yield
     except Exception as error:  # network, proxy, disk, md5, archive: all end in the same advice
         reason = " ".join(str(error).split()) or type(error).__name__
+        for path in missing:
+            with contextlib.suppress(OSError):  # it holds something
+                path.rmdir()
         raise DataError(
             f"{name}: data files are missing or not the official ones, and torchvision could not get them "
             f"({reason}). Expected: {', '.join(expected)}. {_LAYOUT_HINT}"

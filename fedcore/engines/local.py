@@ -10,7 +10,6 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
@@ -18,16 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from fedcore.client import Shared
-from fedcore.engines.base import ClientFailure, ClientTask, Outcome, Site
+from fedcore.engines.base import ClientTask, Outcome, Site
 from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair, unpack_error, unpack_outcome
+from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.site import pack_site
 from fedcore.errors import FedcoreError
 from fedcore.placement import resolve_device
 from fedcore.runtime import ClientRuntime
 from fedcore.tensors import bytes_of
-
-BOUND = ("fit_resume", "end_session")
-"""Kinds of tasks that only the worker with the live session can run."""
 
 KILLED_EARLY = 3
 """How many workers of a run may be killed before they are ready, and are replaced: more, and it is no accident."""
@@ -108,7 +105,8 @@ class _Worker:
 
     def start(self, task: ClientTask) -> None:
         self.task = task
-        self.channel.send("task", *pack_task(task))
+        with contextlib.suppress(EOFError, OSError):  # it is dead, which is seen where its answer is waited for
+            self.channel.send("task", *pack_task(task))
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):  # it may be dead
@@ -124,10 +122,8 @@ class WorkerEngine:
         tensors, meta = pack_site(site)
         self._spool = Spool.create(bytes_of(tensors))
         self._spool.put("site", tensors, meta)
-        self._workers = [_Worker(self._spool) for _ in range(workers)]
+        self._dispatcher = Dispatcher([_Worker(self._spool) for _ in range(workers)])
         self._killed_early = 0
-        self._homes: dict[str, _Worker] = {}
-        self._inboxes: dict[str, deque[tuple[ClientTask, Outcome]]] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write a payload to shared memory, once for all workers."""
@@ -139,74 +135,26 @@ class WorkerEngine:
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
         """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker."""
-        queue = deque(tasks)
-        order = {task.id: index for index, task in enumerate(queue)}
-        inbox: deque[tuple[ClientTask, Outcome]] = deque()
-        self._inboxes.update(dict.fromkeys(order, inbox))
-        done: set[int] = set()
-        oldest = 0
-        try:
-            while len(done) < len(order):
-                while oldest in done:
-                    oldest += 1
-                inbox.extend(self._dispatch(queue, order, None if window is None else oldest + window + self.workers))
-                if not inbox:
-                    self._collect()
-                while inbox:
-                    task, outcome = inbox.popleft()
-                    done.add(order[task.id])
-                    yield task, outcome
-        finally:
-            for key in order:  # what the caller abandoned is dropped when it arrives
-                self._inboxes.pop(key, None)
+        yield from self._dispatcher.run(tasks, self._collect, window=window)
 
     def close(self) -> None:
         """Stop the workers and free shared memory."""
-        for worker in self._workers:
+        for worker in self._dispatcher.workers:
             worker.stop()
             if worker.task is not None:
                 worker.process.kill()
-        for worker in self._workers:
+        for worker in self._dispatcher.workers:
             try:
                 worker.process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-        self._workers.clear()
+        self._dispatcher.workers.clear()
         self._spool.remove()
-
-    def _dispatch(
-        self, queue: deque[ClientTask], order: Mapping[str, int], limit: int | None
-    ) -> list[tuple[ClientTask, Outcome]]:
-        """Give idle workers the first task each may run; returns the tasks whose session is lost."""
-        lost: list[tuple[ClientTask, Outcome]] = []
-        for task in [task for task in queue if task.kind in BOUND and task.session not in self._homes]:
-            queue.remove(task)
-            lost.append((task, ClientFailure(task.id, "session_lost", "the worker that held the session is gone")))
-        for worker in self._workers:
-            if worker.task is not None or not worker.ready:
-                continue
-            for task in queue:
-                if limit is not None and order[task.id] >= limit:
-                    break
-                if task.kind in BOUND and self._homes[task.session or ""] is not worker:
-                    continue
-                queue.remove(task)
-                self._start(worker, task)
-                break
-        return lost
-
-    def _start(self, worker: _Worker, task: ClientTask) -> None:
-        try:
-            worker.start(task)
-        except (EOFError, OSError):
-            worker.task = task  # seen as dead by the next _collect
-        if task.session is not None:
-            self._homes[task.session] = worker
 
     def _collect(self) -> None:
         """Wait until a worker has something to say, and put finished tasks where they are waited for."""
-        connections = {worker.channel.connection: worker for worker in self._workers}
+        connections = {worker.channel.connection: worker for worker in self._dispatcher.workers}
         for connection in wait(list(connections)):
             worker = connections[connection]  # type: ignore[index]
             try:
@@ -220,20 +168,10 @@ class WorkerEngine:
             if kind == "ready":
                 worker.ready = True
             else:
-                self._finish(worker, unpack_outcome(kind, tensors, meta))
-
-    def _finish(self, worker: _Worker, outcome: Outcome) -> None:
-        task, worker.task = worker.task, None
-        if task is None:
-            return
-        if isinstance(outcome, ClientFailure) or "paused" not in outcome.meta:
-            self._homes.pop(task.session or "", None)
-        inbox = self._inboxes.pop(task.id, None)
-        if inbox is not None:
-            inbox.append((task, outcome))
+                self._dispatcher.finish(worker, unpack_outcome(kind, tensors, meta))
 
     def _replace(self, worker: _Worker) -> None:
-        """Start a new worker in the place of one that died; its task is a failure, its sessions are lost."""
+        """Start a new worker in the place of one that died."""
         code = worker.process.wait()
         worker.stop()
         killed = code < 0 and self._killed_early < KILLED_EARLY
@@ -243,9 +181,5 @@ class WorkerEngine:
                 f"a worker process ended with exit code {code} before it was ready; its output above says why. "
                 "--workers 0 runs everything in one process."
             )
-        self._workers[self._workers.index(worker)] = _Worker(self._spool)
-        self._homes = {key: home for key, home in self._homes.items() if home is not worker}
-        if worker.task is not None:
-            ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-            failure = ClientFailure(worker.task.id, "worker_lost", f"the worker process ended ({ended})")
-            self._finish(worker, failure)
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self._dispatcher.replace(worker, _Worker(self._spool), f"the worker process ended ({ended})")

@@ -21,6 +21,7 @@ from fedcore.client import ClientContext
 from fedcore.contract import HOOKS, Plugin
 from fedcore.local import Step
 from fedcore.results import problem_with
+from fedcore.state import flatten
 from fedcore.testing.fingerprint import fingerprint, global_settings, random_states
 from fedcore.testing.sync import watch_host_sync
 from fedcore.types import ClientUpdate, Loss
@@ -255,10 +256,17 @@ def _loss(call: Call, result: Any) -> None:
                 call.report(Rule.LOSS, "returns a term without a gradient, which trains nothing")
 
 
+def _sent(call: Call, result: Any) -> Any:
+    """Return the tensors that a hook sends by name; those of all plugins under their names where it guards uploads."""
+    if not isinstance(result, ClientUpdate):
+        return result
+    return flatten(result.payload)[0] if call.plugin.guards_uploads else result.payload
+
+
 def _payload(call: Call, result: Any) -> None:
     if call.hook not in SENT:
         return
-    tensors = result.payload if isinstance(result, ClientUpdate) else result
+    tensors = _sent(call, result)
     problem = problem_with("end_local", tensors)
     if problem:
         call.report(Rule.PAYLOAD, problem.removesuffix(" or None"))
@@ -270,7 +278,7 @@ def _payload(call: Call, result: Any) -> None:
 
 def _samples(call: Call, result: Any) -> None:
     """Look for one of the client's inputs, value for value, in what goes up."""
-    tensors = result.payload if isinstance(result, ClientUpdate) else result
+    tensors = _sent(call, result)
     if call.hook not in SENT or call.client is None or not isinstance(tensors, Mapping):
         return
     data = call.client._session.data

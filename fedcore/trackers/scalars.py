@@ -13,12 +13,13 @@ def round_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return a round's figures but for its evaluation.
 
     ``loss/task``, ``loss/PLUGIN.TERM``, ``bytes/down``, ``bytes/up``, ``bytes/by_plugin/SENDER/down``,
-    ``seconds/PART``, ``clients/accepted``, ``clients/failed``, ``lr``; ``virtual_time`` of a simulated system.
+    ``seconds/PART``, ``clients/accepted``, ``clients/failed``, ``lr``; ``virtual_time`` of a simulated system,
+    ``report/PLUGIN/NAME`` of a plugin that reports figures.
     """
     counts = {"accepted": record["accepted"], "failed": len(record["failures"])}
     parts = {"loss": record["losses"], "bytes": record["bytes"], "seconds": record["time"], "clients": counts}
-    clock = {"virtual_time": record.get("virtual_time")}
-    return {"lr": float(record["lr"]), **scalars(parts), **scalars(clock)}
+    others = {"virtual_time": record.get("virtual_time"), "report": record.get("reports", {})}
+    return {"lr": float(record["lr"]), **scalars(parts), **scalars(others)}
 
 
 def scalars(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

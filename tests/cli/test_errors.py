@@ -32,7 +32,12 @@ BAD_INPUT = [
     # train: names
     ("train --plugin moonn", "unknown plugin 'moonn'. Did you mean 'moon'?"),
     ("train --plugin module:os.getcwd", "plugin"),
-    ("train --engine flower", "pip install fedcore-flower"),
+    ("train --engine flower", "fedcore federate server"),
+    ("train --engine locl", "Did you mean 'local'?"),
+    ("train --engine module:nothing.here", "make sure the package is installed"),
+    ("train --set local.workers=1", "engine"),
+    ("train --dataset mnist --data-dir nowhere", "mnist: data files are missing"),
+    ("train --dataset cifar10 --data-dir nowhere", "cifar10: data files are missing"),
     ("train --dataset digit", "unknown dataset 'digit'. Did you mean 'digits'?"),
     ("train --dataset npz:none.npz", "none.npz"),
     ("train --dataset npz:arrays.npz", "arrays.npz is not a usable .npz file"),
@@ -140,6 +145,8 @@ BAD_INPUT = [
     ("data plot split.json", "is not a partition file"),
     ("data plot split.json --partition iid", "name either split.json or --partition iid"),
     # plugins and bench
+    ("train --plugin dp --plugin fedcd", "plugins 'dp' and 'fedcd' cannot be combined"),
+    ("train --plugin dp --set dp.noise=1", "unknown dp option 'noise'"),
     ("plugins show fedprx", "unknown plugin 'fedprx'. Did you mean 'fedprox'?"),
     ("plugins show module:os.getcwd", "getcwd"),
     ("plugins new Bad_Name", "Write 'bad-name'"),
@@ -179,6 +186,10 @@ def test_bad_input_is_one_message_and_exit_code_2(cli, tmp_path: Path, command: 
         (("train", "--clients", "abc"), "--clients"),
         (("tarin",), "train"),
         (("plugins", "shw"), "show"),
+        (("plugins", "list", "moon"), "moon"),
+        (("plugins", "list", "--group"), "--group"),
+        (("data", "list", "digits"), "digits"),
+        (("data", "list", "--kind"), "--kind"),
     ],
 )
 def test_usage_errors_name_what_is_near(cli, arguments, message: str) -> None:
@@ -245,6 +256,16 @@ def test_a_run_that_fails_says_where_its_state_is(cli, tmp_path: Path) -> None:
     assert "error: round 0" in result.stderr
     assert f"fedcore resume {tmp_path / 'broken'} goes on" in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "deep/er/run"), ("--out", "empty")])
+def test_an_engine_that_cannot_start_leaves_nothing(cli, tmp_path: Path, out) -> None:
+    (tmp_path / "empty").mkdir()
+    result = cli("train", *SMALL, "--engine", "module:os.getcwd", *out)
+    assert result.exit_code == 2
+    assert "error: engine 'module:os.getcwd' raised TypeError" in result.stderr
+    assert "resume" not in result.stderr
+    assert everything(tmp_path) == {str(tmp_path / "empty"): None}
 
 
 def test_a_directory_that_is_taken(cli, tmp_path: Path) -> None:

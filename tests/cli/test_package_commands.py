@@ -128,3 +128,14 @@ def test_a_strangers_run_connects_nowhere_by_itself(installed, tmp_path):
     config = build_config({"engine": "cloud"}, None, ["cloud.address=far.example:6379"])
     assert places_in(config, tmp_path) == ["cloud.address=far.example:6379"]
     assert places_in(build_config({"engine": "cloud"}, None, []), tmp_path) == []
+
+
+def test_engines_are_listed_and_shown(installed):
+    listed = invoke("plugins", "list").output
+    assert "engines (--engine NAME)" in listed
+    assert "local" in listed.partition("engines (")[2]
+    shown = invoke("plugins", "show", "cloud")
+    assert shown.exit_code == 0, shown.output
+    assert "cloud.size" in shown.output
+    assert "cloud.address" in shown.output
+    assert ":raises" not in invoke("plugins", "show", "local").output

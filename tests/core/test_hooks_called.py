@@ -35,6 +35,10 @@ class Everything(Plugin):
         return {1}
 
     @hookimpl
+    def check_run(self, problem):
+        self.note("check_run", clients=problem.config.clients, names=problem.layout.shared)
+
+    @hookimpl
     def select_clients(self, server):
         self.note("select_clients", round=server.round)
 
@@ -117,6 +121,10 @@ class Everything(Plugin):
         self.note("personal_model", client.id)
 
     @hookimpl
+    def report(self, server):
+        self.note("report", round=server.round)
+
+    @hookimpl
     def round_end(self, server, record):
         self.note("round_end", round=server.round, recorded=record["round"], metrics=record["metrics"] is not None)
 
@@ -125,7 +133,7 @@ class Everything(Plugin):
         self.note("post_train", round=server.round)
 
 
-BUILD = ["configure_model", "personal_parameters", "local_epoch_breaks"]
+BUILD = ["configure_model", "personal_parameters", "local_epoch_breaks", "check_run"]
 STEP = ["task_loss", "local_loss", "observe"]
 # Client 1 has three samples and client 0 has one: the dispatch order is 1, 0.
 CLIENT = [
@@ -137,7 +145,7 @@ CLIENT = [
 SERVER = [
     *[(hook, None) for hook in ["select_clients", "begin_round", "broadcast", "mid_local_epoch"]],
     *[(hook, client) for client in (1, 0) for hook in ["pre_aggregate", "weight", "accumulate"]],
-    *[(hook, None) for hook in ["aggregate", "server_step", "broadcast", "round_end"]],
+    *[(hook, None) for hook in ["aggregate", "server_step", "broadcast", "report", "round_end"]],
 ]
 COVERED = {hook for hook, _ in CLIENT + SERVER} | set(BUILD) | {"post_train"}
 
@@ -178,7 +186,7 @@ def test_the_client_side(calls):
 
 
 def test_the_server_side(calls):
-    expected = [(hook, None) for hook in BUILD] + SERVER + SERVER + [("post_train", None)]
+    expected = [(hook, None) for hook in BUILD] + SERVER + SERVER + [("post_train", None), ("report", None)]
     assert of(calls, "server") == expected
 
 

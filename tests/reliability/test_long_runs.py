@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.reliability.processes import descendants, memory, open_files, shared_
 MIB = 1 << 20
 HERE = f"module:{__name__}."
 TURN = 1_000
+HUGE_PAGE = 2 * MIB
+"""What a worker's heap grows by at least: its allocator asks for huge pages."""
 
 
 def tiny(num_classes, input_shape):
@@ -35,6 +38,19 @@ class InTurn(Plugin):
     def select_clients(self, server):
         first = server.round * TURN % server.num_clients
         return list(range(first, first + TURN))
+
+
+class Settled(Plugin):
+    """Brings Python's table of interned strings to its final size before anything is measured.
+
+    Until Python 3.12 pathlib interns every part of a path. The dropped ones leave gaps, and when the table is full it
+    is rebuilt, once with twice the places: 1.8 or 3.7 MB that no round is to blame for, after some thousand rounds.
+    """
+
+    @hookimpl
+    def configure_model(self):
+        for number in range(1 << 20):
+            sys.intern(f"part {number}")
 
 
 @dataclass(frozen=True)
@@ -111,6 +127,7 @@ def test_nothing_grows_in_2000_rounds(tmp_path):
     config = kills.configure(
         tmp_path,
         "scaffold",
+        before={f"{HERE}Settled": {}},
         clients=200,
         participation=0.05,
         rounds=rounds,
@@ -136,8 +153,8 @@ def test_nothing_grows_in_2000_rounds(tmp_path):
     keep("rounds", record)
     for name in ("parent", "worker"):
         difference, slope = found[name]
-        assert difference < 2 * MIB, name
-        assert slope < 2 * MIB, name
+        assert difference < HUGE_PAGE + MIB, name
+        assert slope < HUGE_PAGE + MIB, name
     assert found["open_files"][0] == 0
     assert found["shared"][0] < MIB
     assert found["disk"][0] < MIB

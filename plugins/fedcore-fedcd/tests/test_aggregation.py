@@ -33,8 +33,9 @@ def update(client, counts, *, samples=None, seed=None):
 
 def commit(updates, state=None, **options):
     """Take one round's updates; returns the partial state and the server's state."""
-    server = SimpleNamespace(state={} if state is None else state)
-    plugin = FedCD(FedCDOptions(**options))
+    classes, per_class, width = updates[0].payload["prototypes"].shape
+    server = SimpleNamespace(state={} if state is None else state, num_classes=classes, feature_dim=width)
+    plugin = FedCD(FedCDOptions(**{"fine_classes": per_class, **options}))
     for one in updates:
         plugin.accumulate(server, one)
     return plugin.aggregate(server, updates), server.state

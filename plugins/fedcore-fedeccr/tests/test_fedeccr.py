@@ -63,8 +63,16 @@ def numpy_loss(z, y, prototypes, known, temperature, denominator):
 
 
 def step_of(z, y, prototypes, known, *, round=1, rounds=4):
-    client = SimpleNamespace(received={"prototypes": prototypes, "known": known})
+    received = {"prototypes": prototypes, "known": known}
+    client = SimpleNamespace(received=received, scratch={}, round=round, rounds=rounds)
     return SimpleNamespace(features=z, y=y, client=client, round=round, rounds=rounds)
+
+
+def local_loss_of(options, step):
+    """The term as a client computes it: what a round makes ready first, then the batch."""
+    plugin = create_plugin("fedeccr", options)
+    plugin.begin_local(step.client)
+    return plugin.local_loss(step)
 
 
 def random_step(known=(0, 1, 3), **where):
@@ -81,7 +89,7 @@ def random_step(known=(0, 1, 3), **where):
 def test_the_loss(known, denominator, temperature):
     step = random_step(known)
     options = {"temperature": temperature, "denominator": denominator, "contrast_weight": 0.1}
-    loss = create_plugin("fedeccr", options).local_loss(step)
+    loss = local_loss_of(options, step)
     z, prototypes = step.features.detach().numpy(), step.client.received["prototypes"].numpy()
     expected = numpy_loss(z, step.y.tolist(), prototypes, known, temperature, denominator)
     assert loss.value.item() == pytest.approx(expected, rel=1e-12, abs=1e-15)
@@ -94,7 +102,7 @@ def test_the_loss(known, denominator, temperature):
 @pytest.mark.parametrize("denominator", ["all", "others"])
 def test_a_step_against_the_gradient_turns_a_sample_towards_its_prototype(denominator):
     step = random_step((0, 1, 2, 3))
-    loss = create_plugin("fedeccr", {"denominator": denominator}).local_loss(step)
+    loss = local_loss_of({"denominator": denominator}, step)
     (gradient,) = torch.autograd.grad(loss.value, step.features)
     own = step.client.received["prototypes"][step.y]
     before, after = (F.cosine_similarity(z, own) for z in (step.features, step.features - 0.1 * gradient))
@@ -108,7 +116,7 @@ def test_the_loss_never_reads_the_device():
             torch.empty(4, dtype=torch.bool),
         )  # fmt: skip
         for denominator in ("all", "others"):
-            assert create_plugin("fedeccr", {"denominator": denominator}).local_loss(step).value.shape == ()
+            assert local_loss_of({"denominator": denominator}, step).value.shape == ()
 
 
 # --- identities ---------------------------------------------------------------------------------------------
@@ -210,9 +218,16 @@ def test_uscc_corrects_a_classifier_trained_on_skewed_clients(go):
 
 
 def fake_server(answers, plugin, calls):
+    def ask(question, clients, check):
+        calls.append((question, clients))
+        for answer in answers:
+            check(answer.tensors)
+            yield answer
+
     return SimpleNamespace(
         num_classes=4,
-        ask=lambda question, clients: calls.append((question, clients)) or iter(answers),
+        feature_dim=answers[0].tensors["means"].shape[1] if answers else 1,
+        ask=ask,
         generator=lambda purpose: torch.Generator().manual_seed(0),
         retrain_classifier=lambda features, labels, **options: calls.append((features, labels, options)),
     )

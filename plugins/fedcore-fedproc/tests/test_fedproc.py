@@ -152,8 +152,16 @@ def test_prototypes_are_those_of_the_trained_models_in_eval_mode_over_all_sample
 
 
 def step_of(z, y, prototypes, known, *, round=0, rounds=4):
-    client = SimpleNamespace(received={"prototypes": prototypes, "known": known})
+    received = {"prototypes": prototypes, "known": known}
+    client = SimpleNamespace(received=received, scratch={}, round=round, rounds=rounds)
     return SimpleNamespace(features=z, y=y, client=client, round=round, rounds=rounds)
+
+
+def local_loss_of(options, step):
+    """The term as a client computes it: what a round makes ready first, then the batch."""
+    plugin = create_plugin("fedproc", options)
+    plugin.begin_local(step.client)
+    return plugin.local_loss(step)
 
 
 def random_step(**where):
@@ -169,7 +177,7 @@ def random_step(**where):
 )
 def test_the_loss_is_alpha_times_eq_4_and_scales_the_task(options, round, alpha):
     step = random_step(round=round)
-    loss = create_plugin("fedproc", options).local_loss(step)
+    loss = local_loss_of(options, step)
     known = {c: step.client.received["prototypes"][c].numpy() for c in (0, 1, 3)}
     assert loss.value.item() == pytest.approx(float(contrast(step.features.detach(), step.y, known)), rel=1e-12)
     assert (loss.weight, loss.task_scale) == (alpha, 1 - alpha)
@@ -177,7 +185,7 @@ def test_the_loss_is_alpha_times_eq_4_and_scales_the_task(options, round, alpha)
 
 def test_a_sample_whose_class_is_not_known_contributes_nothing():
     step = random_step()
-    (gradient,) = torch.autograd.grad(create_plugin("fedproc", {}).local_loss(step).value, step.features)
+    (gradient,) = torch.autograd.grad(local_loss_of({}, step).value, step.features)
     assert gradient[3].abs().max() == 0
     assert (gradient[[0, 1, 2, 4, 5]].abs().amax(dim=1) > 0).all()
 
@@ -185,7 +193,7 @@ def test_a_sample_whose_class_is_not_known_contributes_nothing():
 def test_a_step_against_the_gradient_turns_a_sample_towards_its_prototype():
     step = random_step()
     prototypes = step.client.received["prototypes"]
-    (gradient,) = torch.autograd.grad(create_plugin("fedproc", {}).local_loss(step).value, step.features)
+    (gradient,) = torch.autograd.grad(local_loss_of({}, step).value, step.features)
     before = F.cosine_similarity(step.features, prototypes[step.y])
     after = F.cosine_similarity(step.features - 0.1 * gradient, prototypes[step.y])
     others = step.y != 2
@@ -198,7 +206,7 @@ def test_the_loss_never_reads_the_device():
             torch.empty(6, 5, requires_grad=True), torch.empty(6, dtype=torch.int64), torch.empty(4, 5),
             torch.empty(4, dtype=torch.bool),
         )  # fmt: skip
-        assert create_plugin("fedproc", {}).local_loss(step).value.shape == ()
+        assert local_loss_of({}, step).value.shape == ()
 
 
 # --- rounds -------------------------------------------------------------------------------------------------
@@ -253,7 +261,7 @@ def test_a_later_round_initialises_them_where_the_ones_before_came_to_nothing():
 
 def test_a_cohort_that_does_not_answer_stops_the_round():
     with pytest.raises(RoundFailedError, match="no client answered"):
-        create_plugin("fedproc", {}).begin_round(server_of(ask=lambda question, clients: iter(())))
+        create_plugin("fedproc", {}).begin_round(server_of(ask=lambda question, **how: iter(())))
 
 
 # --- options and combinations -------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, SplitModel, hookimpl
 from fedcore.errors import ConfigError
-from fedcore.statistics import feature_statistics, pool_answers, sample_features
+from fedcore.statistics import check_statistics, feature_statistics, pool_answers, sample_features
 from fedcore_ccvr.head import TukeyLinear, tukey
 
 
@@ -75,7 +77,8 @@ class Ccvr(Plugin):
         options = self.options
         if options.epochs == 0:
             return
-        answers = server.ask("feature_statistics", clients="all")
+        check = partial(check_statistics, num_classes=server.num_classes, width=server.feature_dim)
+        answers = server.ask("feature_statistics", clients="all", check=check)
         counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
         features, labels = sample_features(
             means, covariances, options.per_class, generator=server.generator("ccvr"), known=counts > 0

@@ -22,6 +22,7 @@ from fedcore import (
     Step,
     hookimpl,
 )
+from fedcore.tensors import check_tensors
 from fedcore_fedcd import equations as eq
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
@@ -221,7 +222,12 @@ class FedCD(Plugin):
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add n^k_{c,m} P^k_{c,m} and n^k_{c,m} to the sums of Eq. 1."""
+        shape = (server.num_classes, self.options.fine_classes)
+        expected = {"prototypes": ((*shape, server.feature_dim), None), "counts": (shape, torch.int64)}
+        check_tensors(update.payload, expected)
         counts = update.payload["counts"]  # (C, M)
+        if int(counts.min()) < 0:
+            raise ValueError(f"'counts' holds {int(counts.min())}, expected no number below 0")
         weighted = counts.unsqueeze(2) * update.payload.pop("prototypes").double()  # (C, M, d)
         server.state["sum"] = server.state["sum"] + weighted if "sum" in server.state else weighted
         server.state["total"] = server.state["total"] + counts if "total" in server.state else counts

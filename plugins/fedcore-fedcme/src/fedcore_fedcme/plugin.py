@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, RunConfig, ServerContext, Step, hookimpl
+from fedcore.tensors import check_tensors
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one
 
@@ -161,7 +162,10 @@ class FedCME(Plugin):
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Keep the client's vector, and add its features to the sums of Eq. 6."""
-        state, payload = server.state, update.payload
+        state, payload, classes = server.state, update.payload, server.num_classes
+        vector = {"vector": ((classes,), torch.float64)}
+        features = {"features": ((classes, server.feature_dim), None), "held": ((classes,), torch.bool)}
+        check_tensors(payload, {**(vector if self.exchanging else {}), **(features if self.aligning else {})})
         if self.exchanging:
             state["vectors"][update.client] = payload.pop("vector").cpu()
         if self.aligning:

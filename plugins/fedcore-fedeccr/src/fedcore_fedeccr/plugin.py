@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -68,6 +69,7 @@ class FedECCR(Uscc):
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add one client's prototypes to the sum over clients (line 8)."""
+        proto.check_prototypes(update.payload, server.num_classes, server.feature_dim)
         before = server.state if "sums" in server.state else {}
         server.state.update(proto.add_prototypes(before, update.payload))
         update.payload.clear()
@@ -80,7 +82,8 @@ class FedECCR(Uscc):
 
     def _first(self, server: ServerContext) -> dict[str, Tensor]:
         if self.options.init == "query":
-            return proto.first_prototypes(server.ask("prototypes", clients="cohort"))
+            check = partial(proto.check_prototypes, num_classes=server.num_classes, width=server.feature_dim)
+            return proto.first_prototypes(server.ask("prototypes", clients="cohort", check=check))
         return proto.random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
 
     # --- stage 1 on a client -------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, hookimpl
-from fedcore.statistics import feature_statistics, pool_answers, sample_features
+from fedcore.statistics import check_statistics, feature_statistics, pool_answers, sample_features
 
 
 class UsccOptions(PluginOptions):
@@ -44,7 +45,8 @@ class Uscc(Plugin):
         """Pool the statistics (Eqs. 6 and 7), draw features and retrain the classifier (Algorithm 2)."""
         if self.options.epochs == 0:
             return
-        answers = server.ask("feature_statistics", clients="all")
+        check = partial(check_statistics, num_classes=server.num_classes, width=server.feature_dim)
+        answers = server.ask("feature_statistics", clients="all", check=check)
         counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
         features, labels = sample_features(
             means, covariances, self.options.per_class, generator=server.generator("uscc"), known=counts > 0

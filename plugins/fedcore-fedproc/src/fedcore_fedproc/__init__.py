@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -22,6 +23,7 @@ from fedcore import (
 from fedcore.functional import contrast_with, ready_prototypes
 from fedcore.prototypes import (
     add_prototypes,
+    check_prototypes,
     class_prototypes,
     first_prototypes,
     mean_over_holders,
@@ -86,7 +88,8 @@ class FedProc(Plugin):
         if "prototypes" in server.state or self.alpha(server) == 0:
             return
         if self.options.init == "query":
-            first = first_prototypes(server.ask("prototypes", clients="cohort"))
+            check = partial(check_prototypes, num_classes=server.num_classes, width=server.feature_dim)
+            first = first_prototypes(server.ask("prototypes", clients="cohort", check=check))
         else:
             first = random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
         server.state.update(first)
@@ -101,7 +104,8 @@ class FedProc(Plugin):
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add one client's prototypes to the sums of line 9."""
-        if update.payload:
+        if self.alpha(server) > 0:
+            check_prototypes(update.payload, server.num_classes, server.feature_dim)
             before = server.state if "sums" in server.state else {}
             server.state.update(add_prototypes(before, update.payload))
             update.payload.clear()

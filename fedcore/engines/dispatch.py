@@ -1,0 +1,113 @@
+"""Which worker gets which task: a live session's goes where the session lives, any other to whoever is idle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from fedcore.engines.base import ClientFailure, ClientTask, FailureKind, Outcome
+
+BOUND = ("fit_resume", "end_session")
+"""Kinds of tasks that only the worker with the live session can run."""
+
+Pair = tuple[ClientTask, Outcome]
+
+
+class Worker(Protocol):
+    """What runs one task at a time.
+
+    :ivar task: what it is at; None while it is idle.
+    :ivar ready: whether it takes tasks yet.
+    """
+
+    task: ClientTask | None
+    ready: bool
+
+    def start(self, task: ClientTask) -> None:
+        """Take a task; a worker that is dead by now is noticed when its outcome is waited for."""
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class Dispatcher(Generic[W]):
+    """Hands tasks to workers in the given order, and outcomes to the caller that waits for them.
+
+    It starts no workers and waits for none: the engine does, and says what came of them with :meth:`finish` and
+    :meth:`replace`.
+    """
+
+    def __init__(self, workers: list[W]) -> None:
+        self.workers = workers
+        self._homes: dict[str, W] = {}
+        self._inboxes: dict[str, deque[Pair]] = {}
+
+    def run(self, tasks: Iterable[ClientTask], collect: Callable[[], None], *, window: int | None) -> Iterator[Pair]:
+        """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker.
+
+        :param collect: waits until a worker has something to say, and reports it to this object.
+        :param window: as in :meth:`fedcore.engines.base.Engine.run`.
+        """
+        queue = deque(tasks)
+        order = {task.id: index for index, task in enumerate(queue)}
+        inbox: deque[Pair] = deque()
+        self._inboxes.update(dict.fromkeys(order, inbox))
+        done: set[int] = set()
+        oldest = 0
+        try:
+            while len(done) < len(order):
+                while oldest in done:
+                    oldest += 1
+                limit = None if window is None else oldest + window + len(self.workers)
+                inbox.extend(self._dispatch(queue, order, limit))
+                if not inbox:
+                    collect()
+                    # Before the caller works on what came in, whose worker would wait for it.
+                    inbox.extend(self._dispatch(queue, order, limit))
+                while inbox:
+                    task, outcome = inbox.popleft()
+                    done.add(order[task.id])
+                    yield task, outcome
+        finally:
+            for key in order:  # what the caller abandoned is dropped when it arrives
+                self._inboxes.pop(key, None)
+
+    def finish(self, worker: W, outcome: Outcome) -> None:
+        """Put what became of a worker's task where it is waited for."""
+        task, worker.task = worker.task, None
+        if task is None:
+            return
+        if isinstance(outcome, ClientFailure) or "paused" not in outcome.meta:
+            self._homes.pop(task.session or "", None)
+        inbox = self._inboxes.pop(task.id, None)
+        if inbox is not None:
+            inbox.append((task, outcome))
+
+    def replace(self, gone: W, successor: W, message: str, kind: FailureKind = "worker_lost") -> None:
+        """Put a new worker in the place of one that is gone; its task is a failure, its sessions are lost."""
+        self.workers[self.workers.index(gone)] = successor
+        self._homes = {key: home for key, home in self._homes.items() if home is not gone}
+        if gone.task is not None:
+            self.finish(gone, ClientFailure(gone.task.id, kind, message))
+
+    def _dispatch(self, queue: deque[ClientTask], order: Mapping[str, int], limit: int | None) -> list[Pair]:
+        """Give idle workers the first task each may run; returns the tasks whose session is lost."""
+        lost: list[Pair] = []
+        for task in [task for task in queue if task.kind in BOUND and task.session not in self._homes]:
+            queue.remove(task)
+            lost.append((task, ClientFailure(task.id, "session_lost", "the worker that held the session is gone")))
+        for worker in self.workers:
+            if worker.task is not None or not worker.ready:
+                continue
+            for task in queue:
+                if limit is not None and order[task.id] >= limit:
+                    break
+                if task.kind in BOUND and self._homes[task.session or ""] is not worker:
+                    continue
+                queue.remove(task)
+                worker.start(task)
+                if task.session is not None:
+                    self._homes[task.session] = worker
+                break
+        return lost
