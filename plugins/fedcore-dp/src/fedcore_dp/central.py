@@ -1,0 +1,170 @@
+"""Central differential privacy of clients: the server clips each update and adds noise to their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
+from fedcore.errors import ConfigError, PluginConflictError
+from fedcore.problem import Problem
+from fedcore_dp.accountant import privacy_report, spent_epsilon
+from fedcore_dp.clipping import clip_factor, joint_norm
+from fedcore_dp.company import refuse, refuse_shared_buffers
+from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
+
+UNCOVERED = {
+    "pre_aggregate": "sees single clients' updates on the server, before or after they are clipped",
+    "weight": "weighs single clients, so that one of them could count for more than the bound",
+    "accumulate": "adds up what single clients sent, without noise",
+    "aggregate": "aggregates what single clients sent, without noise",
+    "mid_local_epoch": "hands parts of single clients' models on, without noise",
+    "answer": "sends what a client answers to the server's questions, without noise",
+}
+"""Hooks of other plugins by which more than the noised mean would get out. Hint: local-dp covers payloads."""
+
+
+class CentralDPOptions(PluginOptions):
+    """Options of central differential privacy."""
+
+    clip: float = Field(0.1, gt=0, description="S: largest Euclidean norm of a client's update y_k - w_t.")
+    noise_multiplier: float = Field(
+        1.0,
+        ge=0,
+        description="z: standard deviation of the noise on the sum of all updates, in units of S; 0 clips only, and "
+        "guarantees nothing.",
+    )
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="delta at which epsilon is reported; default n^-1.1 for n registered clients."
+    )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description="fixed: as many clients as --participation says, accounted as if all took part in every round; "
+        "poisson: each client by itself with that chance, and accounted so.",
+    )
+    seed_noise: bool = Field(
+        False, description="Draw noise and cohort from the run's seed: the same bits again, and no protection."
+    )
+
+
+class CentralDP(Plugin):
+    """DP-FedAvg (McMahan, Ramage, Talwar, Zhang, ICLR 2018, arXiv 1710.06963), client-level, on a trusted server.
+
+    w_{t+1} = w_t + (sum of clip(y_k - w_t, S) + N(0, z^2 S^2 I)) / m, where m is the expected number of clients in a
+    round, whoever is there: every client counts once.
+    """
+
+    Options = CentralDPOptions
+    neutral = {"clip": 1e300, "noise_multiplier": 0.0}
+    options: CentralDPOptions
+
+    def __init__(self, options: CentralDPOptions) -> None:
+        super().__init__(options)
+        self.private = options.noise_multiplier > 0
+
+    @hookimpl
+    def check_run(self, problem: Problem) -> None:
+        """Refuse shared buffers and plugins that see more of single clients than the noised mean."""
+        if not self.private:
+            return
+        refuse_shared_buffers(problem, self.name)
+        refuse(problem, self.name, UNCOVERED)
+        if self.options.sampling == "poisson" and problem.config.min_clients < 1:
+            raise ConfigError(
+                f"plugin {self.name!r}: with sampling=poisson a round that nothing came of must stop the run, since it "
+                "would go without noise; use --min-clients 1"
+            )
+        for other in problem.plugins.implementers("server_step"):
+            if other.name == self.name:
+                break
+            raise PluginConflictError(
+                f"plugins {self.name!r} and {other.name!r} cannot be combined in this order: {other.name!r} would step "
+                f"from the mean without noise. Hint: list the plugin that adds noise ({self.name!r}) first."
+            )
+
+    @hookimpl
+    def select_clients(self, server: ServerContext) -> Sequence[int] | None:
+        """Draw each client by itself (poisson), or leave the cohort to the core.
+
+        A round needs a client: where nobody is drawn one trains for nothing, and its update counts as zero.
+        """
+        if self.options.sampling == "fixed":
+            return None
+        available, rate = server.available, server.config.participation
+        if self.options.seed_noise:
+            stream = server.generator("dp/cohort")
+            chances = torch.rand(len(available) + 1, generator=stream, dtype=torch.float64).tolist()
+        else:
+            chances = secure_uniform(len(available) + 1)
+        cohort = [client for client, chance in zip(available, chances, strict=False) if chance < rate]
+        server.state["idle"] = not cohort
+        return cohort or [available[int(chances[-1] * len(available))]]
+
+    @hookimpl
+    def weight(self) -> float | None:
+        """Count every client once; without noise leave it to the samples, as in FedAvg."""
+        return 1.0 if self.private else None
+
+    @hookimpl
+    def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
+        """Bound the update's norm over all trainable shared parameters; other shared ones stay w_t's."""
+        moves = {name: update.model[name].double() - server.model[name].double() for name in server.trainable}
+        idle = self.options.sampling == "poisson" and server.state["idle"]
+        factor = 0.0 if idle else clip_factor(joint_norm(moves.values()), self.options.clip)
+        changed: dict[str, Tensor] = {}
+        if self.private:
+            changed = {name: server.model[name] for name in update.model if name not in moves}
+        if factor < 1:
+            changed |= {
+                name: (server.model[name].double() + factor * move).to(update.model[name].dtype)
+                for name, move in moves.items()
+            }
+        return replace(update, model={**update.model, **changed}) if changed else None
+
+    @hookimpl
+    def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Add the noise, and divide by the expected number of clients in place of those who came."""
+        if not self.private:
+            return None
+        expected = self._expected(server)
+        share = len(server.accepted) / expected
+        scale = self.options.noise_multiplier * self.options.clip / expected
+        normal = self._normal(server)
+        new = {}
+        for name, value in mean.items():
+            start = server.model[name].double()
+            step = share * (value.double() - start)
+            new[name] = (start + step + scale * normal(value.shape)).to(value.dtype)
+        return new
+
+    @hookimpl
+    def report(self, server: ServerContext) -> dict[str, Any]:
+        """Report epsilon and delta after the rounds so far; no epsilon where there is no noise."""
+        rate = server.config.participation if self.options.sampling == "poisson" else 1.0
+        delta = default_delta(server.num_clients) if self.options.delta is None else self.options.delta
+        epsilon = spent_epsilon(self.options.noise_multiplier, rate, server.round + 1, delta) if self.private else None
+        return privacy_report(epsilon, delta, seeded=self.options.seed_noise)
+
+    def _expected(self, server: ServerContext) -> float:
+        """Return m, the number of clients that a round has on average."""
+        if self.options.sampling == "poisson":
+            return float(server.config.participation * server.num_clients)
+        return float(server.config.cohort_size)
+
+    def _normal(self, server: ServerContext) -> Normal:
+        return seeded_normal(server.generator("dp/noise")) if self.options.seed_noise else secure_normal
+
+
+def default_delta(clients: int) -> float:
+    """Return n^-1.1, below one in n, as McMahan et al. take it; 0.1 for fewer than ten clients.
+
+    >>> f"{default_delta(1_000_000):.3g}", default_delta(1)
+    ('2.51e-07', 0.1)
+    """
+    return min(0.1, math.pow(clients, -1.1))

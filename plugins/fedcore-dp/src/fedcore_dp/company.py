@@ -1,0 +1,37 @@
+"""What a guarantee cannot be kept beside: buffers that are averaged, and plugins that go past the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedcore.errors import ConfigError, PluginConflictError
+from fedcore.problem import Problem
+
+
+def refuse_shared_buffers(problem: Problem, name: str) -> None:
+    """Refuse a model whose buffers travel: running means and variances are data, and no noise is added to them.
+
+    :raises ConfigError: says which buffer, and what to do.
+    """
+    shared = [buffer for buffer in problem.layout.shared if buffer in problem.layout.buffers]
+    if shared:
+        raise ConfigError(
+            f"plugin {name!r}: the model's buffer {shared[0]!r} would be averaged over the clients without noise, "
+            "and BatchNorm's running statistics are data. Use --buffers local, which keeps buffers on each client, "
+            "or a model without them."
+        )
+
+
+def refuse(problem: Problem, name: str, hooks: Mapping[str, str]) -> None:
+    """Refuse every other plugin that implements one of some hooks.
+
+    :param hooks: hook -> what it does that the noise does not cover; the words after "which".
+    :raises PluginConflictError: names both plugins, the hook and the reason.
+    """
+    for hook, reason in hooks.items():
+        for other in problem.plugins.implementers(hook):
+            if other.name != name:
+                raise PluginConflictError(
+                    f"plugins {name!r} and {other.name!r} cannot be combined: {other.name!r} implements {hook}, "
+                    f"which {reason}"
+                )

@@ -1,0 +1,167 @@
+"""Local differential privacy: every client clips what it sends and adds the noise itself, before anything leaves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore import ClientContext, ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
+from fedcore.errors import PluginContractError
+from fedcore.problem import Problem
+from fedcore_dp.accountant import privacy_report, spent_epsilon
+from fedcore_dp.clipping import clip_factor, joint_norm
+from fedcore_dp.company import refuse, refuse_shared_buffers
+from fedcore_dp.noise import secure_normal, seeded_normal
+
+UNCOVERED = {
+    "mid_local_epoch": "sends parts of the model in the middle of the training, before noise is added",
+    "answer": "sends what a client answers to the server's questions, to which no noise is added",
+}
+"""Hooks of other plugins by which something leaves a client without passing ``pre_upload``."""
+
+MODEL = ""
+Vector = dict[tuple[str, str], Tensor]
+"""Tensors that are clipped as one: (plugin, or MODEL, and name) -> values, float64 on the CPU."""
+
+
+class LocalDPOptions(PluginOptions):
+    """Options of local differential privacy."""
+
+    clip: float = Field(0.1, gt=0, description="S: largest Euclidean norm of a client's update y_k - w_t.")
+    payload_clip: float = Field(
+        1.0,
+        gt=0,
+        description="Largest norm of what a client sends for another plugin: of its floating tensors as one vector, "
+        "and of its whole numbers and booleans as one.",
+    )
+    noise_multiplier: float = Field(
+        1.0,
+        ge=0,
+        description="z: standard deviation of the noise on every number, in units of its vector's bound and of the "
+        "root of the number of vectors; 0 clips only, and guarantees nothing.",
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="delta at which a client's epsilon is reported.")
+    seed_noise: bool = Field(False, description="Draw the noise from the run's seed: the same bits, and no protection.")
+
+
+class LocalDP(Plugin):
+    """Local differential privacy of what clients upload: the Gaussian mechanism on each client, for any server.
+
+    Update and payloads are J vectors, clipped to their bounds S_j and released together: every number of vector j gets
+    noise of standard deviation z S_j sqrt(J), which makes them one release with noise multiplier z.
+    """
+
+    Options = LocalDPOptions
+    neutral = {"clip": 1e300, "payload_clip": 1e300, "noise_multiplier": 0.0}
+    guards_uploads = True
+    options: LocalDPOptions
+
+    def __init__(self, options: LocalDPOptions) -> None:
+        super().__init__(options)
+        self.private = options.noise_multiplier > 0
+
+    @hookimpl
+    def check_run(self, problem: Problem) -> None:
+        """Refuse shared buffers, and plugins whose clients send something past ``pre_upload``."""
+        if self.private:
+            refuse_shared_buffers(problem, self.name)
+            refuse(problem, self.name, UNCOVERED)
+
+    # --- client --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Keep w_t."""
+        client.scratch["start"] = {name: p.detach().clone() for name, p in client.model.named_parameters()}
+
+    @hookimpl
+    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
+        """Clip and noise all that goes up; the numbers of samples and steps and the losses become constants."""
+        start = {name: _exact(p) for name, p in client.scratch["start"].items()}
+        model, payload = dict(update.model), {plugin: dict(tensors) for plugin, tensors in update.payload.items()}
+        moves = {(MODEL, name): _exact(model[name]) - start[name] for name in model if name in start}
+        for (plugin, name), value in self._released(client, [moves, *_vectors(payload)]).items():
+            if plugin == MODEL:
+                model[name] = _like(start[name] + value, model[name])
+            else:
+                payload[plugin][name] = _like(value, payload[plugin][name])
+        if not self.private:
+            return replace(update, model=model, payload=payload)
+        return replace(update, model=model, payload=payload, samples=1, steps=1, metrics={"losses": {}})
+
+    def _released(self, client: ClientContext, vectors: list[Vector]) -> Vector:
+        """Return what is sent in place of the vectors, the first of which is the update; nothing for what stays."""
+        options = self.options
+        normal = seeded_normal(client.generator("local-dp")) if options.seed_noise else secure_normal
+        found: Vector = {}
+        for number, vector in enumerate(vectors):
+            bound = options.payload_clip if number else options.clip
+            scale = options.noise_multiplier * bound * math.sqrt(len(vectors))
+            factor = clip_factor(joint_norm(vector.values()), bound)
+            for key, value in vector.items():
+                if self.private:
+                    found[key] = factor * value + scale * normal(value.shape)
+                elif factor < 1:
+                    found[key] = factor * value
+        return found
+
+    # --- server --------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def begin_round(self, server: ServerContext) -> None:
+        """Count each client's releases: whoever is asked to train may send."""
+        if "releases" not in server.state:
+            server.state["releases"] = torch.zeros(server.num_clients, dtype=torch.int64)
+        server.state["releases"][server.cohort] += 1
+
+    @hookimpl
+    def report(self, server: ServerContext) -> dict[str, Any]:
+        """Report the epsilon of the client that took part most often; none where there is no noise.
+
+        Two data sets can give updates on opposite sides of the ball, 2 S apart: the multiplier counts half.
+        """
+        options = self.options
+        epsilon = None
+        if self.private:
+            releases = int(server.state["releases"].max()) if "releases" in server.state else 0
+            epsilon = spent_epsilon(options.noise_multiplier / 2, 1.0, releases, options.delta)
+        return privacy_report(epsilon, options.delta, seeded=options.seed_noise)
+
+
+def _vectors(payload: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Vector]:
+    """Yield what each plugin sends as two vectors, numbers and counts, without empty ones.
+
+    :raises PluginContractError: complex numbers, which have no noise here.
+    """
+    for plugin, tensors in payload.items():
+        for name, tensor in tensors.items():
+            if tensor.is_complex():
+                raise PluginContractError(
+                    f"plugin {plugin!r} sends {name!r} of {tensor.dtype}, to which local-dp adds no noise; send real "
+                    "and imaginary parts, or leave one of the two plugins out",
+                    plugin=plugin,
+                )
+        for floating in (True, False):
+            vector = {(plugin, name): _exact(t) for name, t in tensors.items() if t.is_floating_point() == floating}
+            if vector:
+                yield vector
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def _like(value: Tensor, tensor: Tensor) -> Tensor:
+    """Return values in another tensor's dtype: whole numbers are taken for counts, booleans for what is over a half."""
+    if tensor.dtype == torch.bool:
+        return value > 0.5
+    if tensor.is_floating_point():
+        limits = torch.finfo(tensor.dtype)
+        return value.clamp(limits.min, limits.max).to(tensor.dtype)
+    return value.round().clamp(0, min(torch.iinfo(tensor.dtype).max, 1 << 53)).to(tensor.dtype)

@@ -1,0 +1,564 @@
+"""Whole runs: what leaves and what is released against NumPy, rounds with missing clients, refusals, epsilon."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import Field
+from torch import nn
+
+from fedcore import Plugin, SplitModel, hookimpl
+from fedcore.contract import create_plugin
+from fedcore.data import load_dataset
+from fedcore.engines.base import ClientFailure, ClientResult
+from fedcore.engines.local import InProcessEngine
+from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
+from fedcore.experiment import Interrupted, resume
+from fedcore.problem import Problem
+from fedcore.rundir import RunDirectory
+from fedcore.seeding import derive_seed
+from fedcore.testing import check_plugin, federate, model_bytes, records, weights
+from fedcore.testing.federation import small_config
+from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
+from fedcore_dp.central import default_delta
+
+HERE = f"module:{__name__}."
+RUN = {"clients": 4, "rounds": 1, "partition": "iid", "client_test_fraction": 0.0}
+SEEDED = {"seed_noise": True}
+PLUGINS = {"dp": CentralDP, "local-dp": LocalDP}
+
+
+class Tap(InProcessEngine):
+    """Keeps what every client sends, and loses those that it is told to."""
+
+    lost: tuple[int, ...] = ()
+
+    def __init__(self, site):
+        super().__init__(site)
+        self.sent: dict[tuple[int, int], ClientResult] = {}
+        self.shared: list[dict] = []
+
+    def share(self, key, tensors, meta):
+        self.shared.append({name: tensor.clone() for name, tensor in tensors.items()})
+        super().share(key, tensors, meta)
+
+    def run(self, tasks, *, window=None):
+        for task, outcome in super().run(tasks, window=window):
+            if task.kind == "fit_begin" and task.client in self.lost:
+                outcome = ClientFailure(task.id, "unreachable", "not there")
+            elif task.kind == "fit_begin":
+                tensors = {name: tensor.clone() for name, tensor in outcome.tensors.items()}
+                self.sent[task.round, task.client] = replace(outcome, tensors=tensors)
+            yield task, outcome
+
+
+def tapped(folder, *plugins, lost=(), **options):
+    """Run; return the result and the engine that listened."""
+    engines = []
+
+    def make(site):
+        engines.append(Tap(site))
+        engines[-1].lost = lost
+        return engines[-1]
+
+    return federate(folder, *plugins, engine=make, **{**RUN, **options}), engines[0]
+
+
+def initial(folder, *plugins, **options):
+    config = small_config(folder, *plugins, **{**RUN, **options})
+    state = Problem.build(config, load_dataset(config.dataset)).model.state_dict()
+    return {name: tensor.double().numpy() for name, tensor in state.items()}
+
+
+def models(tap, number=0):
+    """Return what the clients of a round trained: client -> name -> array."""
+    return {
+        client: {n.removeprefix("model/"): t.double().numpy() for n, t in outcome.tensors.items() if "model/" in n}
+        for (at, client), outcome in sorted(tap.sent.items())
+        if at == number
+    }
+
+
+def clipped(start, end, bound):
+    moves = {name: end[name] - start[name] for name in start}
+    norm = math.sqrt(sum(np.square(move).sum() for move in moves.values()))
+    return {name: move * min(1.0, bound / norm) for name, move in moves.items()}, norm
+
+
+def stream(purpose, **where):
+    """Return the seeded stream that fedcore derives for a purpose, here by its definition."""
+    return torch.Generator().manual_seed(derive_seed(0, purpose, **where))
+
+
+def close(found, expected):
+    for name, tensor in found.items():
+        np.testing.assert_allclose(tensor.double().numpy(), expected[name], rtol=2e-6, atol=2e-7)
+
+
+# --- central: what is released -----------------------------------------------------------------------------------
+
+
+def released(start, ends, z, bound, expected_clients, noise):
+    total = {name: np.zeros_like(value) for name, value in start.items()}
+    for end in ends:
+        for name, move in clipped(start, end, bound)[0].items():
+            total[name] += move
+    return {name: start[name] + (total[name] + z * bound * noise[name]) / expected_clients for name in start}
+
+
+def noise_like(start, generator):
+    return {
+        name: torch.randn(value.shape, generator=generator, dtype=torch.float64).numpy()
+        for name, value in start.items()
+    }
+
+
+@pytest.mark.parametrize(("lost", "participation"), [((), 1.0), ((2,), 1.0), ((0, 1, 2), 1.0), ((), 0.5)])
+def test_clipped_sum_and_noise_over_the_expected_number_of_clients(tmp_path, lost, participation):
+    """Who is missing leaves a gap in the sum, and the divisor stays."""
+    options = {"clip": 0.05, "noise_multiplier": 0.3, **SEEDED}
+    result, tap = tapped(tmp_path, ("dp", options), lost=lost, participation=participation)
+    start, ends = initial(tmp_path), models(tap)
+    assert all(clipped(start, end, 1.0)[1] > 0.05 for end in ends.values()), "nothing would be clipped"
+    assert len(ends) == round(4 * participation) - len(lost)
+    noise = noise_like(start, stream("dp/noise", round=0))
+    close(weights(result), released(start, ends.values(), 0.3, 0.05, 4 * participation, noise))
+
+
+def test_no_client_moves_the_mean_further_than_the_bound(tmp_path):
+    """Without one client the noised model differs by at most S / m, in all its parameters together."""
+    options = {"clip": 0.1, "noise_multiplier": 1.0, **SEEDED}
+    whole, _ = tapped(tmp_path, ("dp", options))
+    without, _ = tapped(tmp_path, ("dp", options), lost=(1,))
+    one, other = weights(whole), weights(without)
+    moved = math.sqrt(sum(float((one[name].double() - other[name].double()).square().sum()) for name in one))
+    assert moved == pytest.approx(0.1 / 4, rel=1e-3)
+
+
+def test_a_client_counts_once_however_many_samples_it_has(tmp_path):
+    options = {"partition": "quantity", "alpha": 0.3}
+    result, tap = tapped(tmp_path, ("dp", {"clip": 1e3, "noise_multiplier": 1e-12, **SEEDED}), **options)
+    ends = models(tap)
+    assert len({outcome.meta["samples"] for outcome in tap.sent.values()}) > 1
+    close(weights(result), {name: np.mean([end[name] for end in ends.values()], axis=0) for name in ends[0]})
+
+
+def test_the_noise_has_the_promised_scale(tmp_path):
+    """Secure noise, large beside the update: its spread is z S / m, to what chance allows."""
+    result, _ = tapped(tmp_path, ("dp", {"clip": 0.01, "noise_multiplier": 500.0}))
+    start = initial(tmp_path)
+    moved = np.concatenate([(t.double().numpy() - start[n]).ravel() for n, t in weights(result).items()])
+    assert len(moved) > 5_000
+    assert abs(moved.std() / (500 * 0.01 / 4) - 1) < 6.2 / math.sqrt(2 * len(moved))
+
+
+def test_fixed_parameters_of_clients_do_not_travel(tmp_path):
+    """A client that edits what is not trained, and so gets no noise, edits nothing."""
+    result, _ = tapped(tmp_path, (f"{HERE}Edits", {}), ("dp", SEEDED), model=f"{HERE}with_fixed_scale")
+    assert weights(result)["encoder.base.1.scale"].tolist() == [2.0]
+
+
+class Edits(Plugin):
+    @hookimpl
+    def pre_upload(self, client, update):
+        return replace(update, model={**update.model, "encoder.base.1.scale": torch.tensor([9.0])})
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0]), requires_grad=False)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def with_fixed_scale(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), Scale(), nn.Linear(64, 8), nn.ReLU()), 8, num_classes)
+
+
+# --- central: who takes part -------------------------------------------------------------------------------------
+
+
+def drawn(options, rounds=400, clients=30, rate=0.2):
+    """Return the cohorts that the plugin draws, with its states."""
+    plugin = create_plugin("dp", {"sampling": "poisson", **options})
+    found = []
+    for number in range(rounds):
+        server = SimpleNamespace(
+            available=range(clients),
+            config=SimpleNamespace(participation=rate),
+            state={},
+            generator=lambda purpose, number=number: stream(purpose, round=number),
+        )
+        found.append((plugin.select_clients(server), server.state["idle"]))
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, SEEDED], ids=["secure", "seeded"])
+def test_poisson_cohorts_are_independent_draws(options):
+    cohorts = drawn(options)
+    assert all(len(cohort) == 1 for cohort, idle in cohorts if idle)
+    taken = np.zeros((400, 30))
+    for row, (cohort, idle) in zip(taken, cohorts):
+        row[[] if idle else cohort] = 1
+    sizes = taken.sum(axis=1)
+    assert abs(taken.mean() - 0.2) < 6.2 * math.sqrt(0.16 / taken.size)
+    assert 0.6 < sizes.var() / (30 * 0.16) < 1.6  # a fixed size has none
+    assert len(set(map(tuple, taken))) > 300
+
+
+def test_poisson_cohorts_are_drawn_again_from_the_seed_only():
+    assert drawn(SEEDED, rounds=5) == drawn(SEEDED, rounds=5)
+    assert drawn({}, rounds=5) != drawn({}, rounds=5)
+
+
+def test_where_nobody_is_drawn_one_trains_and_counts_as_zero(tmp_path):
+    options = {"sampling": "poisson", "clip": 1.0, "noise_multiplier": 0.5, **SEEDED}
+    result, tap = tapped(tmp_path, ("dp", options), participation=0.02)
+    assert records(result)[0]["accepted"] == 1
+    start = initial(tmp_path)
+    assert clipped(start, next(iter(models(tap).values())), 1.0)[1] > 0, "the client did train"
+    noise = noise_like(start, stream("dp/noise", round=0))
+    close(weights(result), {name: start[name] + 0.5 * noise[name] / (0.02 * 4) for name in start})
+
+
+def test_poisson_sums_are_divided_by_the_mean_size(tmp_path):
+    options = {"sampling": "poisson", "clip": 0.05, "noise_multiplier": 0.1, **SEEDED}
+    result, tap = tapped(tmp_path, ("dp", options), participation=0.6)
+    cohort = records(result)[0]["cohort"]
+    start, noise = initial(tmp_path), noise_like(initial(tmp_path), stream("dp/noise", round=0))
+    assert sorted(models(tap)) == cohort
+    close(weights(result), released(start, models(tap).values(), 0.1, 0.05, 2.4, noise))
+
+
+def test_poisson_needs_rounds_that_stop_without_an_update(tmp_path):
+    with pytest.raises(ConfigError, match="--min-clients 1"):
+        federate(tmp_path, ("dp", {"sampling": "poisson"}), **RUN, min_clients=0)
+
+
+# --- local: what leaves ------------------------------------------------------------------------------------------
+
+
+class Sends(Plugin):
+    """Sends numbers, counts and a mask, and looks at what arrives."""
+
+    @hookimpl
+    def end_local(self, client):
+        return {
+            "half": torch.tensor([3.0, 4.0], dtype=torch.float16),
+            "numbers": torch.full((2, 2), 1.5 * (client.id + 1)),
+            "counts": torch.tensor([client.id, 40, 1000]),
+            "mask": torch.tensor([True, False, True]),
+        }
+
+    @hookimpl
+    def accumulate(self, server, update):
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in update.payload.items()}
+        assert dtypes == {"half": "float16", "numbers": "float32", "counts": "int64", "mask": "bool"}
+
+
+SENDS = (f"{HERE}Sends", {})
+LOCAL = {"clip": 0.05, "payload_clip": 2.0, "noise_multiplier": 0.25, **SEEDED}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_everything_that_leaves_is_clipped_and_noised_as_one_release(tmp_path, order):
+    _, plain = tapped(tmp_path, SENDS)
+    result, tap = tapped(tmp_path, *[SENDS, ("local-dp", LOCAL)][::order])
+    assert records(result)[0]["failures"] == []
+    start = initial(tmp_path)
+    for client, end in models(plain).items():
+        sent, generator = tap.sent[0, client].tensors, stream("local-dp", round=0, client=client)
+        scale = 0.25 * math.sqrt(3)  # update, numbers, counts
+
+        def noise(shape, generator=generator):
+            return torch.randn(shape, generator=generator, dtype=torch.float64).numpy()
+
+        moves, norm = clipped(start, end, 0.05)
+        assert norm > 0.05
+        for name, move in moves.items():
+            expected = start[name] + move + scale * 0.05 * noise(move.shape)
+            np.testing.assert_allclose(sent[f"model/{name}"].double().numpy(), expected, rtol=2e-6, atol=2e-7)
+        own = plain.sent[0, client].tensors
+        for names in (["half", "numbers"], ["counts", "mask"]):
+            values = {name: own[f"payload/sends/{name}"].double().numpy() for name in names}
+            norm = math.sqrt(sum(np.square(value).sum() for value in values.values()))
+            for name, value in values.items():
+                expected = value * min(1.0, 2.0 / norm) + scale * 2.0 * noise(value.shape)
+                expected = {"counts": np.round(expected).clip(0), "mask": expected > 0.5}.get(name, expected)
+                found = sent[f"payload/sends/{name}"].double().numpy()
+                np.testing.assert_allclose(found, expected, rtol=1e-3 if name == "half" else 2e-6, atol=1e-6)
+
+
+def test_what_a_client_says_of_itself_is_constant(tmp_path):
+    options = {"partition": "quantity", "alpha": 0.3}
+    result, tap = tapped(tmp_path, ("local-dp", LOCAL), **options)
+    said = [{key: outcome.meta[key] for key in ("samples", "steps", "metrics")} for outcome in tap.sent.values()]
+    assert said == [{"samples": 1, "steps": 1, "metrics": {"losses": {}}}] * 4
+    assert records(result)[0]["losses"] == {}
+
+
+def test_the_mean_of_local_releases_is_uniform(tmp_path):
+    result, tap = tapped(tmp_path, ("local-dp", LOCAL), partition="quantity", alpha=0.3)
+    ends = models(tap)
+    close(weights(result), {name: np.mean([end[name] for end in ends.values()], axis=0) for name in ends[0]})
+
+
+def test_local_secure_noise_has_the_promised_scale(tmp_path):
+    _, tap = tapped(tmp_path, ("local-dp", {"clip": 0.01, "noise_multiplier": 500.0}), clients=1)
+    start, (end,) = initial(tmp_path), models(tap).values()
+    moved = np.concatenate([(end[name] - start[name]).ravel() for name in start])
+    assert abs(moved.std() / 5 - 1) < 6.2 / math.sqrt(2 * len(moved))
+
+
+def test_complex_numbers_are_refused_by_name(tmp_path):
+    with pytest.raises(PluginContractError, match=r"'waves' sends 'z' of torch\.complex64, to which local-dp adds no"):
+        federate(tmp_path, f"{HERE}Waves", "local-dp", **RUN)
+
+
+class Waves(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        return {"z": torch.zeros(2, dtype=torch.complex64)}
+
+
+@pytest.mark.parametrize("other", ["fedcd", "scaffold", "feddc", "fedcp", "ditto", "feddyn"])
+def test_methods_that_send_more_than_the_model_run_with_local_noise(tmp_path, other):
+    pytest.importorskip(f"fedcore_{other}")
+    result = federate(tmp_path, other, "local-dp", **{**RUN, "rounds": 2})
+    assert [record["failures"] for record in records(result) if "round" in record] == [[], []]
+
+
+# --- epsilon -----------------------------------------------------------------------------------------------------
+
+
+def reports(result, plugin):
+    return [record["reports"][plugin] for record in records(result)]
+
+
+@pytest.mark.parametrize(("sampling", "rate"), [("fixed", 1.0), ("poisson", 0.5)])
+def test_epsilon_stands_in_every_record_and_in_the_summary(tmp_path, sampling, rate):
+    options = {"sampling": sampling, "noise_multiplier": 2.0, "delta": 1e-3, **SEEDED}
+    result = federate(tmp_path, ("dp", options), **{**RUN, "rounds": 3}, participation=0.5)
+    expected = [
+        {"epsilon": spent_epsilon(2.0, rate, number + 1, 1e-3), "delta": 1e-3, "noise": "seeded"} for number in range(3)
+    ]
+    assert reports(result, "dp") == expected
+    assert json.loads((result.directory / "summary.json").read_text())["reports"] == {"dp": expected[-1]}
+    assert 0 < expected[0]["epsilon"] < expected[2]["epsilon"]
+
+
+def test_delta_is_below_one_in_n_by_default(tmp_path):
+    (report,) = reports(federate(tmp_path, "dp", **{**RUN, "clients": 20}), "dp")
+    assert report == {"epsilon": spent_epsilon(1.0, 1.0, 1, 20**-1.1), "delta": 20**-1.1, "noise": "secure"}
+    assert default_delta(3) == 0.1
+
+
+def test_a_clients_own_epsilon_is_that_of_whoever_took_part_most(tmp_path):
+    result = federate(tmp_path, ("local-dp", {"noise_multiplier": 4.0}), **{**RUN, "rounds": 5}, participation=0.5)
+    cohorts = [record["cohort"] for record in records(result)]
+    for number, report in enumerate(reports(result, "local-dp")):
+        most = max(sum(client in cohort for cohort in cohorts[: number + 1]) for client in range(4))
+        assert report == {"epsilon": spent_epsilon(2.0, 1.0, most, 1e-5), "delta": 1e-5, "noise": "secure"}
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_without_noise_no_epsilon_is_claimed(tmp_path, name):
+    (report,) = reports(federate(tmp_path, (name, {"noise_multiplier": 0.0}), **RUN), name)
+    assert report["epsilon"] is None
+
+
+# --- bits --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_without_noise_and_bound_it_is_fedavg_to_the_bit(tmp_path, name):
+    options = {"partition": "quantity", "alpha": 0.3, "rounds": 2}
+    neutral = federate(tmp_path, (name, PLUGINS[name].neutral), **{**RUN, **options})
+    assert model_bytes(neutral) == model_bytes(federate(tmp_path, **{**RUN, **options}))
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_clipping_alone_keeps_the_weights_by_samples(tmp_path, name):
+    options = {"partition": "quantity", "alpha": 0.3}
+    result, tap = tapped(tmp_path, (name, {"clip": 0.05, "noise_multiplier": 0.0}), **options)
+    _, plain = tapped(tmp_path, **options)
+    start, counts = initial(tmp_path), {k: plain.sent[0, k].meta["samples"] for k in range(4)}
+    moves = {client: clipped(start, end, 0.05)[0] for client, end in models(plain).items()}
+    total = sum(counts.values())
+    close(weights(result), {n: start[n] + sum(counts[k] * moves[k][n] for k in moves) / total for n in start})
+    assert tap.sent[0, 1].meta["samples"] == counts[1]
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_secure_noise_differs_from_run_to_run_and_seeded_noise_does_not(tmp_path, name):
+    one, other = (model_bytes(federate(tmp_path, name, **RUN)) for _ in "ab")
+    assert one != other
+    one, other = (model_bytes(federate(tmp_path, (name, SEEDED), **{**RUN, "rounds": 2})) for _ in "ab")
+    assert one == other
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize("seeded", [True, False])
+def test_a_resumed_run_ends_at_the_same_bits_where_the_noise_is_seeded(tmp_path, name, seeded):
+    def stop(event, details):
+        if event == "round" and details["round"] == 0:
+            raise KeyboardInterrupt
+
+    plugin, options = (name, {"seed_noise": seeded}), {**RUN, "rounds": 2}
+    out = tmp_path / "stopped"
+    with pytest.raises(Interrupted):
+        federate(tmp_path, plugin, out=out, notify=stop, **options)
+    resumed, whole = resume(out), federate(tmp_path, plugin, **options)
+    assert (model_bytes(resumed) == model_bytes(whole)) == seeded
+    assert reports(resumed, name) == reports(whole, name)
+
+
+class SeededDP(CentralDP):
+    """DP-FedAvg (McMahan et al., ICLR 2018) with its noise from the seed, for the checks that compare bits."""
+
+    class Options(CentralDPOptions):
+        """Options whose noise is seeded."""
+
+        seed_noise: bool = Field(True, description="From the seed.")
+
+
+class SeededLocalDP(LocalDP):
+    """Local differential privacy with its noise from the seed, for the checks that compare bits."""
+
+    class Options(LocalDPOptions):
+        """Options whose noise is seeded."""
+
+        seed_noise: bool = Field(True, description="From the seed.")
+
+
+EXPECTED = {
+    "check_trains_with_batch_norm": "BatchNorm's statistics would be averaged without noise: refused with the remedy",
+}
+CENTRAL = {
+    "check_mean_of_equal_updates_is_that_update": "equal updates are clipped and get noise",
+    "check_runs_beside_another_plugin": "the neighbour sums up what single clients send: refused",
+}
+LOCAL_ONLY = {"check_runs_beside_another_plugin": "the neighbour sends more, so that everything gets more noise"}
+
+
+@pytest.mark.parametrize(("cls", "own"), [(SeededDP, CENTRAL), (SeededLocalDP, LOCAL_ONLY)])
+def test_the_conformance_kit(cls, own):
+    check_plugin(cls, slow=False, expected_failed_checks={**EXPECTED, **own})
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+def batch_norm(num_classes, input_shape):
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+    return SplitModel(base, 16, num_classes)
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_shared_buffers_are_refused_with_the_remedy(tmp_path, name):
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match=r"running_mean.*without noise.*--buffers local"):
+        federate(tmp_path, name, **RUN, model=f"{HERE}batch_norm", out=out)
+    assert not out.exists()
+    result = federate(tmp_path, name, **RUN, model=f"{HERE}batch_norm", buffers="local")
+    assert records(result)[0]["failures"] == []
+
+
+def implementing(hook):
+    def body(self):
+        return None
+
+    extra = {"local_epoch_breaks": hookimpl(lambda self: set())} if hook == "mid_local_epoch" else {}
+    return type(f"Has{hook.title().replace('_', '')}", (Plugin,), {hook: hookimpl(body), **extra})
+
+
+@pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate", "mid_local_epoch", "answer"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_central_noise_refuses_who_sees_single_clients(tmp_path, hook, order):
+    cls = implementing(hook)
+    with pytest.raises(PluginConflictError, match=rf"'dp' and '{cls.__name__.lower()}\w*' .* implements {hook}, which"):
+        federate(tmp_path, *["dp", cls][::order], **RUN)
+
+
+@pytest.mark.parametrize("hook", ["mid_local_epoch", "answer"])
+def test_local_noise_refuses_what_goes_past_it(tmp_path, hook):
+    cls = implementing(hook)
+    with pytest.raises(PluginConflictError, match=rf"'local-dp' and '{cls.__name__.lower()}\w*' .* implements {hook}"):
+        federate(tmp_path, cls, "local-dp", **RUN)
+
+
+@pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate"])
+def test_local_noise_lets_the_server_do_what_it_likes(tmp_path, hook):
+    assert records(federate(tmp_path, implementing(hook), "local-dp", **RUN))[0]["failures"] == []
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_without_noise_nothing_is_promised_and_nothing_refused(tmp_path, name):
+    plain = {"noise_multiplier": 0.0}
+    result = federate(tmp_path, implementing("accumulate"), implementing("answer"), (name, plain), **RUN)
+    assert records(result)[0]["failures"] == []
+
+
+class Momentum(Plugin):
+    """A server optimizer in small."""
+
+    @hookimpl
+    def server_step(self, server, mean):
+        return {name: value + (value - server.model[name]) for name, value in mean.items()}
+
+
+def test_a_server_step_goes_behind_the_noise(tmp_path):
+    start = initial(tmp_path)
+    alone = weights(federate(tmp_path, ("dp", SEEDED), **RUN))
+    both = weights(federate(tmp_path, ("dp", SEEDED), f"{HERE}Momentum", **RUN))
+    close(both, {name: 2 * alone[name].double().numpy() - start[name] for name in start})
+    with pytest.raises(PluginConflictError, match=r"Hint: list the plugin that adds noise \('dp'\) first"):
+        federate(tmp_path, f"{HERE}Momentum", "dp", **RUN)
+
+
+def test_both_at_once(tmp_path):
+    result = federate(tmp_path, "dp", "local-dp", **RUN)
+    assert set(records(result)[0]["reports"]) == {"dp", "local-dp"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dp", {"clip": 0.0}),
+        ("dp", {"clip": float("inf")}),
+        ("dp", {"noise_multiplier": -1.0}),
+        ("dp", {"delta": 0.0}),
+        ("dp", {"delta": 1.0}),
+        ("dp", {"sampling": "uniform"}),
+        ("dp", {"payload_clip": 1.0}),
+        ("local-dp", {"payload_clip": 0.0}),
+        ("local-dp", {"noise_multiplier": float("nan")}),
+        ("local-dp", {"delta": None}),
+    ],
+)
+def test_options_out_of_bounds_are_refused(tmp_path, name, options):
+    with pytest.raises(FedcoreError, match=next(iter(options))):
+        federate(tmp_path, (name, options), **RUN)
+
+
+def test_the_readme_names_every_option_with_its_default():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, cls in PLUGINS.items():
+        for option, field in cls.Options.model_fields.items():
+            assert re.search(rf"\| `{name}` \| `{option}` \| `{re.escape(str(field.default))}` \|", text), option
+
+
+def test_the_server_keeps_nothing_of_single_clients(tmp_path):
+    result = federate(tmp_path, ("dp", SEEDED), **RUN)
+    state = RunDirectory(result.directory).checkpoints.load()
+    assert "dp" not in state.plugins
