@@ -1,0 +1,56 @@
+"""What runs on a worker: a process that hosts many clients and answers tasks, bytes in and bytes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from fedcore.client import Shared
+from fedcore.engines.base import Site
+from fedcore.engines.channel import pack_error, pack_outcome, unpack_task
+from fedcore.engines.site import unpack_site
+from fedcore.errors import FedcoreError
+from fedcore.runtime import ClientRuntime
+from fedcore_ray.payload import Bytes, pack, view
+
+
+class Host:
+    """The class of the actors."""
+
+    def __init__(self) -> None:
+        self._runtime: ClientRuntime | None = None
+        self._key: str | None = None
+        self._shared: Shared | None = None
+
+    def set_up(self, site: Bytes) -> Bytes:
+        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why."""
+        torch.set_num_threads(1)
+        self._limits = threadpool_limits(1)
+        try:
+            self._runtime = ClientRuntime(_on_own_gpu(unpack_site(*view(site))))
+        except FedcoreError as error:
+            return pack({}, ["broken", pack_error(error)])
+        return pack({}, ["ready", None])
+
+    def run(self, task: Bytes, shared: Bytes | None) -> Bytes:
+        """Run a task; says ``result``, ``failure``, or ``broken`` where no other client would survive it either."""
+        assert self._runtime is not None
+        unpacked = unpack_task(*view(task.copy()))  # a method may write to what it was asked with
+        if shared is not None and unpacked.shared != self._key:
+            tensors, meta = view(shared)
+            self._key, self._shared = unpacked.shared, Shared(tensors, meta, self._runtime.placement)
+        payload = self._shared if unpacked.shared is not None else None
+        try:
+            kind, tensors, meta = pack_outcome(self._runtime.handle(unpacked, payload))
+        except FedcoreError as error:
+            return pack({}, ["broken", pack_error(error)])
+        return pack(tensors, [kind, meta])
+
+
+def _on_own_gpu(site: Site) -> Site:
+    """Return a site for the GPU that Ray gave this worker, which is the only one that it sees."""
+    if torch.device(site.config.device).type != "cuda":
+        return site
+    return replace(site, config=site.config.model_copy(update={"device": "cuda"}))

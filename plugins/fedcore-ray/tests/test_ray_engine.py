@@ -1,0 +1,275 @@
+"""The engine on a Ray of this machine: its contract, the local engine's bits, workers that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from ray_faults import Away, Breaks, CannotSetUp, Hangs, Notes, look_elsewhere
+from typer.testing import CliRunner
+
+from fedcore.cli.app import app
+from fedcore.errors import ConfigError, FedcoreError, PluginContractError
+from fedcore.experiment import started
+from fedcore.rundir import RunDirectory
+from fedcore.testing import check_engine, federate, model_bytes
+from fedcore.testing.federation import committed, records, small_config
+
+pytest.importorskip("ray", reason="ray is not installed")
+
+from fedcore_ray import engine as module
+from fedcore_ray import nodes
+
+SETTINGS = {"rounds": 3, "clients": 4, "local_epochs": 2, "client_test_fraction": 0.2}
+ONE_ROUND = {"rounds": 1, "clients": 4}
+METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
+QUICK = [("fedcme",)]
+
+
+class AllReady(module.RayEngine):
+    """Begins when every worker is ready, so that each has something to lose."""
+
+    def __init__(self, site):
+        super().__init__(site)
+        self.wait()
+
+    def wait(self):
+        while not all(worker.ready for worker in self._dispatcher.workers):
+            self._collect()
+
+
+def hosts():
+    """Return the processes of this machine that are workers of these tests' Ray."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::Host"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(condition, seconds=30.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"still waiting after {seconds} s"
+        time.sleep(0.05)
+
+
+def slow_but(quick):
+    return [
+        pytest.param(case, marks=() if case in quick else pytest.mark.slow, id="-".join(case) or "fedavg")
+        for case in METHODS
+    ]
+
+
+def test_it_keeps_the_contract(cluster, tmp_path):
+    check_engine("ray", tmp_path, workers=(2,))
+
+
+@pytest.mark.slow
+def test_it_keeps_the_contract_with_one_worker_and_with_three(cluster, tmp_path):
+    check_engine("ray", tmp_path, workers=(1, 3))
+
+
+@pytest.mark.parametrize("plugins", slow_but(QUICK))
+def test_the_bits_are_the_local_engines(cluster, tmp_path, plugins):
+    """Model, states, and every figure of the metrics: for one and two processes here, and two of Ray's workers."""
+    one, two, there = (
+        federate(tmp_path, *plugins, **SETTINGS, engine=engine, workers=workers)
+        for engine, workers in (("local", 1), ("local", 2), ("ray", 2))
+    )
+    assert model_bytes(there) == model_bytes(one) == model_bytes(two)
+    assert records(there) == records(one)
+    assert there.metrics == one.metrics
+    assert there.summary["time"]["workers"] == 2
+
+
+class Killer:
+    """Kills the process of the worker that begins a certain kind of task in round 1; once, in the middle of it."""
+
+    def __init__(self, ray, monkeypatch, kind):
+        self.killed = []
+        start = module._Worker.start
+
+        def started(worker, task):
+            chosen = not self.killed and task.round == 1 and task.kind == kind
+            pid = ray.get(worker._actor.__ray_call__.remote(lambda host: os.getpid())) if chosen else None
+            start(worker, task)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append((task.client, pid))
+
+        monkeypatch.setattr(module._Worker, "start", started)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("fit_begin", marks=pytest.mark.slow), "fit_resume"])
+def test_a_killed_worker_costs_its_clients_one_round(cluster, tmp_path, monkeypatch, kind):
+    """In the first and in the second half of FedCME's round; the others go on, and all take part again later."""
+    killer = Killer(cluster, monkeypatch, kind)
+    result = federate(tmp_path, "fedcme", **{**SETTINGS, "participation": 1.0}, engine=AllReady, workers=2)
+    ((victim, pid),) = killer.killed
+    assert not os.path.exists(f"/proc/{pid}")
+    lines = RunDirectory(result.directory).read_metrics()
+    assert [line["round"] for line in lines] == [0, 1, 2]
+    assert [line["failures"] for line in lines if line["round"] != 1] == [[], []]
+    failed = {failure["client"]: failure["kind"] for failure in lines[1]["failures"]}
+    assert failed[victim] == "worker_lost"
+    others = {client: what for client, what in failed.items() if client != victim}
+    assert set(others.values()) <= {"session_lost"}
+    assert lines[1]["accepted"] == 4 - len(failed)
+    assert 1 <= lines[1]["accepted"] <= 3
+    assert lines[2]["accepted"] == 4
+
+
+@pytest.mark.slow
+def test_a_lost_worker_is_replaced_and_works_again(cluster, tmp_path, monkeypatch):
+    killer = Killer(cluster, monkeypatch, "fit_begin")
+    engines = []
+
+    class Watched(AllReady):
+        def __init__(self, site):
+            super().__init__(site)
+            engines.append(self)
+
+    def wait(event, details):
+        if event == "round" and details["round"] == 1:
+            engines[0].wait()
+
+    result = federate(tmp_path, Notes, **SETTINGS, engine=Watched, workers=2, notify=wait)
+    assert len(killer.killed) == 1
+    trained_by = committed(result).plugins["notes"]["seen"][:, 0].tolist()
+    assert len(trained_by) == 4 + 3 + 4
+    first, last = set(trained_by[:4]), set(trained_by[-4:])
+    assert len(first) == len(last) == 2
+    assert first - last == {killer.killed[0][1]}
+
+
+@pytest.mark.slow
+def test_a_client_that_hangs_is_given_up(cluster, tmp_path):
+    """Its worker is replaced; its time begins when a worker takes the task, not when it is queued."""
+    result = federate(tmp_path, Hangs, **ONE_ROUND, engine="ray", engine_options={"timeout": 3}, workers=2)
+    (line,) = RunDirectory(result.directory).read_metrics()
+    assert [(failure["client"], failure["kind"], failure["message"]) for failure in line["failures"]] == [
+        (1, "timeout", "no answer within 3 s; its worker was replaced")
+    ]
+    assert line["accepted"] == 3
+
+
+@pytest.mark.slow
+def test_workers_are_processes_of_one_thread(cluster, tmp_path):
+    result = federate(tmp_path, Notes, **ONE_ROUND, engine=AllReady, workers=2)
+    seen = committed(result).plugins["notes"]["seen"]
+    assert len(set(seen[:, 0].tolist()) - {os.getpid()}) == 2
+    assert seen[:, 1].tolist() == [1, 1, 1, 1]
+
+
+def test_a_broken_contract_ends_the_run(cluster, tmp_path):
+    with pytest.raises(PluginContractError, match="plugin 'breaks' hook local_loss") as caught:
+        federate(tmp_path, Breaks, **ONE_ROUND, engine="ray", workers=2)
+    assert (caught.value.plugin, caught.value.hook) == ("breaks", "local_loss")
+
+
+@pytest.mark.slow
+def test_a_worker_that_always_ends_before_it_is_ready_ends_the_run(cluster, tmp_path):
+    with pytest.raises(FedcoreError, match=r"lost before it was ready, 4 times in a row: .*--debug"):
+        federate(tmp_path, (Away, {"driver": os.getpid()}), **ONE_ROUND, engine="ray", workers=1)
+
+
+def test_a_worker_that_cannot_be_set_up_says_why(cluster, tmp_path):
+    with pytest.raises(FedcoreError, match="no such file on this machine"):
+        federate(tmp_path, (CannotSetUp, {"driver": os.getpid()}), **ONE_ROUND, engine="ray", workers=1)
+
+
+@pytest.mark.slow
+def test_workers_end_with_their_engine_and_the_cluster_stays(cluster, tmp_path):
+    federate(tmp_path, **ONE_ROUND, engine="ray", workers=2)
+    wait_for(lambda: not hosts())
+    assert cluster.is_initialized()
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_cluster_do_not_meet(cluster, tmp_path):
+    """Same names of tasks, sessions and payloads, other seeds; round by round in turn."""
+    alone = [federate(tmp_path, "fedcme", **SETTINGS, seed=seed) for seed in (0, 1)]
+    with ExitStack() as stack:
+        pairs = [
+            stack.enter_context(
+                started(small_config(tmp_path, "fedcme", **SETTINGS, engine="ray", workers=2, seed=seed))
+            )
+            for seed in (0, 1)
+        ]
+        states = [state for _, state in pairs]
+        for _ in range(SETTINGS["rounds"]):
+            states = [experiment.one_round(state) for (experiment, _), state in zip(pairs, states, strict=True)]
+        results = [experiment.train(state) for (experiment, _), state in zip(pairs, states, strict=True)]
+    assert [model_bytes(result) for result in results] == [model_bytes(result) for result in alone]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "0"], "--workers 0 is this process, but --engine ray runs the clients on Ray's workers"),
+        (
+            ["--workers", "99", "--clients", "99"],
+            "has room for 6 workers of 1 CPUs each; it offers 6 CPUs and 0 GPUs on",
+        ),
+        (["--set", "ray.cpus_per_worker=2000"], "less than or equal to 1024"),
+        (["--set", "ray.cpus_per_worker=1.5"], "more than one is a whole number"),
+        (["--set", "ray.cpus_per_worker=7"], "no node of the Ray cluster has the 7 CPUs that a worker takes"),
+        (["--set", "ray.gpus_per_worker=1"], "ray.gpus_per_worker is 1, but the run's device is cpu"),
+        (["--set", "ray.timeout=0"], "greater than 0"),
+        (["--set", "ray.adress=auto"], "Did you mean 'address'?"),
+        (["--set", "ray.address=ray://host:10001"], "not through Ray's client protocol ray://"),
+        (["--set", "ray.address=somewhere"], "write auto, or the head's HOST:PORT"),
+        (["--set", "ray.address=127.0.0.1:1"], "but this process is connected to the Ray at"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_cannot_work_are_refused(cluster, tmp_path, options, words):
+    result = CliRunner().invoke(
+        app, ["train", "--engine", "ray", "--device", "cpu", "--out", str(tmp_path / "run"), *options]
+    )
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.replace("│", " ").split())
+    assert "Traceback" not in result.output
+
+
+def test_a_run_directory_does_not_decide_what_is_connected_to(cluster, tmp_path):
+    """An address in a configuration from someone else is not connected to unasked."""
+    result = federate(tmp_path, **ONE_ROUND)
+    file = result.directory / "config.yaml"
+    file.write_text(
+        file.read_text()
+        .replace("engine: local", "engine: ray")
+        .replace("engine_options: {}", "engine_options: {address: 'host:6379'}")
+    )
+    refused = CliRunner().invoke(app, ["resume", str(result.directory)])
+    assert refused.exit_code == 2
+    assert "--allow-outside" in refused.output
+
+
+def test_a_node_with_other_software_is_named(cluster, tmp_path, monkeypatch):
+    here = nodes.describe()
+    monkeypatch.setattr(nodes, "describe", lambda: {**here, "versions": {**here["versions"], "torch": "1.0", "x": "2"}})
+    with pytest.raises(
+        ConfigError, match=r"node .+ has other software than this machine: torch is .+ \(here 1\.0\), x is "
+    ):
+        federate(tmp_path, **ONE_ROUND, engine="ray", workers=1)
+
+
+def test_a_node_that_does_not_share_the_runs_folder_is_named(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "look", look_elsewhere)
+    with pytest.raises(ConfigError, match=r"node .+ does not share .+/clients with this machine .*--out"):
+        federate(tmp_path, **ONE_ROUND, engine="ray", workers=1)
+
+
+def test_the_look_at_nodes_leaves_no_file(cluster, tmp_path):
+    result = federate(tmp_path, "moon", **ONE_ROUND, engine="ray", workers=1)
+    left = [path.name for path in (result.directory / "clients").iterdir()]
+    assert sorted(left) == [f"{client:06d}" for client in range(4)]
