@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := $(sort $(wildcard plugins/*))
-EDITABLES := $(foreach plugin,$(PLUGINS),-e $(plugin))
+# Flower asks for older versions than the pinned ones: its package is installed without it, and tested in .venv-flower.
+FLOWER := plugins/fedcore-flower
+EDITABLES := $(foreach plugin,$(filter-out $(FLOWER),$(PLUGINS)),-e $(plugin))
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train test test-slow test-reliability test-dist lint types docs dist check clean
+.PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs dist check clean
 
 setup: $(STAMP)
 
@@ -16,7 +18,19 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt hatchling editables
 	$(BIN)/pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]' $(EDITABLES)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps -e $(FLOWER)
 	@touch $(STAMP)
+
+FLOWER_VENV := .venv-flower
+FLOWER_STAMP := $(FLOWER_VENV)/.installed
+FLOWER_WITH := $(FLOWER) $(addprefix plugins/fedcore-,moon fedcd fedcme fedeccr)
+
+$(FLOWER_STAMP): pyproject.toml $(FLOWER)/constraints.txt $(addsuffix /pyproject.toml,$(FLOWER_WITH))
+	$(PYTHON) -m venv $(FLOWER_VENV)
+	$(FLOWER_VENV)/bin/pip install --quiet -c $(FLOWER)/constraints.txt hatchling editables
+	$(FLOWER_VENV)/bin/pip install --quiet --no-build-isolation -c $(FLOWER)/constraints.txt -e . pytest mypy \
+	  types-PyYAML $(foreach plugin,$(FLOWER_WITH),-e $(plugin))
+	@touch $(FLOWER_STAMP)
 
 train: setup
 	$(BIN)/fedcore train --plugin fedcd
@@ -29,6 +43,10 @@ test-slow: setup
 
 test-reliability: setup
 	$(BIN)/python -m pytest -s -m "slow or not slow" tests/reliability
+
+# Federations over loopback, with Flower's SuperLink and SuperNodes.
+test-flower: $(FLOWER_STAMP)
+	$(FLOWER_VENV)/bin/python -m pytest -m "slow or not slow" $(FLOWER)/tests
 
 # Wheels are built, read, and installed into an empty environment.
 test-dist: setup
@@ -54,4 +72,4 @@ dist: setup
 check: test lint types docs
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FLOWER_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

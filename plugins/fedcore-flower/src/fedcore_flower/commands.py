@@ -1,0 +1,332 @@
+"""``fedcore federate``: keys, server and client. Imports neither torch nor Flower before a command needs them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcore.cli import options, output
+from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore.cli.settings import build_config
+from fedcore.errors import ConfigError, FedcoreError
+
+if TYPE_CHECKING:
+    from fedcore_flower.server import Hosting
+
+app = typer.Typer(
+    help="Federations across organisations, on Flower's SuperLink and SuperNodes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FLAGS = (
+    "plugins",
+    "dataset",
+    "data_dir",
+    "augment",
+    "model",
+    "projection",
+    "participation",
+    "rounds",
+    "local_epochs",
+    "batch_size",
+    "lr",
+    "lr_decay",
+    "momentum",
+    "weight_decay",
+    "clip_norm",
+    "buffers",
+    "seed",
+    "device",
+    "precision",
+    "memory_format",
+    "eval_every",
+    "silhouette_every",
+    "checkpoint_every",
+    "min_clients",
+    "max_waiting",
+    "max_payload",
+    "out",
+    "trackers",
+)
+"""Options of a run that a federation's server decides; how data is dealt and where clients run is not among them."""
+
+FEDERATION = "Federation"
+
+Keys = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys",
+        metavar="DIR",
+        help="Folder of fedcore federate keys: ca.crt, server.crt, server.key and the clients' .pub files.",
+        rich_help_panel=FEDERATION,
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.command("keys")
+@guarded
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for them.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME_OR_IP",
+            help="Name or address under which clients reach the server; can be given again. Leave it out to add "
+            "clients to a folder that has its certificates.",
+        ),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option("--client", metavar="NAME", help="A client's name; can be given again.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Make a CA, the server's certificate and a key pair for each client."""
+    from fedcore_flower.keys import make_keys
+
+    files = make_keys(folder, host or [], client or [])
+    names = {path.name for path in files}
+    console = output.stdout()
+
+    def say(words: str) -> None:
+        console.print(output.text(words), soft_wrap=True)
+
+    say(f"{len(files)} files in {folder}, each for its owner alone (0600)")
+    if host:
+        say("stay with the server: server.crt, server.key; ca.key is needed only to make certificates, keep it offline")
+        say("to every client: ca.crt")
+    for name in client or []:
+        if f"{name}.key" in names:
+            say(f"to {name}: {name}.key, over a channel that you trust; {name}.pub stays with the server")
+
+
+@app.command("server")
+@guarded
+@options.config_flags(only=FLAGS)
+def server(
+    given: dict[str, Any],
+    *,
+    host: Annotated[
+        str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.", rich_help_panel=FEDERATION)
+    ] = "0.0.0.0",  # noqa: S104 - a server is there to be reached
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Port to listen on.", rich_help_panel=FEDERATION)
+    ] = 9443,
+    keys: Keys = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="The CA's certificate, PEM.", rich_help_panel=FEDERATION)
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="The server's certificate, PEM.", rich_help_panel=FEDERATION)
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="The server's private key, PEM.", rich_help_panel=FEDERATION)
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--client",
+            metavar="NAME[=FILE]",
+            help="A client and its public key, default NAME.pub of --keys; can be given again, in the order that "
+            "numbers them. Default all .pub files of --keys.",
+            rich_help_panel=FEDERATION,
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", min=0, help="Seconds to wait for the clients at the start.", rich_help_panel=FEDERATION),
+    ] = 300.0,
+    min_online: Annotated[
+        int | None,
+        typer.Option(
+            "--min-online",
+            min=1,
+            help="With --resume: go on after --wait with so many clients; default all.",
+            rich_help_panel=FEDERATION,
+        ),
+    ] = None,
+    task_timeout: Annotated[
+        float,
+        typer.Option(
+            "--task-timeout",
+            min=1,
+            help="Seconds until a task without an answer is given up.",
+            rich_help_panel=FEDERATION,
+        ),
+    ] = 43200.0,
+    probe_every: Annotated[
+        float,
+        typer.Option(
+            "--probe-every",
+            min=1,
+            help="Seconds between looks at a client that is quiet: whether it has lost its task.",
+            rich_help_panel=FEDERATION,
+        ),
+    ] = 30.0,
+    grace: Annotated[
+        float,
+        typer.Option(
+            "--grace",
+            min=0,
+            help="Seconds that a client whose connection broke has to come back before its task is a failure.",
+            rich_help_panel=FEDERATION,
+        ),
+    ] = 20.0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN_DIR",
+            help="Go on with this run, with its options and to the same bits.",
+            rich_help_panel=FEDERATION,
+        ),
+    ] = None,
+    settings: options.RunSettings = None,
+    config_file: options.RunConfigFile = None,
+    allow_outside: options.AllowOutside = False,
+    as_json: options.RunJson = False,
+    quiet: options.RunQuiet = False,
+    profile: options.RunProfile = False,
+    debug: options.RunDebug = False,
+) -> None:
+    """Run a federation: wait for its clients and train with them, each on its own data.
+
+    The data set is the server's own; the global model is evaluated on its test samples. Ctrl-C leaves a checkpoint.
+    """
+    from fedcore.cli.training import show_summary
+    from fedcore_flower.keys import Tls, public_keys
+    from fedcore_flower.server import Hosting
+
+    tls, clients = Tls.of(keys, ca, certificate, key), public_keys(keys, client or [])
+    hosting = Hosting(host, port, tls, clients, wait, min_online, task_timeout, probe_every, grace)
+    if resume is not None and (given or settings or config_file):
+        first = next(iter(given), "set" if settings else "config")
+        flag = {"plugins": "plugin", "trackers": "tracker"}.get(first, first).replace("_", "-")
+        raise ConfigError(f"--resume goes on with the options of its run; leave --{flag} out")
+    if resume is None and min_online is not None:
+        raise ConfigError("--min-online is for --resume: at its start a run needs all clients, to know what they hold")
+    if resume is None:
+        config = build_config({**given, "clients": len(clients)}, config_file, settings or [])
+    with _shown(quiet) as display:
+        if resume is not None:
+            result = _resume(resume, hosting, display, quiet, allow_outside)
+        else:
+            from fedcore_flower.server import start
+
+            result = start(config, hosting, notify=display, tell=_teller(quiet))
+    show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
+
+
+@app.command("client")
+@guarded
+def client(
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The federation's server.")],
+    ca: Annotated[Path, typer.Option("--ca", help="ca.crt, which the server's operator gave you.")],
+    key: Annotated[Path, typer.Option("--key", help="This client's private key.")],
+    data: Annotated[
+        str,
+        typer.Option("--data", metavar="npz:FILE|imagefolder:DIR|NAME", help="This client's data; it stays here."),
+    ],
+    state: Annotated[
+        Path, typer.Option("--state", metavar="DIR", help="Folder for this client's states; keep it between runs.")
+    ],
+    test_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--test-fraction",
+            min=0,
+            max=1,
+            help="Part of the training samples to hold out, class by class; default the data's own test samples.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="What the hold-out is drawn by.")] = 0,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder that holds a named data set.")] = None,
+    allow_plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-plugin",
+            metavar="NAME",
+            help="A method that this client takes part in; can be given again. Default all that are installed.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    patience: Annotated[
+        float, typer.Option("--patience", min=0, help="Seconds that a server may refuse this client's key.")
+    ] = 60.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of what is going on.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Take part in federations with this machine's own data, until Ctrl-C."""
+    from fedcore_flower.client import Membership, join
+    from fedcore_flower.keys import check_private_key
+
+    fingerprint = check_private_key(key)
+    if not ca.is_file():
+        raise ConfigError(f"--ca: there is no file {ca}")
+    if ":" not in server:
+        raise ConfigError(f"--server {server}: write HOST:PORT")
+    tell = _teller(quiet)
+    tell(f"this client's key: {fingerprint}")
+    membership = Membership(
+        server=server,
+        ca=ca,
+        key=key,
+        data=data,
+        state=state,
+        data_dir=data_dir,
+        test_fraction=test_fraction,
+        seed=seed,
+        allowed=None if allow_plugin is None else frozenset(allow_plugin),
+        device=device,
+        quiet=quiet,
+        patience=patience,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    join(membership, tell)
+
+
+def _resume(path: Path, hosting: Hosting, display: Any, quiet: bool, allow_outside: bool) -> Any:
+    from fedcore_flower.server import resume
+
+    return resume(path, hosting, notify=display, tell=_teller(quiet), allow_outside=allow_outside)
+
+
+def _teller(quiet: bool) -> Any:
+    return (lambda message: None) if quiet else output.note
+
+
+@contextmanager
+def _shown(quiet: bool) -> Iterator[Any]:
+    """Show a run while it is under way, and say how to go on when it stops before its end."""
+    from fedcore.cli.display import make_display
+    from fedcore.experiment import Interrupted
+
+    display = make_display(output.stderr(), quiet=quiet)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with display:
+            yield display
+    except (Interrupted, KeyboardInterrupt):
+        if display.directory is None:
+            raise
+        output.error(f"interrupted. Go on with: {_how_to_resume(display.directory)}", label="stopped")
+        raise typer.Exit(INTERRUPTED) from None
+    except FedcoreError:
+        if display.directory is not None:
+            output.note(
+                f"everything up to the last checkpoint is in {display.directory}; "
+                f"{_how_to_resume(display.directory)} goes on from it"
+            )
+        raise
+
+
+def _how_to_resume(directory: Path) -> str:
+    return f"fedcore federate server --resume {directory}, with the same --host, --port, --keys and --client"

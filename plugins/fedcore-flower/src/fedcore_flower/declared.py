@@ -1,0 +1,37 @@
+"""What the name ``flower`` stands for as an engine in a run's configuration."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from fedcore.contract import PluginOptions
+from fedcore.engines.base import Site
+from fedcore.errors import ConfigError
+
+REFUSAL = (
+    "the clients of a Flower federation are organisations that join it. Start it with fedcore federate server, and "
+    "have each of them run fedcore federate client; to simulate clients, leave --engine out"
+)
+
+
+class FlowerOptions(PluginOptions):
+    """Options of the engine ``flower``, which ``fedcore federate server`` sets."""
+
+    federation: str = Field("", description="Id of the federation, in federation.json too; set by its server.")
+
+    @model_validator(mode="after")
+    def _is_federated(self) -> Self:
+        if not self.federation:
+            raise ValueError(REFUSAL)
+        return self
+
+
+class FlowerEngine:
+    """Stands for the engine in a configuration; the server of a federation makes the real one."""
+
+    Options: ClassVar[type[FlowerOptions]] = FlowerOptions
+
+    def __init__(self, site: Site) -> None:
+        raise ConfigError(REFUSAL)

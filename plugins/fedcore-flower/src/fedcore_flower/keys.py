@@ -1,0 +1,307 @@
+"""Keys and certificates of a federation: who the server is, and who each client is.
+
+A CA of the federation's own signs the server's certificate. Each client has an EC P-384 key pair, whose public half
+the server knows. All files are for their owner alone (0600); none is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import ipaddress
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedcore.errors import ConfigError
+
+LOOPBACK = ("localhost", "127.0.0.1")
+"""The server talks to its own SuperLink under these, so that each certificate names them."""
+
+CA_DAYS, SERVER_DAYS = 3650, 825
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TAKEN = ("ca", "server")
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files of the server: the CA's certificate, its own one, and its private key."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def of(
+        cls, folder: Path | None, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
+    ) -> Tls:
+        """Return a folder's files, or those that are named.
+
+        :raises ConfigError: one is missing.
+        """
+        found = []
+        for flag, given, name in (
+            ("--ca", ca, "ca.crt"),
+            ("--certificate", certificate, "server.crt"),
+            ("--key", key, "server.key"),
+        ):
+            path = given or (folder / name if folder else None)
+            if path is None:
+                raise ConfigError(f"{flag} is missing; name it, or give --keys DIR")
+            if not path.is_file():
+                raise ConfigError(f"{flag}: there is no file {path}; fedcore federate keys makes a federation's files")
+            found.append(path.resolve())
+        return cls(*found)
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """A client's public key.
+
+    :param pem: as Flower registers it. ``fingerprint`` as ssh-keygen shows it.
+    """
+
+    pem: bytes
+    fingerprint: str
+
+
+def check_name(name: str) -> str:
+    """Return a client's name, which is a file's and a column's.
+
+    :raises ConfigError: it is none.
+    """
+    if not _NAME.fullmatch(name) or name in _TAKEN:
+        raise ConfigError(
+            f"client name {name!r}: write 1 to 64 letters, digits, '.', '_' or '-', and neither 'ca' nor 'server'"
+        )
+    return name
+
+
+def make_keys(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Path]:
+    """Write a CA, a certificate of the server for ``hosts`` and a key pair per client; returns the files.
+
+    Without hosts only key pairs are added to a folder that has its certificates.
+
+    :raises ConfigError: a file is there already, a name is none, or there is nothing to do.
+    """
+    names = [check_name(name) for name in clients]
+    if len(set(names)) < len(names):
+        raise ConfigError("--client: two clients have the same name")
+    has_ca = (folder / "ca.crt").exists()
+    if not hosts and not has_ca:
+        raise ConfigError(
+            f"--host is missing: under which names or addresses do the clients reach the server? {folder} has no "
+            "certificates yet"
+        )
+    if not hosts and not names:
+        raise ConfigError("nothing to do: name --client, or --host for the server's certificate")
+    content: dict[str, bytes] = {}
+    if hosts:
+        content.update(_certificates(hosts))
+    for name in names:
+        content.update(_pair(name))
+    for file in content:
+        if (folder / file).exists():
+            raise ConfigError(f"{folder / file} is there already and is not overwritten; choose another folder or name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return [_write(folder / file, data) for file, data in content.items()]
+    except OSError as error:
+        raise ConfigError(f"cannot write into {folder}: {error.strerror or error}") from error
+
+
+def read_public_key(path: Path) -> PublicKey:
+    """Read a client's public key.
+
+    :raises ConfigError: the file is missing or holds something else.
+    """
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"the public key {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is no OpenSSH public key: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path} is no EC key, which Flower asks for; fedcore federate keys makes one")
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return PublicKey(pem, _fingerprint(key))
+
+
+def check_private_key(path: Path) -> str:
+    """Return the fingerprint of a client's private key.
+
+    :raises ConfigError: the file is missing, holds something else, or others may read it.
+    """
+    try:
+        mode = path.stat().st_mode
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"--key {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"--key {path} is no OpenSSH private key without a password: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"--key {path} is no EC key, which Flower asks for; fedcore federate keys makes one")
+    if mode & 0o077:
+        raise ConfigError(f"--key {path} can be read by others; run chmod 600 {path}")
+    return _fingerprint(key.public_key())
+
+
+def public_keys(folder: Path | None, given: Sequence[str]) -> dict[str, PublicKey]:
+    """Return the clients' public keys by name, in the order that numbers them.
+
+    :param folder: whose ``*.pub`` are taken, by name, where ``given`` is empty.
+    :param given: ``NAME=FILE`` or ``NAME``, which is ``NAME.pub`` in the folder.
+    :raises ConfigError: there are none, two are the same, or one cannot be read.
+    """
+    files: dict[str, Path] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        if not equals and folder is None:
+            raise ConfigError(f"--client {text}: write NAME=FILE, or give --keys DIR, which holds {text}.pub")
+        if check_name(name) in files:
+            raise ConfigError(f"--client {name} is given twice")
+        files[name] = Path(file).expanduser() if equals else Path(str(folder)) / f"{name}.pub"
+    if not given and folder is not None:
+        files = {check_name(path.stem): path for path in sorted(folder.glob("*.pub"))}
+    if not files:
+        where = f"{folder} holds no *.pub" if folder else "no --client is named"
+        raise ConfigError(f"a federation without clients: {where}; fedcore federate keys makes their keys")
+    keys = {name: read_public_key(path) for name, path in files.items()}
+    owners: dict[str, str] = {}
+    for name, key in keys.items():
+        other = owners.setdefault(key.fingerprint, name)
+        if other != name:
+            raise ConfigError(f"clients {other!r} and {name!r} have the same key; each needs one of its own")
+    return keys
+
+
+def _certificates(hosts: Sequence[str]) -> Mapping[str, bytes]:
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedcore federation CA")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedcore federation server")])
+    identifier = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+    ca = (
+        _certificate(authority, authority, ca_key.public_key(), CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    names = [_general_name(host) for host in dict.fromkeys([*hosts, *LOOPBACK])]
+    server = (
+        _certificate(subject, authority, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    return {
+        "ca.crt": ca.public_bytes(Encoding.PEM),
+        "ca.key": _pem(ca_key),
+        "server.crt": server.public_bytes(Encoding.PEM),
+        "server.key": _pem(key),
+    }
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # a client's clock may be behind
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(**allowed: bool) -> x509.KeyUsage:
+    names = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
+    return x509.KeyUsage(**{name: allowed.get(name, False) for name in names})
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(f"--host {host!r} is neither a host's name nor an IP address: {error}") from None
+
+
+def _pair(name: str) -> Mapping[str, bytes]:
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return {
+        f"{name}.key": key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
+        f"{name}.pub": public + f" {name}\n".encode(),
+    }
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    blob = base64.b64decode(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _write(path: Path, content: bytes) -> Path:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    return path
+
+
+def check_server_key(tls: Tls) -> None:
+    """Refuse a certificate that is not of its key, or that has expired.
+
+    :raises ConfigError: says which.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(tls.certificate.read_bytes())
+        key = load_pem_private_key(tls.key.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{tls.certificate} and {tls.key} are no PEM certificate and key: {error}") from error
+    spki = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if certificate.public_key().public_bytes(*spki) != key.public_key().public_bytes(*spki):
+        raise ConfigError(f"{tls.certificate} is not the certificate of the key {tls.key}")
+    if certificate.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise ConfigError(f"{tls.certificate} has expired on {certificate.not_valid_after_utc:%Y-%m-%d}")

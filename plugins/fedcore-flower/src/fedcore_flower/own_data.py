@@ -1,0 +1,121 @@
+"""A client's own data: read, its hold-out set aside, and put in the place of the run's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.config import RunConfig
+from fedcore.data import Dataset, Partition, ResidentSamples, Samples, TensorSamples, load_dataset, make_partition
+from fedcore.data.assemble import assemble
+from fedcore.data.files import read_npz
+from fedcore.engines.base import Site
+from fedcore.errors import ConfigError, DataError
+from fedcore_flower.agreement import Setup, check_data, class_order
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A client's samples, all of them in ``dataset.train``.
+
+    :param train: positions to train on, (n,) int64; ``test`` those held out.
+    """
+
+    dataset: Dataset
+    train: Tensor
+    test: Tensor
+
+    @classmethod
+    def load(cls, spec: str, data_dir: Path | None, test_fraction: float | None, seed: int) -> OwnData:
+        """Read a data set and set its hold-out aside.
+
+        :param test_fraction: part of the training samples to hold out, drawn class by class; None takes the data
+            set's own test samples instead.
+        :raises FedcoreError: there is no such data, it is damaged, or has no training samples.
+        """
+        kind, _, rest = spec.partition(":")
+        dataset = _npz(Path(rest).expanduser()) if kind == "npz" else load_dataset(spec, data_dir)
+        if not len(dataset.train):
+            raise DataError(f"--data {spec}: there are no training samples")
+        if test_fraction is None:
+            train, test = torch.arange(len(dataset.train)), torch.arange(len(dataset.test)) + len(dataset.train)
+            return cls(replace(dataset, train=_joined(dataset, spec)), train, test)
+        if not 0 <= test_fraction < 1:
+            raise ConfigError(f"--test-fraction {test_fraction}: it is a part of the data, at least 0 and below 1")
+        parts = make_partition(
+            dataset,
+            partitioner="iid",
+            clients=1,
+            alpha=1.0,
+            classes_per_client=1,
+            client_test_fraction=test_fraction,
+            seed=seed,
+        )
+        return cls(dataset, parts.train[0], parts.test[0])
+
+    def describe(self) -> dict[str, Any]:
+        """Return all that the server is told of the data."""
+        return {
+            "train": len(self.train),
+            "test": len(self.test),
+            "kind": self.dataset.kind,
+            "input_shape": list(self.dataset.input_shape),
+            "num_classes": self.dataset.num_classes,
+        }
+
+    def site(self, config: RunConfig, setup: Setup, state: Path) -> Site:
+        """Return where this client's tasks of a run are worked on.
+
+        :raises ConfigError: the data is not what the run is about.
+        """
+        check_data(setup, self.dataset)
+        if config.augment and self.dataset.augmentation is None:
+            raise ConfigError(f"the run augments its images; the data here ({self.dataset.name}) has no augmentation")
+        samples = self.dataset.train
+        order = class_order(setup, self.dataset.class_names)
+        if order is not None:
+            samples = _renumbered(samples, order)
+        names = tuple(setup.class_names) if setup.class_names else None
+        dataset = replace(self.dataset, train=samples, num_classes=setup.num_classes, class_names=names)
+        train: list[Sequence[int]] = [[] for _ in range(setup.clients)]
+        test: list[Sequence[int]] = [[] for _ in range(setup.clients)]
+        train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()
+        info = Partition.declared([1], [0], self.dataset.name).info
+        return Site(config, dataset, Partition(train, test, info), state)  # type: ignore[arg-type]
+
+
+def _npz(path: Path) -> Dataset:
+    """Return an ``.npz`` file's images; unlike a run's own data set, it need not have a sample of each class."""
+    train, test = read_npz(path)
+    if train.images.dtype != test.images.dtype:
+        raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
+    classes = int(max(split.labels.max() for split in (train, test) if len(split.labels))) + 1
+    return assemble(f"npz:{path.name}", train, test, num_classes=classes)
+
+
+def _joined(dataset: Dataset, spec: str) -> Samples:
+    """Return training and test samples as one."""
+    train, test = dataset.train, dataset.test
+    if isinstance(train, ResidentSamples) and isinstance(test, ResidentSamples):
+        same = (train.mean, train.std, train.images.dtype) == (test.mean, test.std, test.images.dtype)
+        if same and train.images.shape[1:] == test.images.shape[1:]:
+            images = torch.cat([train.images, test.images])
+            return ResidentSamples(images, torch.cat([train.labels, test.labels]), train.mean, train.std)
+    if train.kind == test.kind == "tensor" and train.fixed_shape:
+        inputs = torch.cat([part.gather(torch.arange(len(part))) for part in (train, test)])
+        return TensorSamples(inputs, torch.cat([train.labels, test.labels]))
+    raise ConfigError(
+        f"--data {spec}: its test samples cannot be put beside its training samples; hold out some of these with "
+        "--test-fraction"
+    )
+
+
+def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:
+    """Return samples whose class k is called ``order[k]``."""
+    labels = torch.tensor(order, dtype=torch.int64)[samples.labels]
+    return type(samples).from_tensors({**samples.tensors(), "labels": labels}, samples.meta())

@@ -1,0 +1,66 @@
+"""Flower's SuperLink with its Control API for its owner only.
+
+Flower serves three interfaces on one port: Fleet, for SuperNodes, which sign their requests; Runtime, whose requests
+carry a token; and Control, which anybody may use who reaches the port, to register nodes and to start runs. Here
+Control asks for the secret of the process that started the SuperLink.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+HEADER = "x-fedcore-secret"
+SECRET_FILE = "FEDCORE_SUPERLINK_SECRET_FILE"  # noqa: S105 - the name of a variable
+OPEN = ("/v1/fleet/", "/v1/runtime/")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class OwnerOnly:
+    """Lets requests through that are open to others or carry the secret; refuses the rest with 403."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], secret: bytes) -> None:
+        self._app, self._secret = app, secret.hex().encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "lifespan" or self._admits(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"for the owner of this SuperLink only\n"})
+
+    def _admits(self, scope: Scope) -> bool:
+        if scope["type"] != "http":
+            return False
+        if scope["path"].startswith(OPEN):
+            return True
+        given = [value for name, value in scope["headers"] if name == HEADER.encode()]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._secret)
+
+
+def main() -> None:
+    """Run the SuperLink; its arguments are those of ``flower-superlink``."""
+    import uvicorn
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+    from flwr.superlink.main import create_app
+
+    config = _parse_superlink_lifespan_config()
+    with open(os.environ[SECRET_FILE], "rb") as file:
+        secret = file.read()
+    app = OwnerOnly(create_app(config, SuperLinkLifespan), secret)
+    uvicorn.run(
+        app,
+        host=config.host,
+        port=config.port,
+        access_log=False,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        workers=1,
+        timeout_graceful_shutdown=2,
+    )

@@ -1,0 +1,350 @@
+"""A federation over loopback, with TLS and node keys: real SuperLink, real SuperNodes, a process for each client.
+
+make test-flower runs these, in an environment of Flower's own (.venv-flower).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed here: make test-flower runs these in .venv-flower")
+
+import httpx
+
+from fedcore.testing import federate, model_bytes
+from fedcore_flower.keys import make_keys
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+NAMES = ["alder", "birch", "cedar"]
+FRACTION = 0.25
+SMALL = {"rounds": 3, "local_epochs": 2, "batch_size": 64, "model": "mlp", "device": "cpu"}
+METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
+
+
+def fedcore(*arguments, script=("-m", "fedcore.cli")):
+    return [sys.executable, *script, *map(str, arguments)]
+
+
+class Federation:
+    """Three clients that stay, and servers one after the other on one port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.keys = folder, folder / "keys"
+        make_keys(self.keys, ["localhost"], [*NAMES, "stranger"])
+        (self.keys / "stranger.pub").unlink()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.clients: dict[str, subprocess.Popen] = {}
+
+    def join(self, name, *more, key=None, ca=None, script=("-m", "fedcore.cli")):
+        log = (self.folder / f"{name}.log").open("ab")
+        self.clients[name] = subprocess.Popen(
+            fedcore(
+                *("federate", "client", "--server", f"127.0.0.1:{self.port}", "--ca", ca or self.keys / "ca.crt"),
+                *("--key", self.keys / f"{key or name}.key", "--data", "module:organisations.part"),
+                *("--state", self.folder / name, "--device", "cpu", *more),
+                script=script,
+            ),
+            stdout=log,
+            stderr=log,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(HERE),
+                "FEDCORE_TEST_CLIENT": str(NAMES.index(name) if name in NAMES else 0),
+            },
+        )
+        log.close()
+        return self.clients[name]
+
+    def serve(self, out, *plugins, more=(), **options):
+        command = ["federate", "server", "--host", "127.0.0.1", "--port", self.port, "--keys", self.keys]
+        command += ["--probe-every", 5, "--wait", 120, "--quiet", *more]
+        for name in plugins:
+            command += ["--plugin", name]
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", value]
+        if out is not None:
+            command += ["--out", out]
+        return subprocess.Popen(fedcore(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, out, *plugins, more=(), **options):
+        server = self.serve(out, *plugins, more=more, **options)
+        output, _ = server.communicate(timeout=400)
+        return server.returncode, output
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text()
+
+    def close(self):
+        for process in self.clients.values():
+            process.terminate()
+        for process in self.clients.values():
+            process.wait(timeout=30)
+
+
+def children(pid):
+    """Return the processes under one, by the function that they run."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            words = (status.parent / "cmdline").read_bytes().decode().split("\0")
+        except (OSError, ValueError):
+            continue
+        if parent == pid and "fedcore_flower.child" in words:
+            found[words[words.index("fedcore_flower.child") + 3].partition(":")[0]] = int(status.parent.name)
+    return found
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+def metrics(directory):
+    file = directory / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def failures(directory):
+    return {
+        line["round"]: [(failure["client"], failure["kind"]) for failure in line["failures"]]
+        for line in metrics(directory)
+        if "round" in line
+    }
+
+
+def model(directory):
+    return (directory / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    found = Federation(tmp_path_factory.mktemp("federation"))
+    for name in NAMES:
+        found.join(name)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("plugins", METHODS, ids=lambda plugins: "-".join(plugins) or "fedavg")
+def test_the_bits_are_those_of_one_machine(federation, tmp_path, plugins):
+    here = federate(tmp_path, *plugins, client_test_fraction=FRACTION, **SMALL)
+    code, output = federation.run(tmp_path / "run", *plugins, **SMALL)
+    assert code == 0, output
+    assert model(tmp_path / "run") == model_bytes(here)
+    assert not any(failures(tmp_path / "run").values())
+    roll = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert [member["name"] for member in roll["clients"]] == NAMES
+    assert all(member["fingerprint"].startswith("SHA256:") for member in roll["clients"])
+    assert not (tmp_path / "run" / "clients").exists(), "a client's state stays with it"
+
+
+def test_a_killed_server_goes_on_to_the_same_bits(federation, tmp_path):
+    here = federate(tmp_path, "moon", client_test_fraction=FRACTION, **{**SMALL, "rounds": 4})
+    server = federation.serve(tmp_path / "run", "moon", **{**SMALL, "rounds": 4})
+    until(lambda: len(metrics(tmp_path / "run")) >= 2, 120)
+    superlink = children(server.pid)["fedcore_flower.superlink_app"]
+    server.kill()
+    server.communicate()
+    until(lambda: not alive(superlink), 10)
+    code, output = federation.run(None, more=["--resume", tmp_path / "run"])
+    assert code == 0, output
+    assert model(tmp_path / "run") == model_bytes(here)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_no_process(federation, tmp_path):
+    server = federation.serve(tmp_path / "run", **{**SMALL, "rounds": 50})
+    until(lambda: metrics(tmp_path / "run"), 120)
+    below = children(server.pid)
+    server.send_signal(signal.SIGINT)
+    output, _ = server.communicate(timeout=60)
+    assert server.returncode == 130, output
+    assert "fedcore federate server --resume" in output
+    assert below
+    until(lambda: not any(map(alive, below.values())), 10)
+
+
+LONG = {**SMALL, "local_epochs": 120, "rounds": 4}
+"""Halves of a round that take long enough to be hit."""
+
+
+@pytest.mark.parametrize("half", [1, 2])
+def test_a_killed_training_process_is_named_and_takes_part_again(federation, tmp_path, half):
+    server = federation.serve(tmp_path / "run", "fedcme", **LONG)
+    marks = federation.log("birch").count("round 1: fit_begin")
+    until(lambda: metrics(tmp_path / "run"), 200)
+    if half == 2:
+        until(lambda: federation.log("birch").count("round 1: fit_begin") > marks, 100)
+    time.sleep(0.2)
+    os.kill(children(federation.clients["birch"].pid)["fedcore_flower.trainer"], signal.SIGKILL)
+    output, _ = server.communicate(timeout=300)
+    assert server.returncode == 0, output
+    found = failures(tmp_path / "run")
+    assert found[1] == [(1, "worker_lost")] or found[1] == [(1, "session_lost")], found
+    assert found[2] == found[3] == []
+    assert "birch" in json.dumps(metrics(tmp_path / "run")[1]["failures"])
+
+
+@pytest.mark.parametrize("half", [1, 2])
+def test_a_killed_supernode_is_replaced_and_nothing_is_lost(federation, tmp_path, half):
+    here = federate(tmp_path, "fedcme", client_test_fraction=FRACTION, **LONG)
+    marks = federation.log("birch").count("round 1: fit_begin")
+    server = federation.serve(tmp_path / "run", "fedcme", more=["--grace", "60"], **LONG)
+    until(lambda: metrics(tmp_path / "run"), 200)
+    if half == 2:
+        until(lambda: federation.log("birch").count("round 1: fit_begin") > marks, 100)
+    time.sleep(0.2)
+    os.kill(children(federation.clients["birch"].pid)["fedcore_flower.supernode_app"], signal.SIGKILL)
+    output, _ = server.communicate(timeout=300)
+    assert server.returncode == 0, output
+    assert not any(failures(tmp_path / "run").values())
+    assert model(tmp_path / "run") == model_bytes(here)
+
+
+def test_a_killed_client_leaves_no_process_is_named_and_comes_back(federation, tmp_path):
+    server = federation.serve(tmp_path / "run", "fedcme", more=["--grace", "1"], **{**LONG, "rounds": 14})
+    until(lambda: metrics(tmp_path / "run"), 200)
+    below = children(federation.clients["birch"].pid)
+    assert len(below) == 2
+    federation.clients["birch"].kill()
+    federation.clients["birch"].wait()
+    until(lambda: not any(map(alive, below.values())), 20)
+    until(lambda: any(failures(tmp_path / "run").values()), 120)
+    federation.join("birch")
+    output, _ = server.communicate(timeout=300)
+    assert server.returncode == 0, output
+    found = failures(tmp_path / "run")
+    lost = [round for round, failed in found.items() if failed]
+    assert lost, "the client was there all along"
+    assert {client for round in lost for client, _ in found[round]} == {1}
+    assert found[13] == [], "it has not come back"
+
+
+def test_lies_are_rejected_and_named(federation, tmp_path):
+    federation.clients.pop("birch").terminate()
+    federation.join("birch", script=(str(HERE / "tampered.py"),))
+    code, output = federation.run(tmp_path / "run", **{**SMALL, "rounds": 3})
+    federation.clients.pop("birch").terminate()
+    federation.join("birch")
+    assert code == 0, output
+    assert failures(tmp_path / "run") == {round: [(1, "rejected")] for round in range(3)}
+    words = [line["failures"][0]["message"] for line in metrics(tmp_path / "run") if "round" in line]
+    assert "is (1, 2, 3)" in words[0]
+    assert "finite" in words[1]
+    assert "client is 2" in words[2] or "client 2" in words[2]
+
+
+def test_strangers_are_kept_out(federation, tmp_path):
+    """An unregistered key, another CA, plain HTTP, and Flower's Control API without the owner's secret."""
+    make_keys(tmp_path / "other", ["localhost"], ["stranger"])
+    server = federation.serve(tmp_path / "run", **{**SMALL, "rounds": 1000})
+    try:
+        until(lambda: metrics(tmp_path / "run"), 120)
+        refused = federation.join("stranger", "--patience", 3)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{federation.port}/health")
+        trusted = ssl.create_default_context(cafile=str(federation.keys / "ca.crt"))
+        secure = httpx.Client(verify=trusted, base_url=f"https://127.0.0.1:{federation.port}")
+        for path in ("/v1/control/list-nodes", "/v1/control/register-node", "/v1/control/start-run", "/docs"):
+            assert secure.post(path, content=b"", headers={"content-type": "application/x-protobuf"}).status_code == 403
+        assert refused.wait(timeout=90) == 2
+        assert "does not know the key" in federation.log("stranger")
+        federation.clients.pop("stranger")
+        elsewhere = federation.join("stranger", ca=tmp_path / "other" / "ca.crt")
+        assert elsewhere.wait(timeout=60) == 2
+        assert "did not sign" in federation.log("stranger")
+        federation.clients.pop("stranger")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+
+
+def test_what_a_client_does_not_allow_is_refused_before_the_run(federation, tmp_path):
+    federation.clients.pop("birch").terminate()
+    federation.join("birch", "--allow-plugin", "fedcme")
+    code, output = federation.run(tmp_path / "run", "moon", **SMALL)
+    federation.clients.pop("birch").terminate()
+    federation.join("birch")
+    assert code == 2
+    assert "client 'birch' does not take part: method 'moon' is not allowed here" in " ".join(output.split())
+    assert not (tmp_path / "run").exists()
+
+
+def _namespaces(tmp_path):
+    """Return what runs a command in one of two namespaces that are joined by a cable, or skip."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip command to make network namespaces with")
+    names = [f"fedcore{os.getpid()}{side}" for side in "ab"]
+    commands = [["ip", "netns", "add", name] for name in names]
+    commands += [["ip", "link", "add", "fc0", "netns", names[0], "type", "veth", "peer", "fc1", "netns", names[1]]]
+    for name, device, address in zip(names, ("fc0", "fc1"), ("10.97.0.1/24", "10.97.0.2/24"), strict=True):
+        commands += [["ip", "-n", name, "addr", "add", address, "dev", device]]
+        commands += [["ip", "-n", name, "link", "set", up, "up"] for up in ("lo", device)]
+    for command in commands:
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            for name in names:
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            pytest.skip(f"no right to make network namespaces: {made.stderr.strip()}")
+    return names
+
+
+def test_two_hosts(tmp_path):
+    """The server in one network namespace, its clients in another."""
+    names = _namespaces(tmp_path)
+    federation = Federation(tmp_path)
+    shutil.rmtree(federation.keys)
+    make_keys(federation.keys, ["10.97.0.1"], NAMES)
+    processes = []
+    try:
+        for number, name in enumerate(NAMES):
+            command = ["ip", "netns", "exec", names[1]]
+            command += fedcore(
+                *("federate", "client", "--server", "10.97.0.1:9443", "--ca", federation.keys / "ca.crt"),
+                *("--key", federation.keys / f"{name}.key", "--data", "module:organisations.part"),
+                *("--state", tmp_path / name, "--quiet"),
+            )
+            env = {**os.environ, "PYTHONPATH": str(HERE), "FEDCORE_TEST_CLIENT": str(number)}
+            processes.append(subprocess.Popen(command, env=env))
+        command = ["ip", "netns", "exec", names[0]]
+        command += fedcore(
+            *("federate", "server", "--host", "10.97.0.1", "--port", "9443", "--keys", federation.keys, "--quiet"),
+            *("--out", tmp_path / "run", "--rounds", "2", "--model", "mlp", "--device", "cpu"),
+        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=30)
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+    assert not any(failures(tmp_path / "run").values())

@@ -1,0 +1,555 @@
+"""Rounds over the wire without Flower: the same bits, whatever is lost, repeated or refused on the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
+
+from fedcore import experiment
+from fedcore.cli.app import app
+from fedcore.engines.base import ClientFailure, ClientTask
+from fedcore.errors import ConfigError, DataError, RunDirectoryError
+from fedcore.rundir import RunDirectory
+from fedcore.state import ClientStore
+from fedcore.testing import federate, model_bytes
+from fedcore_flower import wire
+from fedcore_flower.agreement import Setup, check_data, class_order, own_config, run_folder
+from fedcore_flower.courier import Errand, Trouble
+from fedcore_flower.history import History
+from fedcore_flower.own_data import OwnData
+from fedcore_flower.roll import Roll
+
+
+def _helpers():
+    spec = importlib.util.spec_from_file_location("organisations", Path(__file__).with_name("organisations.py"))
+    module = sys.modules.setdefault("organisations", importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+helpers = _helpers()
+Here, NAMES, SETTINGS, RUN = helpers.Here, helpers.NAMES, helpers.SETTINGS, helpers.RUN
+METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
+
+
+def records(result):
+    return [line for line in RunDirectory(result.directory).read_metrics() if "round" in line]
+
+
+def failed(result):
+    return [[(failure["client"], failure["kind"]) for failure in record["failures"]] for record in records(result)]
+
+
+# The same bits
+
+
+@pytest.mark.parametrize("plugins", METHODS, ids=lambda plugins: "-".join(plugins) or "fedavg")
+def test_the_bits_are_those_of_one_machine(tmp_path, plugins):
+    here = federate(tmp_path, *plugins, **SETTINGS)
+    there = helpers.run_over(Here(helpers.make_residents(tmp_path / "own")), tmp_path / "there", *plugins)
+    assert model_bytes(there) == model_bytes(here)
+    for protocol in ("global", "global_local", "personal"):
+        assert there.metrics.get(protocol) == here.metrics.get(protocol)
+
+
+def test_a_round_s_payload_goes_once_to_each_client(tmp_path):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    helpers.run_over(link, tmp_path / "run", "fedcme")
+    tasks = [blobs for _, op, blobs in link.log if op == "task"]
+    assert sum("setup" in blobs for blobs in tasks) == 3, "each is told of the run once, when it asks"
+    # Two halves and an evaluation in each of three rounds; the second halves carry no payload. The first task of each
+    # client is repeated, with what it asks for.
+    assert len(tasks) == 3 * 3 * 3 + 3
+    assert sum("shared" in blobs for blobs in tasks) == 2 * 3 * 3 + 3
+
+
+class Losing(Here):
+    """Loses, of every task, the message the first time and the answer the second time."""
+
+    def __init__(self, residents):
+        super().__init__(residents)
+        self.seen = Counter()
+        self.worked = Counter()
+
+    def deliver(self, client, blobs):
+        op, _, header = wire.unpack(blobs)
+        if op != "task":
+            return super().deliver(client, blobs)
+        task = header["task"]["id"]
+        self.seen[task] += 1
+        if self.seen[task] == 1:
+            return None
+        answer = super().deliver(client, blobs)
+        if wire.unpack(answer)[0] != "need":
+            self.worked[task] += 1
+        return None if self.seen[task] == 2 else answer
+
+
+def test_what_is_lost_is_sent_again_and_never_trained_twice(tmp_path, monkeypatch):
+    trained = Counter()
+    handle = helpers.Resident._handled
+
+    def counted(self, run, task):
+        trained[task.id] += 1
+        return handle(self, run, task)
+
+    monkeypatch.setattr(helpers.Resident, "_handled", counted)
+    link = Losing(helpers.make_residents(tmp_path / "own"))
+    there = helpers.run_over(link, tmp_path / "there", "fedcme")
+    assert model_bytes(there) == model_bytes(federate(tmp_path, "fedcme", **SETTINGS))
+    assert not any(failed(there))
+    assert set(trained.values()) == {1}
+    assert max(link.worked.values()) >= 2, "no answer was repeated"
+
+
+class Silent(Here):
+    """Never answers client 1's training, but probes."""
+
+    def deliver(self, client, blobs):
+        return None if client == 1 and "task" in wire.unpack(blobs)[0] else super().deliver(client, blobs)
+
+
+def test_a_task_that_is_lost_again_and_again_is_a_failure(tmp_path):
+    link = Silent(helpers.make_residents(tmp_path / "own"))
+    there = helpers.run_over(link, tmp_path / "run", rounds=1)
+    assert failed(there) == [[(1, "worker_lost")]]
+    assert "birch" in records(there)[0]["failures"][0]["message"]
+
+
+def test_a_client_without_an_answer_times_out_and_its_late_answer_is_ignored(tmp_path):
+    class Late(Here):
+        def deliver(self, client, blobs):
+            if client == 1 and wire.unpack(blobs)[0] == "probe":
+                return None
+            answer = super().deliver(client, blobs)
+            if client == 1 and wire.unpack(blobs)[2].get("task", {}).get("round") == 0:
+                self.late = answer
+                return None
+            return answer
+
+        def collect(self, tickets):
+            return [*super().collect(tickets), *([("0", self.late)] if hasattr(self, "late") else [])]
+
+    link = Late(helpers.make_residents(tmp_path / "own"))
+    link.numbers = iter(range(1, 10_000))
+    times = iter(range(1_000_000))
+    make = helpers.make_engine(link, timeout=20, clock=lambda: float(next(times)))
+    there = helpers.run_over(link, tmp_path / "run", make=make, rounds=2)
+    assert failed(there) == [[(1, "timeout")], []]
+
+
+def test_a_client_that_is_away_fails_at_once_and_takes_part_again(tmp_path):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    config = helpers.small_config(tmp_path, "moon", **{**SETTINGS, "rounds": 3})
+
+    def notify(event, details):
+        if event == "start":
+            link.away = {1}
+        if event == "round" and details["round"] == 0:
+            link.away = set()
+
+    result = experiment.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
+    assert failed(result) == [[(1, "unreachable")], [], []]
+
+
+def test_a_training_process_that_starts_again_asks_for_the_run_and_its_sessions_are_lost(tmp_path):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    deliver = link.deliver
+
+    def dies(client, blobs):
+        task = wire.unpack(blobs)[2].get("task", {})
+        if client == 1 and task.get("kind") == "fit_resume" and task["round"] == 1:
+            link.residents[1] = helpers.Resident(helpers.own_data(1), tmp_path / "own" / NAMES[1])
+        return deliver(client, blobs)
+
+    link.deliver = dies
+    there = helpers.run_over(link, tmp_path / "run", "fedcme")
+    assert failed(there) == [[], [(1, "session_lost")], []]
+
+
+def test_a_lost_state_is_its_client_s_failure(tmp_path):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+
+    def notify(event, details):
+        if event == "round" and details["round"] == 0:
+            for file in (tmp_path / "own" / "birch").rglob("*.safetensors"):
+                file.unlink()
+
+    config = helpers.small_config(tmp_path, "moon", **SETTINGS)
+    result = experiment.run(config, engine=helpers.make_engine(link), partition=helpers.declared(), notify=notify)
+    assert failed(result) == [[], [(1, "raised")], [(1, "raised")]]
+    assert "state of round 0 is lost" in records(result)[1]["failures"][0]["message"]
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits_with_residents_that_stayed(tmp_path):
+    whole = helpers.run_over(Here(helpers.make_residents(tmp_path / "a")), tmp_path / "whole", "fedcme")
+    link = Here(helpers.make_residents(tmp_path / "b"))
+    deliver = link.deliver
+
+    def stops(client, blobs):
+        if wire.unpack(blobs)[2].get("task", {}).get("kind") == "fit_resume" and stops.armed:
+            stops.armed = False
+            raise KeyboardInterrupt
+        return deliver(client, blobs)
+
+    stops.armed, link.deliver = True, stops
+    with pytest.raises(experiment.Interrupted):
+        helpers.run_over(link, tmp_path / "stopped", "fedcme")
+    (stopped,) = [path.parent for path in (tmp_path / "stopped").rglob("config.yaml")]
+    resumed = experiment.resume(stopped, engine=helpers.make_engine(link, attempt="second"))
+    assert model_bytes(resumed) == model_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda task: {}, "without 'head'"),
+        (lambda task: {"head": b"nonsense"}, "cannot be read"),
+        (lambda task: {"head": wire.pack("result", {}, outcome=[1])}, "an answer of kind"),
+        (lambda task: {"head": wire.pack("dance")}, "an answer of kind"),
+        (lambda task: {"head": wire.pack("need", {}, names=["the moon"])}, "asks for what there is not"),
+        (lambda task: {"head": wire.dumps({}, {"op": "result", "protocol": 99})}, "speaks protocol 99"),
+        (lambda task: {"head": wire.pack("result", {}, outcome={"task_id": "other", "meta": {}})}, "answers task"),
+        (lambda task: {"head": wire.pack("result", {}, outcome={"task_id": task, "meta": 3})}, "mapping"),
+        (
+            lambda task: {"head": wire.pack("failure", {}, outcome={"kind": "magic", "message": "\x1b[2Jboo"})},
+            "?[2Jboo",
+        ),
+    ],
+)
+def test_nonsense_is_rejected_and_named(tmp_path, answer, words):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    deliver = link.deliver
+
+    def lies(client, blobs):
+        header = wire.unpack(blobs)[2]
+        return answer(header["task"]["id"]) if client == 1 and "task" in header else deliver(client, blobs)
+
+    link.deliver = lies
+    there = helpers.run_over(link, tmp_path / "run", rounds=1)
+    assert failed(there) == [[(1, "rejected")]]
+    assert words in records(there)[0]["failures"][0]["message"]
+
+
+def test_an_answer_that_flower_lost_is_asked_for_again(tmp_path):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    deliver, lost = link.deliver, []
+
+    def loses(client, blobs):
+        answer = deliver(client, blobs)
+        if client == 1 and wire.unpack(answer)[0] == "result" and len(lost) < 2:
+            lost.append(client)
+            return Trouble("worker_lost", "the reply is unavailable", again=True)
+        return answer
+
+    link.deliver = loses
+    there = helpers.run_over(link, tmp_path / "run", rounds=1)
+    assert (failed(there), lost) == ([[]], [1, 1])
+
+
+class Broken(Here):
+    """Breaks the connection to client 1 with its first training under way."""
+
+    def __init__(self, residents, back):
+        super().__init__(residents)
+        self.back = back
+
+    def deliver(self, client, blobs):
+        if client == 1 and wire.unpack(blobs)[0] == "task" and self.back is not None:
+            self.away, self.looks = {1}, self.back
+            self.back = None
+            return Trouble("unreachable", "the node is gone")
+        return super().deliver(client, blobs)
+
+    def online(self):
+        if self.away:
+            self.looks -= 1
+            if self.looks < 0:
+                self.away = set()
+        return super().online()
+
+
+@pytest.mark.parametrize(("back", "expected"), [(3, []), (10**6, [(1, "unreachable")])])
+def test_a_client_whose_connection_breaks_may_come_back_within_its_grace(tmp_path, back, expected):
+    link = Broken(helpers.make_residents(tmp_path / "own"), back)
+    times = iter(range(1_000_000))
+    make = helpers.make_engine(link, grace=50, probe_every=1000, timeout=10_000, clock=lambda: float(next(times)))
+    there = helpers.run_over(link, tmp_path / "run", make=make, rounds=1)
+    assert failed(there) == [expected]
+
+
+# What a client takes part in
+
+
+def setup_of(tmp_path, *plugins, **changes):
+    config, dataset = helpers.resolved(tmp_path, *plugins)
+    _, _, header = wire.unpack({"setup": helpers.setups_for(config, dataset)[1]}, "setup")
+    return Setup.model_validate({**header["setup"], **changes})
+
+
+def accepted(setup, allowed=None):
+    return own_config(setup, allowed=allowed, device="cpu", dataset="own")
+
+
+def test_a_client_uses_its_own_paths_and_device(tmp_path):
+    setup = setup_of(tmp_path)
+    config = {**setup.config, "out": "/etc", "data_dir": "/root", "device": "cuda", "trackers": {"mlflow": {}}}
+    found = accepted(setup.model_copy(update={"config": config}))
+    assert (found.out, found.data_dir, found.device, found.trackers, found.workers) == (None, None, "cpu", {}, 0)
+    assert found.dataset == "own"
+    sent = yaml.safe_dump(setup.config)
+    assert str(tmp_path) not in sent, "a path of the server's goes to clients"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"plugins": {"module:os.system": {}}}, "module:os.system"),
+        ({"model": "module:os.system"}, "module:os.system"),
+        ({"plugins": {"mooon": {}}}, "Did you mean 'moon'?"),
+        ({"plugins": ["moon"]}, "no mapping of plugins"),
+        ({"rounds": "many"}, "--rounds"),
+        ({"shell": "rm"}, "shell"),
+        ({"clients": 7}, "its run has others"),
+        ({"model": "no-such"}, "no-such"),
+    ],
+)
+def test_a_server_s_configuration_is_validated(tmp_path, change, words):
+    setup = setup_of(tmp_path)
+    with pytest.raises(ConfigError, match=words.replace("?", r"\?").replace("(", r"\(")):
+        accepted(setup.model_copy(update={"config": {**setup.config, **change}}))
+
+
+def test_methods_may_be_restricted(tmp_path):
+    setup = setup_of(tmp_path, "moon")
+    assert accepted(setup, {"moon"}).plugins == setup.config["plugins"]
+    with pytest.raises(ConfigError, match=r"method 'moon' is not allowed here \(--allow-plugin: fedcme\)"):
+        accepted(setup, {"fedcme"})
+
+
+def test_versions_have_to_be_the_server_s(tmp_path):
+    setup = setup_of(tmp_path, "moon")
+    assert set(setup.versions) == {"fedcore", "fedcore-moon"}
+    with pytest.raises(ConfigError, match=r"pip install fedcore-moon==9\.9"):
+        accepted(setup.model_copy(update={"versions": {**setup.versions, "fedcore-moon": "9.9"}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "graphs"}, "the run is about 'graphs'"),
+        ({"input_shape": [3, 8, 8]}, r"shape \(3, 8, 8\), those here \(1, 8, 8\)"),
+        ({"num_classes": 9}, "the run has 9 classes, the data here 10"),
+    ],
+)
+def test_data_has_to_fit(tmp_path, change, words):
+    with pytest.raises(ConfigError, match=words):
+        check_data(setup_of(tmp_path, **change), helpers.own_part(0))
+
+
+def test_a_refusal_is_an_answer(tmp_path):
+    told = []
+    resident = helpers.Resident(helpers.own_data(1), tmp_path, allowed={"fedcme"}, tell=told.append)
+    config, dataset = helpers.resolved(tmp_path, "moon")
+    answer = resident.answer({"head": wire.pack("join"), "setup": helpers.setups_for(config, dataset)[1]})
+    op, _, header = wire.unpack(answer)
+    assert op == "refused"
+    assert "not allowed here" in header["message"]
+    assert "not allowed here" in told[0]
+    task = ClientTask("t", "fit_begin", 1, 0)
+    request = {"head": wire.pack_request(task, attempt="a", run=RUN)}
+    assert wire.unpack(resident.answer(request))[0] == "need"
+    with_setup = resident.answer({**request, "setup": helpers.setups_for(config, dataset)[1]})
+    outcome = wire.unpack_answer(task, *wire.unpack(with_setup))
+    assert isinstance(outcome, ClientFailure)
+    assert outcome.kind == "rejected"
+
+
+def test_a_task_of_another_client_is_not_worked_on(tmp_path):
+    resident = helpers.make_residents(tmp_path)[1]
+    config, dataset = helpers.resolved(tmp_path)
+    resident.answer({"head": wire.pack("join"), "setup": helpers.setups_for(config, dataset)[1]})
+    task = ClientTask("t", "end_session", 2, 0)
+    answer = resident.answer({"head": wire.pack_request(task, attempt="a", run=RUN)})
+    outcome = wire.unpack_answer(task, *wire.unpack(answer))
+    assert isinstance(outcome, ClientFailure)
+    assert "a task of client 2, this is 1" in outcome.message
+
+
+def test_no_run_s_id_leads_out_of_the_folder_of_states(tmp_path):
+    for run in ("../" * 10 + "0" * 2, "0" * 31, "/etc"):
+        with pytest.raises(ConfigError):
+            run_folder(tmp_path, run)
+        with pytest.raises(ValueError, match="run"):
+            setup_of(tmp_path, run=run)
+
+
+def test_only_sizes_and_shapes_are_told(tmp_path):
+    answer = helpers.make_residents(tmp_path)[0].answer({"head": wire.pack("hello")})
+    op, tensors, header = wire.unpack(answer)
+    assert (op, tensors) == ("described", {})
+    assert set(header) == {
+        *("op", "protocol", "fedcore", "train", "test", "kind", "input_shape", "num_classes"),
+    }
+
+
+# A client's own data
+
+
+def write_npz(path, classes, n=40):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (n, 8, 8), np.uint8), np.array(classes)[np.arange(n) % len(classes)]
+    np.savez(path, x_train=x, y_train=y, x_test=x[:6], y_test=y[:6])
+    return f"npz:{path}"
+
+
+def test_a_client_need_not_have_every_class(tmp_path):
+    own = OwnData.load(write_npz(tmp_path / "a.npz", [1, 3]), None, None, 0)
+    assert own.describe() == {"train": 40, "test": 6, "kind": "tensor", "input_shape": [1, 8, 8], "num_classes": 4}
+    assert own.test.tolist() == list(range(40, 46))
+    assert own.dataset.train.labels[own.test].tolist() == [1, 3, 1, 3, 1, 3]
+
+
+def test_a_hold_out_is_drawn_by_class_and_by_the_client_s_own_seed(tmp_path):
+    spec = write_npz(tmp_path / "a.npz", [0, 0, 0, 1])
+    one, same, other = (OwnData.load(spec, None, 0.25, seed) for seed in (1, 1, 2))
+    assert one.test.tolist() == same.test.tolist() != other.test.tolist()
+    assert sorted([*one.train.tolist(), *one.test.tolist()]) == list(range(40))
+    labels = one.dataset.train.labels
+    assert torch.bincount(labels[one.test]).tolist() == [8, 2] or torch.bincount(labels[one.test]).tolist() == [7, 3]
+    with pytest.raises(ConfigError, match="--test-fraction"):
+        OwnData.load(spec, None, 1.0, 0)
+    with pytest.raises(DataError):
+        OwnData.load(f"npz:{tmp_path / 'none.npz'}", None, None, 0)
+
+
+def test_classes_are_numbered_by_the_server_s_names(tmp_path):
+    for split in ("train", "test"):
+        for name, value in (("zebra", 10), ("ant", 200)):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for k in range(4):
+                Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(folder / f"{k}.png")
+    own = OwnData.load(f"imagefolder:{tmp_path / 'images'}", None, None, 0)
+    names = ["mole", "zebra", "ant"]
+    changes = {"class_names": names, "num_classes": 3, "input_shape": [3, 8, 8]}
+    setup = setup_of(tmp_path, **changes)
+    site = own.site(helpers.small_config(tmp_path), setup, tmp_path)
+    found = {names[label] for label in site.dataset.train.labels[own.train[:4]].tolist()}
+    assert found == {"ant"}, "the folder of ants comes first, and is class 2 of the run"
+    assert site.dataset.num_classes == 3
+    assert [len(part) for part in site.partition.train] == [0, 8, 0]
+    with pytest.raises(ConfigError, match="class 'ant' of the data here is none of the run's: mole, zebra"):
+        class_order(setup.model_copy(update={"class_names": names[:2]}), own.dataset.class_names)
+
+
+# States
+
+
+def test_states_are_kept_as_long_as_the_server_could_go_back(tmp_path):
+    store = ClientStore(tmp_path)
+    kept = {}
+    for round in range(12):
+        history = History(store, 0, reach=3)  # a process that starts again reads what was named
+        history.note(round, None if round == 0 else round - 1)
+        store.write(0, round, {"moon": {"x": torch.zeros(1)}})
+        history.prune(round)
+        kept[round] = sorted(int(path.stem) for path in (tmp_path / "000000").iterdir())
+    assert kept[3] == [0, 1, 2, 3]
+    assert kept[11] == [6, 7, 8, 9, 10, 11]
+
+
+def test_a_state_that_still_counts_outlives_rejected_ones(tmp_path):
+    store = ClientStore(tmp_path)
+    store.write(0, 0, {"moon": {"x": torch.zeros(1)}})
+    for round in range(1, 20):  # nothing after round 0 is accepted
+        history = History(store, 0, reach=3)
+        history.note(round, 0)
+        store.write(0, round, {"moon": {"x": torch.zeros(1)}})
+        history.prune(round)
+    assert sorted(int(path.stem) for path in (tmp_path / "000000").iterdir()) == [0, 16, 17, 18, 19]
+
+
+def test_going_back_forgets_what_never_was(tmp_path):
+    history = History(ClientStore(tmp_path), 0, reach=3)
+    for round in range(10):
+        history.note(round, round)
+    history.note(8, 7)
+    assert History(ClientStore(tmp_path), 0, reach=3)._named == [(5, 5), (6, 6), (7, 7), (8, 7)]
+    (tmp_path / "named.json").write_text("damaged")
+    assert History(ClientStore(tmp_path), 0, reach=3)._named == []
+
+
+def test_states_of_a_run_stay_with_the_client_and_are_pruned(tmp_path):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    result = helpers.run_over(link, tmp_path / "run", "moon", rounds=8)
+    assert not (result.directory / "clients").exists() or not list((result.directory / "clients").iterdir())
+    for client, name in enumerate(NAMES):
+        folder = tmp_path / "own" / name / "runs" / RUN / f"{client:06d}"
+        assert sorted(int(path.stem) for path in folder.iterdir()) == [2, 3, 4, 5, 6, 7]
+
+
+# The record of who takes part
+
+
+def test_the_roll_is_written_and_read(tmp_path):
+    roll = Roll(RUN, NAMES, ["SHA256:a", "SHA256:b", "SHA256:c"], [(3, 1), (4, 0), (5, 2)])
+    roll.write(tmp_path)
+    assert Roll.read(tmp_path) == roll
+    with pytest.raises(ConfigError, match="public key of client 'alder'"):
+        roll.keys({})
+    (tmp_path / "federation.json").write_text('{"run": "x", "clients": []}')
+    with pytest.raises(RunDirectoryError, match="is damaged"):
+        Roll.read(tmp_path)
+    with pytest.raises(RunDirectoryError, match="no run of a federation"):
+        Roll.read(tmp_path / "elsewhere")
+
+
+def test_the_courier_reports_a_failed_send(tmp_path):
+    link = Here(helpers.make_residents(tmp_path))
+    link.send = lambda *arguments: None
+    found = helpers.courier(link).send(Errand(0, "query", wire.pack("hello")))
+    assert isinstance(found, Trouble)
+    assert found.kind == "unreachable"
+
+
+def test_a_process_that_ended_is_a_lost_worker(tmp_path):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    link.deliver = lambda client, blobs: {"lost": b"the training process ended (signal 9)"}
+    courier = helpers.courier(link)
+    courier.send(Errand(0, "train", wire.pack("hello")))
+    ((_, trouble),) = courier.collect()
+    assert trouble == Trouble("worker_lost", "the training process ended (signal 9)")
+
+
+# The command line
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_the_engine_is_not_for_train(tmp_path):
+    code, output = invoke("train", "--engine", "flower", "--out", tmp_path / "run")
+    assert code == 2
+    assert "fedcore federate server" in output
+
+
+def test_a_run_of_another_kind_is_not_resumed(tmp_path):
+    run = federate(tmp_path, rounds=1).directory
+    assert invoke("federate", "keys", tmp_path / "keys", "--host", "localhost", "--client", "a")[0] == 0
+    code, output = invoke("federate", "server", "--keys", tmp_path / "keys", "--resume", run, "--rounds", "3")
+    assert (code, "leave --rounds out" in output) == (2, True)
+    code, output = invoke("federate", "server", "--keys", tmp_path / "keys", "--resume", run)
+    assert code == 2
+    assert "no run of a federation" in output or "fedcore federate needs version" in output

@@ -1,0 +1,168 @@
+"""Processes that leave nothing behind, and the door of the SuperLink."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedcore.errors import ConfigError, FedcoreError
+from fedcore_flower import client, processes
+from fedcore_flower.processes import Child, require_flower
+from fedcore_flower.superlink_app import HEADER, OwnerOnly
+
+STARTS_ONE = """
+import sys, time
+from pathlib import Path
+from fedcore_flower.processes import Child
+child = Child("time:sleep_for_ever", log=Path(sys.argv[1]))
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def ended(pid, seconds=10.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """A module whose function never ends."""
+    (tmp_path / "sleeper.py").write_text(
+        "import time\ndef main():\n    print('here', flush=True)\n    time.sleep(100)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "sleeper:main"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell nobody of a parent's death")
+def test_a_child_dies_with_a_parent_that_is_killed(tmp_path, sleeper):
+    script = STARTS_ONE.replace("time:sleep_for_ever", sleeper)
+    command = [sys.executable, "-c", script, str(tmp_path / "log")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    assert not ended(child, 0.5)
+    parent.kill()
+    parent.wait()
+    assert ended(child)
+
+
+def test_a_child_is_stopped_and_its_output_kept(tmp_path, sleeper):
+    child = Child(sleeper, log=tmp_path / "log")
+    while "here" not in child.tail():
+        assert child.exit_code is None
+        time.sleep(0.02)
+    child.stop()
+    child.stop()
+    assert child.exit_code == -signal.SIGTERM
+    assert oct((tmp_path / "log").stat().st_mode & 0o777) == "0o600"
+
+
+def test_flower_reports_nothing_from_any_child(tmp_path):
+    (tmp_path / "shows.py").write_text("import os\ndef main():\n    print(os.environ['FLWR_TELEMETRY_ENABLED'])\n")
+    child = Child("shows:main", log=tmp_path / "log", env={"PYTHONPATH": str(tmp_path)})
+    while child.exit_code is None:
+        time.sleep(0.02)
+    assert child.tail() == "0"
+
+
+def test_flower_s_version_is_looked_at(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.42.0")
+    with pytest.raises(ConfigError, match=r"flwr 1\.42\.0 is installed; fedcore federate needs version 1\.41"):
+        require_flower()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.41.7")
+    require_flower()
+
+
+def answer_of(path, headers=(), kind="http"):
+    """Return the status that a request gets from a door before an app that says 200."""
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "headers": list(headers)}
+    asyncio.run(OwnerOnly(app, b"\x01" * 32)(scope, None, send))
+    return sent[0]["status"] if sent else None
+
+
+SECRET = (HEADER.encode(), b"01" * 32)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/fleet/pull-messages", [], 200),
+        ("/v1/runtime/acquire-task", [], 200),
+        ("/v1/control/start-run", [], 403),
+        ("/v1/control/start-run", [SECRET], 200),
+        ("/v1/control/start-run", [(HEADER.encode(), b"00" * 32)], 403),
+        ("/v1/control/start-run", [SECRET, SECRET], 403),
+        ("/v1/fleet", [], 403),
+        ("/docs", [], 403),
+        ("/", [], 403),
+    ],
+)
+def test_only_the_owner_reaches_the_control_api(path, headers, status):
+    assert answer_of(path, headers) == status
+
+
+def test_other_kinds_of_connections_are_not_served():
+    assert answer_of("/v1/fleet/", kind="websocket") is None
+    assert answer_of("", kind="lifespan") == 200
+
+
+def test_the_training_process_says_what_is_wrong_with_the_data(tmp_path):
+    membership = client.Membership(
+        "localhost:1", tmp_path / "ca.crt", tmp_path / "key", f"npz:{tmp_path / 'none.npz'}", tmp_path / "state"
+    )
+    options = client._trainer_options(membership)
+    with pytest.raises(FedcoreError, match=r"none\.npz does not exist"):
+        client.Trainer(options)
+
+
+def test_a_killed_training_process_is_an_answer_and_is_replaced(tmp_path):
+    membership = client.Membership("localhost:1", tmp_path, tmp_path, "digits", tmp_path / "state", test_fraction=0.1)
+    trainer = client.Trainer(client._trainer_options(membership))
+    try:
+        assert trainer.description["train"] + trainer.description["test"] == 1437
+        first = trainer.pid
+        os.kill(first, signal.SIGKILL)
+        answer = trainer.ask({"head": b""}, lambda: None)
+        assert answer == {"lost": b"the training process ended (signal 9)"}
+        assert trainer.pid != first
+        assert "head" in trainer.ask({"head": b"nonsense"}, lambda: None)
+    finally:
+        trainer.stop()
+    assert ended(trainer.pid)
+
+
+def test_two_clients_do_not_share_their_states(tmp_path):
+    with client._alone(tmp_path), pytest.raises(ConfigError, match="in use by another client"), client._alone(tmp_path):
+        pass
+
+
+def test_what_is_on_this_machine_goes_through_no_proxy(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    for name in ("FLWR_HOME", "no_proxy", *processes.SILENT):
+        monkeypatch.setenv(name, "")
+    processes.silence_flower(tmp_path)
+    assert os.environ["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1"
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
