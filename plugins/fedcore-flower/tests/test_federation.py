@@ -19,13 +19,24 @@ from fedcore.cli.app import app
 from fedcore.engines.base import ClientFailure, ClientTask
 from fedcore.errors import ConfigError, DataError, RunDirectoryError
 from fedcore.rundir import RunDirectory
+from fedcore.runtime import ClientRuntime
 from fedcore.state import ClientStore
-from fedcore.testing import federate, model_bytes
+from fedcore.testing import check_engine, federate, model_bytes
 from fedcore_flower import wire
-from fedcore_flower.agreement import Setup, check_data, class_order, own_config, run_folder
+from fedcore_flower.agreement import (
+    Setup,
+    check_data,
+    class_order,
+    describe_run,
+    own_config,
+    read_setup,
+    run_folder,
+)
 from fedcore_flower.courier import Errand, Trouble
+from fedcore_flower.engine import FederationEngine
 from fedcore_flower.history import History
 from fedcore_flower.own_data import OwnData
+from fedcore_flower.resident import Resident, _Run
 from fedcore_flower.roll import Roll
 
 
@@ -553,3 +564,31 @@ def test_a_run_of_another_kind_is_not_resumed(tmp_path):
     code, output = invoke("federate", "server", "--keys", tmp_path / "keys", "--resume", run)
     assert code == 2
     assert "no run of a federation" in output or "fedcore federate needs version" in output
+
+
+class Open(Resident):
+    """Takes part in whatever it is asked to, on the data and states of a site, as the check of engines needs it."""
+
+    def __init__(self, site):
+        super().__init__(None, site.state_dir)
+        self._site = site
+
+    def _set_up(self, blobs):
+        setup = read_setup(wire.unpack(blobs, wire.SETUP)[2])
+        self._run = _Run(setup, ClientRuntime(self._site))
+        return self._run
+
+
+def test_it_keeps_the_contract(tmp_path):
+    """The engine, its requests and the residents' answers; what carries them is test_deployment's matter."""
+
+    def make(site):
+        names = [f"client-{k}" for k in range(site.config.clients)]
+        setups = {
+            client: describe_run(site.config, site.dataset, run=RUN, client=client, name=name, versions={})
+            for client, name in enumerate(names)
+        }
+        link = Here(Open(site) for _ in names)
+        return FederationEngine(helpers.courier(link), names, setups, attempt="first", run=RUN)
+
+    check_engine(make, tmp_path, workers=[1])
