@@ -32,6 +32,8 @@ class FlowerEngine:
     """Stands for the engine in a configuration; the server of a federation makes the real one."""
 
     Options: ClassVar[type[FlowerOptions]] = FlowerOptions
+    simulates = False
+    """Its clients are elsewhere: checks of plugins leave it out."""
 
     def __init__(self, site: Site) -> None:
         raise ConfigError(REFUSAL)
