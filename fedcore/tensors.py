@@ -107,6 +107,14 @@ def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Seque
             )
 
 
+def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], trainable: Iterable[str]) -> None:
+    """Refuse what is not one tensor for some of a model's trainable ones each; what a round freezes is not sent.
+
+    :raises ValueError: as :func:`check_tensors`.
+    """
+    check_tensors(sent, {name: (model[name].shape, model[name].dtype) for name in trainable if name in sent})
+
+
 def clone(tensors: Mapping[str, Tensor]) -> Tensors:
     """Return copies that own their memory."""
     return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -43,10 +43,7 @@ class Spool:
         shared = Path("/dev/shm")  # noqa: S108 - the point is memory, and the folder below it is private
         roomy = shared.is_dir() and shutil.disk_usage(shared).free > 2 * needed + (64 << 20)
         parent = shared if roomy else Path(tempfile.gettempdir())
-        for abandoned in parent.glob(f"{cls.PREFIX}*"):
-            pid = abandoned.name.removeprefix(cls.PREFIX).partition("-")[0]
-            if pid.isdigit() and not _alive(int(pid)):
-                shutil.rmtree(abandoned, ignore_errors=True)
+        remove_abandoned(parent, cls.PREFIX)
         return cls(Path(tempfile.mkdtemp(prefix=f"{cls.PREFIX}{os.getpid()}-", dir=parent)))
 
     def put(self, name: str, tensors: Mapping[str, Tensor], meta: Any) -> Path:
@@ -136,6 +133,14 @@ def unpack_error(meta: Mapping[str, Any]) -> FedcoreError:
 
 def _bare(task: ClientTask) -> ClientTask:
     return ClientTask(**{**task.__dict__, "tensors": {}})
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Delete the folders ``<prefix><process id>-...`` of processes that are gone."""
+    for folder in parent.glob(f"{prefix}*"):
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
 
 from fedcore.engines.base import ClientFailure, ClientTask, FailureKind, Outcome
+from fedcore.engines.channel import unpack_error, unpack_outcome
 
 BOUND = ("fit_resume", "end_session")
 """Kinds of tasks that only the worker with the live session can run."""
@@ -34,8 +37,8 @@ W = TypeVar("W", bound=Worker)
 class Dispatcher(Generic[W]):
     """Hands tasks to workers in the given order, and outcomes to the caller that waits for them.
 
-    It starts no workers and waits for none: the engine does, and says what came of them with :meth:`finish` and
-    :meth:`replace`.
+    It starts no workers and waits for none: the engine does, and says what came of them with :meth:`take`,
+    :meth:`finish` and :meth:`replace`.
     """
 
     def __init__(self, workers: list[W]) -> None:
@@ -72,6 +75,19 @@ class Dispatcher(Generic[W]):
         finally:
             for key in order:  # what the caller abandoned is dropped when it arrives
                 self._inboxes.pop(key, None)
+
+    def take(self, worker: W, kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Do what a worker's frame says: it is ready, or its task is done.
+
+        :raises FedcoreError: it is broken, in a way that no other worker would survive either.
+        """
+        if kind == "broken":
+            worker.task = None
+            raise unpack_error(meta)
+        if kind == "ready":
+            worker.ready = True
+        else:
+            self.finish(worker, unpack_outcome(kind, tensors, meta))
 
     def finish(self, worker: W, outcome: Outcome) -> None:
         """Put what became of a worker's task where it is waited for."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcore.client import Shared
 from fedcore.engines.base import ClientTask, Outcome, Site
-from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair, unpack_error, unpack_outcome
+from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair
 from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.site import pack_site
 from fedcore.errors import FedcoreError
@@ -162,13 +162,7 @@ class WorkerEngine:
             except EOFError:
                 self._replace(worker)
                 continue
-            if kind == "broken":
-                worker.task = None
-                raise unpack_error(meta)
-            if kind == "ready":
-                worker.ready = True
-            else:
-                self._dispatcher.finish(worker, unpack_outcome(kind, tensors, meta))
+            self._dispatcher.take(worker, kind, tensors, meta)
 
     def _replace(self, worker: _Worker) -> None:
         """Start a new worker in the place of one that died."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
 from fedcore.functional import linear_term, proximal_term
-from fedcore.tensors import check_tensors
+from fedcore.tensors import check_changes
 from fedcore_feddc import equations as eq
 
 
@@ -89,8 +89,7 @@ class FedDC(Plugin):
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add the change of s_i to s, the mean over all clients: s += (s_i+ - s_i) / N."""
-        sent = [name for name in server.trainable if name in update.payload]  # what a round freezes is not among them
-        check_tensors(update.payload, {name: (server.model[name].shape, server.model[name].dtype) for name in sent})
+        check_changes(update.payload, server.model, server.trainable)
         for name, change in update.payload.items():
             if f"s.{name}" not in server.state:
                 server.state[f"s.{name}"] = torch.zeros_like(change, dtype=torch.float64)

@@ -21,6 +21,7 @@ import ray._private.worker as ray_worker
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fedcore.engines.channel import remove_abandoned
 from fedcore.engines.local import ALLOCATOR, cores
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore_ray.host import Host
@@ -238,7 +239,7 @@ def _connect(options: RayOptions) -> Path | None:
         return None
     # Ray asks for a token; without this it would write one into the home folder, to be read by anybody.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    _remove_abandoned()
+    remove_abandoned(Path("/tmp"), PREFIX)  # noqa: S108 - where the next line but one makes them
     # Short: Ray makes sockets in it, and a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
     try:
@@ -292,23 +293,6 @@ def _own_signals() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
-
-
-def _remove_abandoned() -> None:
-    """Delete the folders of processes that were killed."""
-    for folder in Path("/tmp").glob(f"{PREFIX}*"):  # noqa: S108 - where _connect makes them
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
 
 
 def _head() -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcore.engines.base import ClientFailure, ClientTask, FailureKind, Outcome, Site
-from fedcore.engines.channel import pack_task, unpack_error, unpack_outcome
+from fedcore.engines.channel import pack_task
 from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.site import pack_site
 from fedcore.errors import ConfigError, FedcoreError
@@ -99,13 +99,7 @@ class RayEngine:
                 raise FedcoreError(f"a Ray worker cannot set the clients up: {error}") from error
             self._dispatcher.finish(worker, ClientFailure(worker.task.id, "raised", str(error)))
         else:
-            if kind == "broken":
-                worker.task = None
-                raise unpack_error(meta)
-            if kind == "ready":
-                worker.ready = True
-            else:
-                self._dispatcher.finish(worker, unpack_outcome(kind, tensors, meta))
+            self._dispatcher.take(worker, kind, tensors, meta)
 
     def _lose(self, worker: _Worker, error: WorkerLost) -> None:
         attempt = 0 if worker.ready else worker.attempt + 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
 from fedcore.functional import linear_term
-from fedcore.tensors import check_tensors
+from fedcore.tensors import check_changes
 from fedcore_scaffold import equations as eq
 
 
@@ -107,8 +107,7 @@ class Scaffold(Plugin):
         if not self.uniform:
             server.state["sizes"] = {**server.state.get("sizes", {}), str(update.client): update.samples}
         share = (1.0 if self.uniform else update.samples) / server.num_clients
-        sent = [name for name in server.trainable if name in update.payload]  # what a round freezes is not among them
-        check_tensors(update.payload, {name: (server.model[name].shape, server.model[name].dtype) for name in sent})
+        check_changes(update.payload, server.model, server.trainable)
         for name, change in update.payload.items():
             if f"c.{name}" not in server.state:
                 server.state[f"c.{name}"] = torch.zeros_like(change, dtype=torch.float64)
