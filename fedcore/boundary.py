@@ -75,10 +75,10 @@ class Boundary:
     Every method raises ``RejectUpdate``, which names the client, what it sent and what was expected. What a
     plugin makes of its payload is not known here: the collector rejects one that makes its hooks raise.
 
-    :param store: where clients keep their state, if the server can see it.
+    :param store: where clients keep their state.
     """
 
-    def __init__(self, problem: Problem, partition: Partition, store: ClientStore | None = None) -> None:
+    def __init__(self, problem: Problem, partition: Partition, store: ClientStore) -> None:
         self._layout, self._config, self._partition, self._store = problem.layout, problem.config, partition, store
         self._plugins = {plugin.name for plugin in problem.plugins}
         senders = [*problem.plugins.implementers("end_local"), *problem.plugins.implementers("pre_upload")]
@@ -184,9 +184,7 @@ class Boundary:
         config, held = self._config, len(self._partition.train[task.client])
         epochs = task.meta.get("epochs", config.local_epochs)
         most = epochs * math.ceil(held / config.batch_size)
-        version = meta.version is None or (
-            meta.version == task.round and (self._store is None or self._store.path(task.client, task.round).exists())
-        )
+        version = meta.version is None or (meta.version == task.round and self._store.has(task.client, task.round))
         for fits, name, value, expected in (
             (meta.client == task.client, "client", meta.client, f"{task.client}"),
             (meta.samples <= held, "samples", meta.samples, f"at most the {held} that it holds"),

@@ -44,10 +44,10 @@ _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OSError, RunDirecto
 class CheckpointStore:
     """The checkpoints of a run: saved, found again, the old ones deleted.
 
-    :param clients: the clients' states; None where they keep them themselves.
+    :param clients: the clients' states.
     """
 
-    def __init__(self, root: Path, clients: ClientStore | None) -> None:
+    def __init__(self, root: Path, clients: ClientStore) -> None:
         self.root, self.clients = root, clients
         self._kept: dict[Path, Manifest] = {}  # oldest first
 
@@ -60,8 +60,7 @@ class CheckpointStore:
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
         manifest = Manifest.of(state.manifest)
         new = manifest.changed(next(reversed(self._kept.values()), Manifest.of({})))
-        if self.clients is not None:
-            self.clients.settle({client: manifest[client] for client in new if client in manifest})
+        self.clients.settle({client: manifest[client] for client in new if client in manifest})
         with storing(path):
             self.root.mkdir(parents=True, exist_ok=True)
         write_tensors(path, *_pack(state))
@@ -88,7 +87,7 @@ class CheckpointStore:
             try:
                 state = _unpack(*read_tensors(path))
                 manifest, before = Manifest.of(state.manifest), _manifest_in(older)
-                self._check_clients(manifest, before)
+                self.clients.check(manifest, before)
                 if check is not None:
                     check(state)
             except _DAMAGED as error:
@@ -112,7 +111,7 @@ class CheckpointStore:
 
     def tidy(self) -> None:
         """Delete what a killed process left: all but what :meth:`load` found, the one before it, and what they name."""
-        self._prune(() if self.clients is None else self.clients.everyone())
+        self._prune(self.clients.everyone())
 
     def clear(self) -> None:
         """Delete all checkpoints."""
@@ -123,18 +122,7 @@ class CheckpointStore:
         for path in list(self.root.iterdir()) if self.root.is_dir() else ():
             if path not in self._kept:
                 path.unlink(missing_ok=True)
-        if self.clients is not None:
-            self.clients.prune(clients, list(self._kept.values()))
-
-    def _check_clients(self, manifest: Manifest, before: Manifest | None) -> None:
-        if self.clients is None:
-            return
-        new = set(manifest if before is None else manifest.changed(before))
-        for client, version in manifest.items():
-            if client in new:
-                self.clients.read(client, version)
-            elif version is not None and not self.clients.path(client, version).is_file():
-                raise RunDirectoryError(f"client {client}'s state of round {version} is missing")
+        self.clients.prune(clients, list(self._kept.values()))
 
     def _files(self) -> list[Path]:
         return sorted(self.root.glob("*.safetensors"))

@@ -16,27 +16,22 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore import registry
-from fedcore.autotune import tuned
 from fedcore.checkpoint import Report
 from fedcore.config import RunConfig
-from fedcore.data import DECLARED, Dataset, Partition, load_partition
+from fedcore.data import Partition
 from fedcore.engines.base import Engine, Site
-from fedcore.errors import ConfigError, FedcoreError, RunDirectoryError
+from fedcore.errors import FedcoreError, RunDirectoryError
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
+from fedcore.opening import Opened, begin, reopen
 from fedcore.placement import Placement
-from fedcore.prepare import resolve_config, resolve_partition
-from fedcore.problem import Problem
 from fedcore.protocols import Evaluator
 from fedcore.rundir import RunDirectory
 from fedcore.server import Federation, run_post_train, run_round
 from fedcore.server_context import Notify, Round
 from fedcore.state import ServerState
 from fedcore.system import participation
-from fedcore.tensors import clone
-from fedcore.trackers.base import resolve_trackers
 from fedcore.trackers.following import tracked
-from fedcore.trust import check_code, check_places, code_in, places_in
 
 Make = Callable[[Site], Engine]
 
@@ -97,29 +92,17 @@ def started(
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
     with one_thread():
-        config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
-        config, dataset = resolve_config(config)
-        config, partition = _dealt(config, dataset, partition, engine)
-        problem = Problem.build(config, dataset)
-        if config.autotune:
-            config = tuned(config, problem.model, dataset)
-        directory = RunDirectory.create(config.out, list(config.plugins), with_clients=not partition.is_declared)
-        config = config.model_copy(update={"out": directory.path})
-        partition.save(directory.partition_file)
-        directory.write_config(config)  # last: it is what makes the folder a run that can be resumed
-        initial = ServerState(model=clone(problem.model.state_dict()))
-        problem = replace(problem, config=config)
+        opened = begin(config, partition, reached=engine is not None)
         begun = False
         try:
-            with (
-                directory.lock(),
-                _running(config, dataset, partition, problem, directory, initial, notify, engine) as experiment,
-            ):
-                begun = True
-                yield experiment, initial
+            with opened.directory.lock():
+                initial = opened.initial()
+                with _running(opened, initial, notify, engine) as experiment:
+                    begun = True
+                    yield experiment, initial
         except BaseException:
             if not begun:  # the engine could not be started: nothing to go on with
-                directory.discard()
+                opened.directory.discard()
             raise
 
 
@@ -144,11 +127,11 @@ def resume(
     :raises ConfigError: it needs one of the permissions.
     """
     with one_thread():
-        config, dataset, partition, problem, directory = _reopen(path, allow_code, allow_outside, engine=engine)
-        with directory.lock():
-            state = directory.recover(_notes(notify)) or ServerState(model=clone(problem.model.state_dict()))
-            _check_model(state, problem, directory)
-            with _running(config, dataset, partition, problem, directory, state, notify, engine) as experiment:
+        opened = reopen(path, allow_code=allow_code, allow_outside=allow_outside, reached=engine is not None)
+        with opened.directory.lock():
+            state = opened.directory.recover(_notes(notify)) or opened.initial()
+            opened.check(state)
+            with _running(opened, state, notify, engine) as experiment:
                 return experiment.train(state)
 
 
@@ -160,33 +143,13 @@ def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool =
     :raises RunDirectoryError: there is no checkpoint.
     """
     with one_thread():
-        config, dataset, partition, problem, directory = _reopen(path, allow_code)
-        state = directory.checkpoints.load(report=_notes(notify))
+        opened = reopen(path, allow_code=allow_code)
+        state = opened.directory.checkpoints.load(report=_notes(notify))
         if state is None:
-            raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {directory.how_to_resume}")
-        _check_model(state, problem, directory)
-        dataset = Placement.of(config, problem.model).dataset(dataset)
-        with engine_for(config, dataset, partition, directory) as engine:
-            federation = Federation(problem, dataset, partition, engine, directory.store)
-            experiment = Experiment(federation, directory, _silent)
-            return experiment.final_metrics(state)
-
-
-@contextmanager
-def engine_for(
-    config: RunConfig,
-    dataset: Dataset,
-    partition: Partition,
-    directory: RunDirectory,
-    make: Make | None = None,
-) -> Iterator[Engine]:
-    """Start the configured engine, or the one that ``make`` gives, and stop it whatever happens."""
-    make = make or registry.resolve("engine", config.engine)
-    engine = registry.call("engine", config.engine, make, Site(config, dataset, partition, directory.clients.root))
-    try:
-        yield engine
-    finally:
-        engine.close()
+            raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")
+        opened.check(state)
+        with _federation(opened) as federation:
+            return Experiment(federation, opened.directory, _silent).final_metrics(state)
 
 
 @contextmanager
@@ -350,91 +313,36 @@ def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _running(
-    config: RunConfig,
-    dataset: Dataset,
-    partition: Partition,
-    problem: Problem,
-    directory: RunDirectory,
-    state: ServerState,
-    notify: Notify | None,
-    make: Make | None = None,
-) -> Iterator[Experiment]:
+def _running(opened: Opened, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
     notify = notify or _only_notes
     notify(
         "start",
         {
-            "directory": directory.path,
-            "config": config,
+            "directory": opened.directory.path,
+            "config": opened.config,
             "round": state.round,
-            "notes": partition.info["notes"],
+            "notes": opened.partition.info["notes"],
         },
     )
-    dataset = Placement.of(config, problem.model).dataset(dataset)
     with (
-        tracked(config, directory.path, notify) as notify,
-        engine_for(config, dataset, partition, directory, make) as engine,
+        tracked(opened.config, opened.directory.path, notify) as notify,
+        _federation(opened, make) as federation,
     ):
-        federation = Federation(problem, dataset, partition, engine, directory.store)
-        yield Experiment(federation, directory, notify)
+        yield Experiment(federation, opened.directory, notify)
 
 
-def _dealt(
-    config: RunConfig, dataset: Dataset, given: Partition | None, engine: Make | None
-) -> tuple[RunConfig, Partition]:
-    """Return who holds which samples, and the configuration that says so."""
-    if given is None:
-        return config, resolve_partition(config, dataset)
-    if given.num_clients != config.clients:
-        raise ConfigError(f"clients is {config.clients}, but the partition is of {given.num_clients} clients")
-    if given.is_declared:
-        _require_reached(engine, "this federation")
-        config = config.model_copy(update={"partition": DECLARED})
-    return config, given
-
-
-def _require_reached(engine: Make | None, what: object) -> None:
-    """Refuse an engine of the configuration for clients that hold data of their own: it cannot reach them."""
-    if engine is None:
-        raise ConfigError(
-            f"the clients of {what} hold their own data; fedcore federate server reaches them, and "
-            "fedcore federate server --resume RUN_DIR goes on"
-        )
-
-
-def _reopen(
-    path: Path, allow_code: bool, allow_outside: bool = True, engine: Make | None = None
-) -> tuple[RunConfig, Dataset, Partition, Problem, RunDirectory]:
-    """Read a run's directory.
-
-    :param allow_outside: where no tracker will be started, it does not matter what they would write.
-    """
-    directory = RunDirectory.open(path)
-    config, source = directory.read_config(), path / "config.yaml"
-    check_code(code_in(config), source, allow=allow_code)
-    if not allow_outside:
-        check_places(places_in(config, directory.path), source, allow=False)
-    config, dataset = resolve_config(config)
-    partition = load_partition(directory.partition_file, dataset)
-    if partition.is_declared:
-        _require_reached(engine, path)
-        directory = directory.without_clients()
-    return config, dataset, partition, Problem.build(config, dataset), directory
-
-
-def _check_model(state: ServerState, problem: Problem, directory: RunDirectory) -> None:
-    """Refuse a checkpoint of another model than the configuration's; its own pass whatever their values."""
-
-    def described(model: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        return {name: (tensor.shape, tensor.dtype) for name, tensor in model.items()}
-
-    own, found = described(problem.model.state_dict()), described(state.model)
-    wrong = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
-    if wrong:
-        raise RunDirectoryError(
-            f"the checkpoint in {directory.path} is not of the model that config.yaml describes: they differ in "
-            f"{', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
-        )
+@contextmanager
+def _federation(opened: Opened, make: Make | None = None) -> Iterator[Federation]:
+    """Start the configured engine, or the one that ``make`` gives, and stop it whatever happens."""
+    config, directory = opened.config, opened.directory
+    dataset = Placement.of(config, opened.problem.model).dataset(opened.dataset)
+    make = make or registry.resolve("engine", config.engine)
+    site = Site(config, dataset, opened.partition, directory.clients.root)
+    engine = registry.call("engine", config.engine, make, site)
+    try:
+        yield Federation(opened.problem, dataset, opened.partition, engine, directory.clients)
+    finally:
+        engine.close()
 
 
 def _notes(notify: Notify | None) -> Report:

@@ -23,7 +23,7 @@ from fedcore.config import RunConfig, read_config_file
 from fedcore.errors import FedcoreError, RunDirectoryError
 from fedcore.files import TEMPORARY, parse_json, storing, sync_file, write_json, write_text
 from fedcore.serial import write_tensors
-from fedcore.state import ClientStore, ServerState
+from fedcore.state import ClientStore, DistantStore, ServerState
 from fedcore.trust import check_links, code_in, places_in
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
@@ -41,9 +41,8 @@ class RunDirectory:
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
         self._missing: list[Path] = []  # folders that were not there before, innermost first
-        self.clients = ClientStore(path / "clients")
-        self.store = self.clients if with_clients else None
-        self.checkpoints = CheckpointStore(path / "checkpoint", self.store)
+        self.clients = (ClientStore if with_clients else DistantStore)(path / "clients")
+        self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
 
     def without_clients(self) -> RunDirectory:
         """Return the same directory for clients that keep their states themselves."""

@@ -35,14 +35,14 @@ Phase = Literal["select_clients", "begin_round", "round", "post_train"]
 class Federation:
     """What the server works with, all run long.
 
-    :param store: where the clients keep their state, if the server can see it.
+    :param store: where the clients keep their state.
     """
 
     problem: Problem
     dataset: Dataset
     partition: Partition
     engine: Engine
-    store: ClientStore | None = None
+    store: ClientStore
 
     @property
     def config(self) -> RunConfig:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedcore.errors import PluginContractError, RunDirectoryError
 from fedcore.files import storing, sync_file
+from fedcore.manifest import Manifest
 from fedcore.serial import read_tensors, write_tensors
 
 SEPARATOR = "/"
@@ -157,6 +158,10 @@ class ClientStore:
         """Return the file of one version."""
         return self.root / f"{client:06d}" / f"{version:06d}.safetensors"
 
+    def has(self, client: int, version: int) -> bool:
+        """Return whether a version is there, whole or not."""
+        return self.path(client, version).is_file()
+
     def read(self, client: int, version: int | None) -> dict[str, dict[str, Any]]:
         """Return a version by plugin; None is the empty state.
 
@@ -196,10 +201,39 @@ class ClientStore:
                 if path.name not in names:
                     path.unlink(missing_ok=True)
 
+    def check(self, manifest: Manifest, before: Manifest | None = None) -> None:
+        """Check that every version that a manifest names is there; read those that the one before does not name.
+
+        :raises RunDirectoryError: one is missing, or damaged.
+        """
+        new = set(manifest if before is None else manifest.changed(before))
+        for client, version in manifest.items():
+            if client in new:
+                self.read(client, version)
+            elif version is not None and not self.has(client, version):
+                raise RunDirectoryError(f"client {client}'s state of round {version} is missing")
+
     def everyone(self) -> list[int]:
         """Return the clients of which there are files."""
         folders = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+
+class DistantStore(ClientStore):
+    """The states of clients that keep them themselves, where the server can neither read nor delete them."""
+
+    def has(self, client: int, version: int) -> bool:
+        """Believe the client: the server cannot look."""
+        return True
+
+    def settle(self, manifest: Mapping[int, int | None]) -> None:
+        """Leave it to the clients."""
+
+    def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
+        """Leave it to the clients."""
+
+    def check(self, manifest: Manifest, before: Manifest | None = None) -> None:
+        """Believe the manifest: of a client that lost its state the task fails."""
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -33,6 +34,30 @@ class Worker(Protocol):
 
 W = TypeVar("W", bound=Worker)
 
+Advance = Callable[[deque[ClientTask], Callable[[ClientTask], bool]], list[Pair]]
+"""Starts tasks of a queue that may start, taking them out, and returns what is finished by now, waiting if need be."""
+
+
+def in_window(tasks: Iterable[ClientTask], advance: Advance, *, ahead: int | None) -> Iterator[Pair]:
+    """Yield each task as it finishes, while none is started that lies too far ahead of the oldest that is not done.
+
+    :param ahead: how many tasks after the oldest may be started; None for all.
+    """
+    queue = deque(tasks)
+    order = {task.id: index for index, task in enumerate(queue)}
+    done: set[int] = set()
+    oldest = 0
+
+    def may_start(task: ClientTask) -> bool:
+        return ahead is None or order[task.id] < oldest + ahead
+
+    while len(done) < len(order):
+        while oldest in done:
+            oldest += 1
+        for task, outcome in advance(queue, may_start):
+            done.add(order[task.id])
+            yield task, outcome
+
 
 class Dispatcher(Generic[W]):
     """Hands tasks to workers in the given order, and outcomes to the caller that waits for them.
@@ -44,7 +69,7 @@ class Dispatcher(Generic[W]):
     def __init__(self, workers: list[W]) -> None:
         self.workers = workers
         self._homes: dict[str, W] = {}
-        self._inboxes: dict[str, deque[Pair]] = {}
+        self._inboxes: dict[str, list[Pair]] = {}
 
     def run(self, tasks: Iterable[ClientTask], collect: Callable[[], None], *, window: int | None) -> Iterator[Pair]:
         """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker.
@@ -52,29 +77,25 @@ class Dispatcher(Generic[W]):
         :param collect: waits until a worker has something to say, and reports it to this object.
         :param window: as in :meth:`fedcore.engines.base.Engine.run`.
         """
-        queue = deque(tasks)
-        order = {task.id: index for index, task in enumerate(queue)}
-        inbox: deque[Pair] = deque()
-        self._inboxes.update(dict.fromkeys(order, inbox))
-        done: set[int] = set()
-        oldest = 0
+        tasks = list(tasks)
+        inbox: list[Pair] = []
+        self._inboxes.update((task.id, inbox) for task in tasks)
+
+        def advance(queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Pair]:
+            inbox.extend(self._dispatch(queue, may_start))
+            if not inbox:
+                collect()
+                # Before the caller works on what came in, whose worker would wait for it.
+                inbox.extend(self._dispatch(queue, may_start))
+            finished = inbox.copy()
+            inbox.clear()
+            return finished
+
         try:
-            while len(done) < len(order):
-                while oldest in done:
-                    oldest += 1
-                limit = None if window is None else oldest + window + len(self.workers)
-                inbox.extend(self._dispatch(queue, order, limit))
-                if not inbox:
-                    collect()
-                    # Before the caller works on what came in, whose worker would wait for it.
-                    inbox.extend(self._dispatch(queue, order, limit))
-                while inbox:
-                    task, outcome = inbox.popleft()
-                    done.add(order[task.id])
-                    yield task, outcome
+            yield from in_window(tasks, advance, ahead=None if window is None else window + len(self.workers))
         finally:
-            for key in order:  # what the caller abandoned is dropped when it arrives
-                self._inboxes.pop(key, None)
+            for task in tasks:  # what the caller abandoned is dropped when it arrives
+                self._inboxes.pop(task.id, None)
 
     def take(self, worker: W, kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Do what a worker's frame says: it is ready, or its task is done.
@@ -107,7 +128,7 @@ class Dispatcher(Generic[W]):
         if gone.task is not None:
             self.finish(gone, ClientFailure(gone.task.id, kind, message))
 
-    def _dispatch(self, queue: deque[ClientTask], order: Mapping[str, int], limit: int | None) -> list[Pair]:
+    def _dispatch(self, queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Pair]:
         """Give idle workers the first task each may run; returns the tasks whose session is lost."""
         lost: list[Pair] = []
         for task in [task for task in queue if task.kind in BOUND and task.session not in self._homes]:
@@ -116,9 +137,7 @@ class Dispatcher(Generic[W]):
         for worker in self.workers:
             if worker.task is not None or not worker.ready:
                 continue
-            for task in queue:
-                if limit is not None and order[task.id] >= limit:
-                    break
+            for task in itertools.takewhile(may_start, queue):
                 if task.kind in BOUND and self._homes[task.session or ""] is not worker:
                     continue
                 queue.remove(task)

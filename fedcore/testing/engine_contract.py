@@ -18,7 +18,7 @@ from fedcore.experiment import RunResult, one_thread
 from fedcore.prepare import resolve_config, resolve_partition
 from fedcore.problem import Problem
 from fedcore.server_context import Federation, Round
-from fedcore.state import ServerState
+from fedcore.state import DistantStore, ServerState
 from fedcore.tensors import clone
 from fedcore.testing.federation import client_state, committed, federate, model_bytes, records, small_config
 from fedcore.testing.fingerprint import fingerprint
@@ -120,7 +120,7 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
         partition = resolve_partition(config, dataset)
         engine = make(Site(config, dataset, partition, folder / "clients"))
         try:
-            federation = Federation(problem, dataset, partition, engine)
+            federation = Federation(problem, dataset, partition, engine, DistantStore(folder / "clients"))
             _converse(Round.open(federation, ServerState(model=clone(problem.model.state_dict()))))
         except BaseException:
             with contextlib.suppress(Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fedcore.engines.base import ClientFailure, ClientTask, Outcome
+from fedcore.engines.dispatch import Pair, in_window
 from fedcore_flower import wire
 from fedcore_flower.courier import Answer, Courier, Errand, Trouble
 
@@ -42,33 +43,26 @@ class FederationEngine:
         """Forget a payload; idempotent."""
         self._shared.pop(key, None)
 
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks and yield each with its outcome as it arrives; a client that is away fails at once."""
-        queue = deque(tasks)
-        order = {task.id: index for index, task in enumerate(queue)}
-        done: set[int] = set()
-        oldest = 0
-        while len(done) < len(order):
-            while oldest in done:
-                oldest += 1
-            limit = None if window is None else oldest + window + self.workers
-            finished = self._dispatch(queue, order, limit) or self._collect(order)
-            for task, outcome in finished:
-                done.add(order[task.id])
-                yield task, outcome
+        tasks = list(tasks)
+        known = {task.id for task in tasks}
+
+        def advance(queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Pair]:
+            return self._dispatch(queue, may_start) or self._collect(known)
+
+        return in_window(tasks, advance, ahead=None if window is None else window + self.workers)
 
     def close(self) -> None:
         """Forget everything that was shared; idempotent."""
         self._shared.clear()
 
-    def _dispatch(
-        self, queue: deque[ClientTask], order: Mapping[str, int], limit: int | None
-    ) -> list[tuple[ClientTask, Outcome]]:
+    def _dispatch(self, queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Pair]:
         """Send what can be sent; returns the tasks that cannot."""
-        failed: list[tuple[ClientTask, Outcome]] = []
+        failed: list[Pair] = []
         waiting: list[ClientTask] = []
         held: set[int] = set()  # a client's tasks keep their order
-        while queue and (limit is None or order[queue[0].id] < limit):
+        while queue and may_start(queue[0]):
             task = queue.popleft()
             if task.client in held or task.client in self._courier.busy:
                 held.add(task.client)
@@ -92,13 +86,13 @@ class FederationEngine:
         head = wire.pack_request(task, attempt=self._attempt, run=self._run)
         return Errand(task.client, KINDS.get(task.kind, "train"), head, parts, attach, task)
 
-    def _collect(self, order: Mapping[str, int]) -> list[tuple[ClientTask, Outcome]]:
-        finished: list[tuple[ClientTask, Outcome]] = []
+    def _collect(self, known: Container[str]) -> list[Pair]:
+        finished: list[Pair] = []
         for errand, answer in self._courier.collect():
             task: ClientTask = errand.note
             if isinstance(answer, Trouble):
                 self._has.pop(task.client, None)
-            if task.id in order:  # else: of a round that its caller gave up
+            if task.id in known:  # else: of a round that its caller gave up
                 finished.append((task, self._outcome(task, answer)))
         return finished
 
