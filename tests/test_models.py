@@ -127,6 +127,39 @@ def test_pooling_before_relu_gives_the_papers_bits(name: str, memory_format: tor
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected_gradients, strict=True))
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(6, 28, 28), (1, 5, 7), (3, 2, 3), (16, 1, 9)])
+def test_pooling_without_gradients_gives_the_same_values(
+    shape: tuple[int, ...], memory_format: torch.memory_format
+) -> None:
+    x = torch.randn(4, *shape).mul(2).round()  # ties
+    if min(shape[1:]) > 1:
+        x[0, 0, 0, 0], x[1, 0, 1, 1] = torch.nan, -torch.inf
+    x = x.contiguous(memory_format=memory_format)
+    pool = zoo.MaxPool2x2()
+    if min(shape[1:]) < 2:
+        with pytest.raises(RuntimeError, match="too small"):
+            pool(x)
+        return
+    found, expected = pool(x), nn.functional.max_pool2d(x, 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert found.is_contiguous(memory_format=memory_format)
+    assert pool(x.requires_grad_()).requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(pool(x), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn"])
+def test_outputs_are_the_same_with_and_without_gradients(name: str) -> None:
+    model, _ = build(name, input_shape=(3, 30, 34))
+    model = model.to(memory_format=torch.channels_last)
+    x = torch.randn(8, 3, 30, 34).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        frozen = model(x)
+    for found, expected in zip(model(x), frozen, strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_alexnet_runs() -> None:
     model, _ = build("alexnet")
     check_outputs(model, torch.rand(1, 1, 8, 8), 4096, 10)

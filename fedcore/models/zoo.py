@@ -15,6 +15,7 @@ import math
 from collections import OrderedDict
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -43,6 +44,26 @@ class PadTo(nn.Module):
     def extra_repr(self) -> str:
         """Return what ``print(model)`` shows between the brackets."""
         return str(self.side)
+
+
+class MaxPool2x2(nn.MaxPool2d):
+    """Largest of each 2x2 window, (B, channels, height, width) -> half the height and width, rounded down.
+
+    Where no gradient will be asked for, nobody needs to know which of the four it was: two maxima of slices give the
+    same values in a fraction of the time that torch's kernel takes on a CPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the maxima."""
+        if x.is_cuda or (x.requires_grad and torch.is_grad_enabled()) or min(x.shape[-2:]) < 2:
+            pooled: Tensor = super().forward(x)
+            return pooled
+        rows, columns = (size // 2 * 2 for size in x.shape[-2:])
+        x = torch.maximum(x[..., 0:rows:2, :columns], x[..., 1:rows:2, :columns])
+        return torch.maximum(x[..., 0::2], x[..., 1::2])
 
 
 def simple_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -210,10 +231,10 @@ def _two_convolutions(
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         pad=PadTo(least),
         conv1=nn.Conv2d(channels, filters[0], 5),
-        pool1=nn.MaxPool2d(2),
+        pool1=MaxPool2x2(),
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(filters[0], filters[1], 5),
-        pool2=nn.MaxPool2d(2),
+        pool2=MaxPool2x2(),
         relu2=nn.ReLU(),
         flatten=nn.Flatten(),  # (B, filters, rows, columns) -> (B, flat)
     )
