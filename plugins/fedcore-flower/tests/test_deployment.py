@@ -49,6 +49,7 @@ class Federation:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.clients: dict[str, subprocess.Popen] = {}
+        self.server: subprocess.Popen | None = None
 
     def join(self, name, *more, key=None, ca=None, script=("-m", "fedcore.cli")):
         log = (self.folder / f"{name}.log").open("ab")
@@ -71,6 +72,9 @@ class Federation:
         return self.clients[name]
 
     def serve(self, out, *plugins, more=(), **options):
+        if self.server is not None and self.server.poll() is None:  # of a test that failed: it holds the port
+            self.server.kill()
+            self.server.communicate()
         command = ["federate", "server", "--host", "127.0.0.1", "--port", self.port, "--keys", self.keys]
         command += ["--probe-every", 5, "--wait", 120, "--quiet", *more]
         for name in plugins:
@@ -79,7 +83,8 @@ class Federation:
             command += [f"--{name.replace('_', '-')}", value]
         if out is not None:
             command += ["--out", out]
-        return subprocess.Popen(fedcore(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.server = subprocess.Popen(fedcore(*command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return self.server
 
     def run(self, out, *plugins, more=(), **options):
         server = self.serve(out, *plugins, more=more, **options)
@@ -142,6 +147,14 @@ def failures(directory):
 
 def model(directory):
     return (directory / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interruptible():
+    """Let servers be interrupted even where the tests are a shell's background job, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
