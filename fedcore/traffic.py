@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +15,18 @@ from fedcore.engines.local import InProcessEngine
 from fedcore.experiment import run
 
 Shapes = dict[str, list[int]]
+
+
+class Traffic(NamedTuple):
+    """What passed beside the model.
+
+    :param tensors: way -> name -> shape. Ways: ``down, before training``, ``up``, ``up, answer``, ``down, question``,
+        ``up, exchange`` and ``down, exchange``.
+    :param bytes: ``down`` and ``up`` of all rounds and clients, as the ledger counts them for the plugin.
+    """
+
+    tensors: dict[str, Shapes]
+    bytes: dict[str, int]
 
 
 class Watch(InProcessEngine):
@@ -44,11 +56,11 @@ class Watch(InProcessEngine):
                 self.seen.setdefault(way, {})[short] = list(tensor.shape)
 
 
-def watch(plugin: str, options: Mapping[str, Any] | None = None) -> dict[str, Shapes]:
-    """Return the tensors that a plugin sends beside the model: way -> name -> shape.
+def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
+    """Return what a plugin sends beside the model.
 
     Two rounds, two clients and ten classes on digits with ``mlp``: shapes that depend on the data or the model are
-    theirs. Ways: ``down, before training``, ``up``, ``up, answer``, ``down, question``, ``up`` and ``down, exchange``.
+    theirs.
     """
     seen: dict[str, Shapes] = {}
     engine = type("Watching", (Watch,), {"seen": seen})
@@ -63,5 +75,5 @@ def watch(plugin: str, options: Mapping[str, Any] | None = None) -> dict[str, Sh
             workers=0,
             out=Path(folder) / "run",
         )
-        run(config, engine=engine)
-    return seen
+        result = run(config, engine=engine)
+    return Traffic(seen, result.summary["bytes"]["by_plugin"].get(plugin, {"down": 0, "up": 0}))

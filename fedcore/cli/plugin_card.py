@@ -60,7 +60,7 @@ def describe(name: str) -> dict[str, Any]:
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
             for hook in hooks
         ],
-        "sends": watch(name) if name != BUILTIN else {},
+        "sends": watch(name).tensors if name != BUILTIN else {},
         "declarations": {key: _plain(getattr(source, key)) for key in DECLARATIONS},
         "excludes": [] if name == BUILTIN else _excludes(source, hooks),
     }
