@@ -1,0 +1,25 @@
+"""The checks of the conformance kit that secure noise cannot pass, with noise from the seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedcore.testing import CHECKS
+
+BITS = [
+    "check_same_seed_gives_the_same_bits",
+    "check_resumes_to_the_same_bits",
+    "check_order_of_clients_does_not_matter",
+    "check_every_engine_gives_the_same_bits",
+]
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(name, marks=[pytest.mark.slow] if CHECKS[name].slow else []) for name in BITS]
+)
+@pytest.mark.parametrize("plugin", ["SeededDP", "SeededLocalDP"])
+def test_seeded_noise_gives_the_same_bits(plugin: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    CHECKS[check].function(f"module:seeded_noise.{plugin}")
