@@ -122,6 +122,17 @@ def alive(pid):
         return False
 
 
+def at_work(pid, seconds=0.2):
+    """Return what tells whether a process has computed for so long from now on."""
+
+    def computed():
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+    before = computed()
+    return lambda: computed() - before > seconds
+
+
 def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -204,19 +215,25 @@ def test_ctrl_c_leaves_a_checkpoint_and_no_process(federation, tmp_path):
     until(lambda: not any(map(alive, below.values())), 10)
 
 
-LONG = {**SMALL, "local_epochs": 120, "rounds": 4}
-"""Halves of a round that take long enough to be hit."""
+LONG = {**SMALL, "local_epochs": 500, "rounds": 4}
+"""Halves of a round that take long enough to be hit: a second or more."""
+
+
+def in_half(federation, run, half):
+    """Wait until birch trains in a half of round 1; return the trainer."""
+    trainer = children(federation.clients["birch"].pid)["fedcore_flower.trainer"]
+    marks = federation.log("birch").count("round 1: fit_begin")
+    until(lambda: metrics(run), 200)
+    if half == 2:
+        until(lambda: federation.log("birch").count("round 1: fit_begin") > marks, 100)
+    until(at_work(trainer))
+    return trainer
 
 
 @pytest.mark.parametrize("half", [1, 2])
 def test_a_killed_training_process_is_named_and_takes_part_again(federation, tmp_path, half):
     server = federation.serve(tmp_path / "run", "fedcme", **LONG)
-    marks = federation.log("birch").count("round 1: fit_begin")
-    until(lambda: metrics(tmp_path / "run"), 200)
-    if half == 2:
-        until(lambda: federation.log("birch").count("round 1: fit_begin") > marks, 100)
-    time.sleep(0.2)
-    os.kill(children(federation.clients["birch"].pid)["fedcore_flower.trainer"], signal.SIGKILL)
+    os.kill(in_half(federation, tmp_path / "run", half), signal.SIGKILL)
     output, _ = server.communicate(timeout=300)
     assert server.returncode == 0, output
     found = failures(tmp_path / "run")
@@ -228,12 +245,8 @@ def test_a_killed_training_process_is_named_and_takes_part_again(federation, tmp
 @pytest.mark.parametrize("half", [1, 2])
 def test_a_killed_supernode_is_replaced_and_nothing_is_lost(federation, tmp_path, half):
     here = federate(tmp_path, "fedcme", client_test_fraction=FRACTION, **LONG)
-    marks = federation.log("birch").count("round 1: fit_begin")
     server = federation.serve(tmp_path / "run", "fedcme", more=["--grace", "60"], **LONG)
-    until(lambda: metrics(tmp_path / "run"), 200)
-    if half == 2:
-        until(lambda: federation.log("birch").count("round 1: fit_begin") > marks, 100)
-    time.sleep(0.2)
+    in_half(federation, tmp_path / "run", half)
     os.kill(children(federation.clients["birch"].pid)["fedcore_flower.supernode_app"], signal.SIGKILL)
     output, _ = server.communicate(timeout=300)
     assert server.returncode == 0, output
@@ -242,7 +255,9 @@ def test_a_killed_supernode_is_replaced_and_nothing_is_lost(federation, tmp_path
 
 
 def test_a_killed_client_leaves_no_process_is_named_and_comes_back(federation, tmp_path):
-    server = federation.serve(tmp_path / "run", "fedcme", more=["--grace", "1"], **{**LONG, "rounds": 14})
+    server = federation.serve(
+        tmp_path / "run", "fedcme", more=["--grace", "1"], **{**LONG, "local_epochs": 120, "rounds": 14}
+    )
     until(lambda: metrics(tmp_path / "run"), 200)
     below = children(federation.clients["birch"].pid)
     assert len(below) == 2
