@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,22 +10,14 @@ from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 from fedcore.errors import UnknownNameError
 
-FORMATS = ("table", "markdown", "csv", "latex", "json")
-
 
 @guarded
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Folders that train or sweep printed.")],
+    runs: options.Runs,
     protocol: Annotated[
         str, typer.Option(help="global, global_local, personal, personal_global or global_before_correction.")
     ] = "global",
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OPTION",
-            help="What makes a row: plugin, or an option of train; can be given again. Default plugin.",
-        ),
-    ] = None,
+    by: options.By = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
     ] = None,
@@ -38,7 +29,9 @@ def compare(
         typer.Option("--round", min=1, help="Compare after so many rounds, unfinished runs too; default at the end."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the differences' intervals.")] = 0.95,
-    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print it.")] = "table",
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.")
+    ] = "table",
     debug: options.Debug = False,
 ) -> None:
     """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
@@ -46,8 +39,8 @@ def compare(
     Runs of other data, partitions or settings stand in a table of their own and are never averaged with these.
     The difference is paired by seed; its interval is Student's t.
     """
-    if form not in FORMATS:
-        raise UnknownNameError("format", form, FORMATS)
+    if form not in options.FORMATS:
+        raise UnknownNameError("format", form, options.FORMATS)
 
     from fedcore.compare.comparison import compare as join
     from fedcore.compare.records import find_runs

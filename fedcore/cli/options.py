@@ -19,6 +19,10 @@ from fedcore.system.options import SystemOptions
 
 METHODS, DATA, CLIENTS = "Methods", "Data and model", "Clients"
 TRAINING, EXECUTION, RECORDS = "Training", "Execution", "Records"
+GRID = "Sweep"
+
+FORMATS = ("table", "markdown", "csv", "latex", "json")
+"""How a table can be printed."""
 
 _PANELS = {
     METHODS: ("plugins",),
@@ -67,6 +71,22 @@ AllowCode = Annotated[
 ]
 AllowOutside = Annotated[
     bool, typer.Option("--allow-outside", help="Let its trackers and its engine reach outside of the run directory.")
+]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Folders that train or sweep printed.")]
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION", help="What makes a row: plugin, or an option of train; can be given again. Default plugin."
+    ),
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel",
+        min=1,
+        help="Runs side by side, each in a process of its own; default one per core as far as memory allows.",
+        rich_help_panel=GRID,
+    ),
 ]
 RunSettings = Annotated[
     list[str] | None,

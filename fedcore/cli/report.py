@@ -13,7 +13,7 @@ from fedcore.cli.guard import guarded
 
 @guarded
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Folders that train or sweep printed.")],
+    runs: options.Runs,
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE.html", help="The page; a report there is replaced.")
     ] = Path("report.html"),
@@ -21,13 +21,7 @@ def report(
         Path | None, typer.Option("--figures", metavar="DIR", help="Write each figure as a file, too.")
     ] = None,
     form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OPTION",
-            help="What makes a row: plugin, or an option of train; can be given again. Default plugin.",
-        ),
-    ] = None,
+    by: options.By = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
     ] = None,

@@ -11,14 +11,13 @@ import typer
 
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
-from fedcore.cli.sweep import GRID, SOME_FAILED
+from fedcore.cli.sweep import SOME_FAILED
 from fedcore.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from fedcore.reproduce.recipe import Recipe
     from fedcore.reproduce.run import Plan, Reproduction
 
-FORMATS = ("table", "markdown", "csv", "latex", "json")
 TABLE = "Table"
 
 
@@ -46,27 +45,23 @@ def reproduce(
         ),
     ] = "quick",
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print it.", rich_help_panel=TABLE)
+        str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.", rich_help_panel=TABLE)
     ] = "table",
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", min=1, help="How many (0 to N-1), in place of the recipe's.", rich_help_panel=GRID),
+        typer.Option(
+            "--seeds", min=1, help="How many (0 to N-1), in place of the recipe's.", rich_help_panel=options.GRID
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="The sweep's folder; default reproduce/<method>-table-<N>-<scale>.", rich_help_panel=GRID
+            "--out",
+            help="The sweep's folder; default reproduce/<method>-table-<N>-<scale>.",
+            rich_help_panel=options.GRID,
         ),
     ] = None,
-    parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--parallel",
-            min=1,
-            help="Runs side by side; default one per core as far as memory allows.",
-            rich_help_panel=GRID,
-        ),
-    ] = None,
+    parallel: options.Parallel = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, and say which runs there would be; start none.")
     ] = False,
@@ -83,8 +78,8 @@ def reproduce(
 
     if scale not in get_args(Scale):
         raise UnknownNameError("scale", scale, get_args(Scale))
-    if form not in FORMATS:
-        raise UnknownNameError("format", form, FORMATS)
+    if form not in options.FORMATS:
+        raise UnknownNameError("format", form, options.FORMATS)
     if table is None:
         _list(method)
         return

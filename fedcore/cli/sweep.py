@@ -20,7 +20,6 @@ from fedcore.sweep.spec import SweepSpec, override, read_spec
 from fedcore.trust import check_code, code_in
 
 SOME_FAILED = 3
-GRID = "Sweep"
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "seed")]
 
 
@@ -39,12 +38,14 @@ def sweep(
             "--grid",
             metavar="AXIS=VALUE,...",
             help="An axis: plugin (moon+uscc combines two), an option of train, or PLUGIN.OPTION; can be given again.",
-            rich_help_panel=GRID,
+            rich_help_panel=options.GRID,
         ),
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option("--seeds", metavar="N or A,B,...", help="How many (0 to N-1), or which.", rich_help_panel=GRID),
+        typer.Option(
+            "--seeds", metavar="N or A,B,...", help="How many (0 to N-1), or which.", rich_help_panel=options.GRID
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -52,24 +53,18 @@ def sweep(
             "--set",
             metavar="PLUGIN.OPTION=VALUE",
             help="An option of a plugin, in each run that has the plugin; can be given again.",
-            rich_help_panel=GRID,
+            rich_help_panel=options.GRID,
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="The sweep's folder; default sweeps/<file's name or time>.", rich_help_panel=GRID),
-    ] = None,
-    parallel: Annotated[
-        int | None,
         typer.Option(
-            "--parallel",
-            min=1,
-            help="Runs side by side, each in a process of its own; default one per core as far as memory allows.",
-            rich_help_panel=GRID,
+            "--out", help="The sweep's folder; default sweeps/<file's name or time>.", rich_help_panel=options.GRID
         ),
     ] = None,
+    parallel: options.Parallel = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=GRID)
+        bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=options.GRID)
     ] = False,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,
