@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from fedcore.engines.base import ClientFailure, ClientTask, Outcome
 from fedcore.errors import PluginCallError, PluginContractError, RejectUpdate
-from fedcore.server_context import Federation, Round
+from fedcore.round import Federation, Round
+from fedcore.server_context import ServerContext
 from fedcore.tensors import Fold, bytes_of
 from fedcore.types import ClientUpdate
 
@@ -62,10 +63,10 @@ class Collector:
         sizes = {"model": bytes_of(update.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
         update = self._inspected(task, update)
-        weight = float(plugins.first("weight", server=current.context(), update=update))
+        weight = float(plugins.first("weight", server=ServerContext(current), update=update))
         for plugin in plugins.implementers("accumulate"):
             try:
-                plugins.call(plugin.name, "accumulate", server=current.context(), update=update)
+                plugins.call(plugin.name, "accumulate", server=ServerContext(current), update=update)
             except RejectUpdate as error:
                 raise PluginContractError(
                     f"plugin {plugin.name!r} hook accumulate (round {current.number}, client {task.client}): rejects "
@@ -90,7 +91,7 @@ class Collector:
         """Return the update as every ``pre_aggregate`` leaves it."""
         current, plugins = self._current, self._federation.problem.plugins
         for plugin in plugins.implementers("pre_aggregate"):
-            seen = plugins.call(plugin.name, "pre_aggregate", server=current.context(), update=update)
+            seen = plugins.call(plugin.name, "pre_aggregate", server=ServerContext(current), update=update)
             if seen is not None:
                 update = update.merged(plugin.name, seen)
                 self._federation.boundary.check(task, update)

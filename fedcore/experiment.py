@@ -26,9 +26,10 @@ from fedcore.models import SplitModel
 from fedcore.opening import Opened, begin, reopen
 from fedcore.placement import Placement
 from fedcore.protocols import Evaluator
+from fedcore.round import Notify, Round
 from fedcore.rundir import RunDirectory
 from fedcore.server import Federation, run_post_train, run_round
-from fedcore.server_context import Notify, Round
+from fedcore.server_context import ServerContext
 from fedcore.state import ServerState
 from fedcore.system import participation
 from fedcore.trackers.following import tracked
@@ -212,7 +213,7 @@ class Experiment:
         record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         current = Round.open(self.federation, state, number=record["round"])
-        for _ in self.federation.problem.plugins.each("round_end", server=current.context(), record=record):
+        for _ in self.federation.problem.plugins.each("round_end", server=ServerContext(current), record=record):
             pass
         self._touched.update(record["cohort"])
         began = time.perf_counter()
@@ -274,7 +275,7 @@ class Experiment:
     def reports(self, state: ServerState) -> dict[str, Any]:
         """Return what plugins report after the last committed round, as an entry of a record; none where none do."""
         current = Round.open(self.federation, state, number=state.round - 1)
-        found = self.federation.problem.plugins.each("report", server=current.context())
+        found = self.federation.problem.plugins.each("report", server=ServerContext(current))
         reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
         return {"reports": reports} if reports else {}
 

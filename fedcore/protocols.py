@@ -12,7 +12,8 @@ from fedcore.evaluation import evaluate, rates, silhouette, summarise_clients
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
 from fedcore.placement import Placement
-from fedcore.server_context import Federation, Round, in_order
+from fedcore.round import Federation, Round, in_order
+from fedcore.server_context import broadcasts
 from fedcore.state import ServerState
 
 
@@ -56,7 +57,7 @@ class Evaluator:
         if not protocols:
             return {}
         current = Round.open(federation, state)
-        key = current.share(f"evaluate-{state.round}-{state.phase}", current.broadcast())
+        key = current.share(f"evaluate-{state.round}-{state.phase}", broadcasts(current))
         tasks = [
             ClientTask(
                 id=f"{key}-{client}",

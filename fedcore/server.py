@@ -15,15 +15,8 @@ from fedcore.errors import PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.ledger import Ledger
 from fedcore.manifest import Manifest
 from fedcore.plugins import Plugin
-from fedcore.server_context import (
-    Federation,
-    Notify,
-    Round,
-    ServerContext,
-    check_cohort,
-    check_partial,
-    in_order,
-)
+from fedcore.round import Federation, Notify, Round, in_order
+from fedcore.server_context import ServerContext, broadcasts, check_cohort, check_partial
 from fedcore.state import ServerState
 from fedcore.tensors import bytes_of, first_nonfinite
 from fedcore.types import Tensors
@@ -60,12 +53,12 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
     somebody = any(fate.reached for fate in current.fates.values())
     if somebody:
         current.phase = "begin_round"
-        for _ in plugins.each("begin_round", server=current.context()):
+        for _ in plugins.each("begin_round", server=ServerContext(current)):
             pass
         current.phase = "round"
     chosen = time.perf_counter()
     if somebody:
-        current.share(f"round-{current.number}", current.broadcast())
+        current.share(f"round-{current.number}", broadcasts(current))
     sent = time.perf_counter()
 
     collector = Collector(federation, current)
@@ -121,7 +114,7 @@ def select(federation: Federation, current: Round) -> None:
     """Choose the cohort; nobody, and nobody is asked, where no client is available."""
     if not current.available:
         return
-    for plugin, cohort in federation.problem.plugins.each("select_clients", server=current.context()):
+    for plugin, cohort in federation.problem.plugins.each("select_clients", server=ServerContext(current)):
         if cohort is not None:
             current.cohort += check_cohort(cohort, federation.config.clients, plugin.name)
             break
@@ -235,7 +228,7 @@ def _exchange(
         own = problem.claimed(plugin, "exchanges")
         seen = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
         result = problem.plugins.call(
-            plugin.name, "mid_local_epoch", server=current.context(), epoch=epoch, snapshots=seen
+            plugin.name, "mid_local_epoch", server=ServerContext(current), epoch=epoch, snapshots=seen
         )
         for tensors in seen.values():
             current.ledger.up(plugin.name, bytes_of(tensors))
@@ -263,12 +256,14 @@ def aggregate(federation: Federation, current: Round, collector: Collector) -> T
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     for plugin in plugins.implementers("aggregate"):
         owned = problem.claimed(plugin, "owns")
-        part = plugins.call(plugin.name, "aggregate", server=current.context(), updates=collector.kept[plugin.name])
+        part = plugins.call(
+            plugin.name, "aggregate", server=ServerContext(current), updates=collector.kept[plugin.name]
+        )
         model.update(_checked(federation, plugin, "aggregate", part, owned))
     trainable = [name for name in problem.layout.shared if name in problem.layout.trainable]
     for plugin in plugins.implementers("server_step"):
         mean = {name: model[name] for name in trainable}
-        part = plugins.call(plugin.name, "server_step", server=current.context(), mean=mean)
+        part = plugins.call(plugin.name, "server_step", server=ServerContext(current), mean=mean)
         model.update(_checked(federation, plugin, "server_step", part, trainable))
     broken = first_nonfinite(model)
     if broken:
@@ -293,7 +288,7 @@ def run_post_train(
     current = Round.open(federation, committed)
     current.phase = "post_train"
     try:
-        for _ in federation.problem.plugins.each("post_train", server=current.context()):
+        for _ in federation.problem.plugins.each("post_train", server=ServerContext(current)):
             pass
     finally:
         current.close()

@@ -28,6 +28,7 @@ from fedcore.data.partitions import IntArray
 from fedcore.errors import FedcoreError
 from fedcore.registry import available
 from fedcore.seeding import numpy_generator
+from fedcore.subprocesses import command, environment
 
 CLIENTS = (1_000, 10_000, 100_000, 1_000_000)
 METHODS = ("fedavg", "moon")
@@ -167,7 +168,8 @@ def peak_memory(config: RunConfig, block: int) -> Memory:
     :raises FedcoreError: the process failed, or this system does not tell the peak.
     """
     done = subprocess.run(  # noqa: S603 - our own module, fixed arguments
-        [sys.executable, "-m", __spec__.name, config.model_dump_json(), str(block)],
+        command(__spec__.name, config.model_dump_json(), str(block)),
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,

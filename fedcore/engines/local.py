@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
@@ -24,6 +23,7 @@ from fedcore.engines.site import pack_site
 from fedcore.errors import FedcoreError
 from fedcore.placement import resolve_device
 from fedcore.runtime import ClientRuntime
+from fedcore.subprocesses import command, environment
 from fedcore.tensors import bytes_of
 
 KILLED_EARLY = 3
@@ -86,18 +86,11 @@ class _Worker:
         connection, theirs = socket_pair()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-                [
-                    sys.executable,
-                    "-m",
-                    "fedcore.engines.worker",
-                    str(theirs.fileno()),
-                    str(spool.path),
-                    str(os.getpid()),
-                ],
+                command("fedcore.engines.worker", str(theirs.fileno()), str(spool.path), str(os.getpid())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal is the engine's business
-                env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env=environment(**ALLOCATOR, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
             )
         self.channel = Channel(connection, spool)
         self.task: ClientTask | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from fedcore import subprocesses
 
 Inbox: TypeAlias = "queue.Queue[tuple[_Process, dict[str, Any] | None]]"
 Listener = Callable[[str, str, Mapping[str, Any]], None]
@@ -54,7 +55,7 @@ class _Process:
                 stderr=log,
                 pass_fds=keep,
                 start_new_session=True,  # Ctrl-C in the terminal is the sweep's business
-                env={**os.environ, **environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env=subprocesses.environment(**environment, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
             )
         threading.Thread(target=self._listen, daemon=True).start()
 

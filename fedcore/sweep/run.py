@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from fedcore.engines.local import ALLOCATOR, cores
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.placement import resolve_device
 from fedcore.prepare import resolve_config, resolve_plugins
+from fedcore.subprocesses import command
 from fedcore.sweep.directory import SweepDirectory
 from fedcore.sweep.processes import Job, Listener, Outcome, run_jobs
 from fedcore.sweep.spec import SweepSpec
@@ -112,7 +112,7 @@ def run_sweep(
         listen("", "plan", {"runs": names, "left": left, "parallel": parallel, "rounds": rounds, "out": directory.path})
         # A process that runs beside others trains by itself: workers of its own would only add memory and start-up.
         workers = "0" if parallel > 1 else ""
-        module = [sys.executable, "-m", "fedcore.sweep.child", str(directory.path)]
+        module = command("fedcore.sweep.child", str(directory.path))
         allowed = [flag for flag, given in (("code", allow_code), ("outside", allow_outside)) if given]
         jobs = [Job(name, [*module, name, workers, *allowed], directory.log_file(name)) for name in left]
         ran, interrupted = run_jobs(jobs, parallel, listen, environment=ALLOCATOR, keep=(lock,))

@@ -17,7 +17,7 @@ from fedcore.errors import FedcoreError
 from fedcore.experiment import RunResult, one_thread
 from fedcore.prepare import resolve_config, resolve_partition
 from fedcore.problem import Problem
-from fedcore.server_context import Federation, Round
+from fedcore.round import Federation, Round
 from fedcore.state import DistantStore, ServerState
 from fedcore.tensors import clone
 from fedcore.testing.federation import client_state, committed, federate, model_bytes, records, small_config

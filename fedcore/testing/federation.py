@@ -13,9 +13,9 @@ from fedcore import registry
 from fedcore.config import RunConfig
 from fedcore.engines.base import Engine, Site
 from fedcore.experiment import RunResult, run
+from fedcore.round import Notify
 from fedcore.rundir import RunDirectory
 from fedcore.serial import read_tensors
-from fedcore.server_context import Notify
 from fedcore.state import ServerState
 from fedcore.testing import offered
 from fedcore.types import Tensors

@@ -17,7 +17,7 @@ from fedcore import registry
 from fedcore.engines.base import Engine, Site
 from fedcore.errors import FedcoreError
 from fedcore.experiment import RunResult
-from fedcore.server_context import Notify
+from fedcore.round import Notify
 from fedcore.testing import problems
 from fedcore.testing.federation import Choice, federate, name_of, records
 from fedcore.testing.fingerprint import shared_places

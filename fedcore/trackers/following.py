@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.config import RunConfig
+from fedcore.subprocesses import command, environment
 from fedcore.trackers.base import Status, TrackerOptions
 from fedcore.trackers.memory import Memory, memory_file
 from fedcore.trackers.process import SWITCHED_OFF
@@ -62,11 +62,12 @@ class TrackerProcess:
             self.file.parent.mkdir(exist_ok=True)
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                    [sys.executable, "-m", "fedcore.trackers.process", name, str(directory)],
+                    command("fedcore.trackers.process", name, str(directory)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C is the run's business
+                    env=environment(),
                 )
             assert self.process.stdin is not None
             os.set_blocking(self.process.stdin.fileno(), False)  # one that hangs must not hold up the run

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedcore.engines.base import ClientFailure, ClientResult, ClientTask
 from fedcore.errors import RejectUpdate
-from fedcore.server_context import in_order
+from fedcore.round import in_order
 from fedcore.tensors import Fold, Layout, first_nonfinite
 
 

@@ -99,7 +99,12 @@ def test_wheels_in_an_empty_environment(dist, lent, tmp_path):
     environment.pip("install", "--no-index", "--find-links", dist, "fedcore-fedcd")
     origin = environment.run("python", "-c", "import fedcore, fedcore_fedcd as p; print(fedcore.__file__, p.__file__)")
     assert all(Path(path).is_relative_to(environment.site) for path in origin.split())
-    assert environment.plugins() == {"fedavg": "fedcore", "fedcd": "fedcore-fedcd", "tensorboard": "fedcore"}
+    assert environment.plugins() == {
+        "fedavg": "fedcore",
+        "fedcd": "fedcore-fedcd",
+        "tensorboard": "fedcore",
+        "local": "fedcore",
+    }
     summary = environment.train("with", "--plugin", "fedcd")
     assert summary["metrics"]["global"]["accuracy"] > 0.2
     assert [path.name for path in environment.empty.iterdir()] == ["with"], "a run leaves its directory and no more"
@@ -109,7 +114,7 @@ def test_wheels_in_an_empty_environment(dist, lent, tmp_path):
     assert (environment.empty / "fedcore-my-own" / "pyproject.toml").exists()
 
     environment.pip("uninstall", "--yes", "fedcore-fedcd")
-    assert environment.plugins() == {"fedavg": "fedcore", "tensorboard": "fedcore"}
+    assert environment.plugins() == {"fedavg": "fedcore", "tensorboard": "fedcore", "local": "fedcore"}
     refused = environment.run("fedcore", "train", "--plugin", "fedcd", code=2)
     assert "pip install fedcore-fedcd" in refused
     assert "Traceback" not in refused

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from fedcore import resume
@@ -73,7 +71,7 @@ def test_a_resumed_run_has_one_curve(tmp_path):
 def test_without_tensorboard_the_extra_is_named_and_the_run_goes_on(tmp_path, monkeypatch):
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "tensorboard.py").write_text("raise ImportError(\"No module named 'tensorboard'\")")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "none"), os.environ["PYTHONPATH"]]))
+    monkeypatch.syspath_prepend(tmp_path / "none")
     heard = []
     result = federate(
         tmp_path,

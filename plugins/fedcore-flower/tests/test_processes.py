@@ -45,7 +45,8 @@ def sleeper(tmp_path, monkeypatch):
     (tmp_path / "sleeper.py").write_text(
         "import time\ndef main():\n    print('here', flush=True)\n    time.sleep(100)\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for a parent that is another process
     return "sleeper:main"
 
 

@@ -336,3 +336,21 @@ def test_two_network_namespaces_stand_for_two_hosts(tmp_path, hosts, stack):
     here = federate(tmp_path, "fedcme", **{**OPTIONS, "rounds": 3, "workers": 1})
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model_bytes(here)
     assert [line["failures"] for line in RunDirectory(tmp_path / "run").read_metrics()] == [[], [], []]
+
+
+def test_a_folder_with_modules_of_known_names_is_not_imported_from(tmp_path):
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    for name in ("torch", "numpy", "safetensors", "fedcore", "fedcore_ray", "yaml", "sklearn"):
+        (strange / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name + ' '!r})\n")
+    words = ["train", "--config", configured(tmp_path), "--rounds", 1, "--engine", "ray", "--workers", 1, "--quiet"]
+    done = subprocess.run(
+        [str(word) for word in (BIN / "fedcore", *words, "--out", "run")],
+        cwd=strange,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, os.environ.get("PYTHONPATH", "").split(":")))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists(), f"imported: {(tmp_path / 'ran').read_text()}"

@@ -7,10 +7,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from fedcore.subprocesses import command, environment
 
 PRIVATE = 0o700
 FLOWER = "1.41"
@@ -47,16 +48,16 @@ class Child:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.log = log
-        command = [sys.executable, "-m", "fedcore_flower.child", str(os.getpid()), str(int(at_death)), target]
+        line = command("fedcore_flower.child", str(os.getpid()), str(int(at_death)), target)
         with _output(log) as stream:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [*command, *arguments],
+                [*line, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,  # Ctrl-C in the terminal is this process's business
-                env={**os.environ, **SILENT, **(env or {})},
+                env=environment(**SILENT, **(env or {})),
             )
 
     @property

@@ -18,8 +18,8 @@ from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines.base import Site
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.prepare import resolve_config
+from fedcore.round import Notify
 from fedcore.rundir import RunDirectory
-from fedcore.server_context import Notify
 from fedcore.trust import check_code, code_in
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of

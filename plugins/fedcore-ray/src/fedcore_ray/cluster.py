@@ -33,6 +33,7 @@ REACHED_WITHIN = 10.0
 """Seconds within which a cluster's head has to take a connection."""
 INHERITED = ("PYTHONPATH", "FEDCORE_DATA", "FEDCORE_DEBUG")
 """Variables of the run's own environment that its workers have, too."""
+RELATIVE = {"PYTHONPATH", "FEDCORE_DATA"}
 
 
 _PRINT = ray_worker.print_to_stdstream
@@ -198,6 +199,9 @@ class Cluster:
 def environment() -> dict[str, str]:
     """Return the variables that a worker starts with: one thread, and the local engine's allocator."""
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    for name in inherited.keys() & RELATIVE:  # to this process's folder, in which no worker starts
+        places = inherited[name].split(os.pathsep)
+        inherited[name] = os.pathsep.join(os.path.abspath(os.path.expanduser(place)) for place in places)
     return {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **inherited}
 
 
@@ -224,7 +228,10 @@ def _why(error: RayError) -> str:
 
 
 def _connect(options: RayOptions) -> Path | None:
-    """Start a Ray of this process's own, or join a running one; returns the folder of the former."""
+    """Start a Ray of this process's own, or join a running one; returns the folder of the former.
+
+    Workers import from the folder that this process is in while Ray starts. It may be a stranger's, so it is another.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # said, so that Ray does not announce a change
     ray_worker.print_to_stdstream = _print_to_stderr
@@ -232,7 +239,7 @@ def _connect(options: RayOptions) -> Path | None:
     if options.address is not None:
         _require_reachable(options.address)
         try:
-            with _own_signals():
+            with _own_signals(), contextlib.chdir("/"):
                 ray.init(options.address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
             raise FedcoreError(_nothing_at(options.address, error)) from error
@@ -243,7 +250,7 @@ def _connect(options: RayOptions) -> Path | None:
     # Short: Ray makes sockets in it, and a socket's path has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
     try:
-        with _own_signals():
+        with _own_signals(), contextlib.chdir(folder):
             ray.init("local", num_cpus=cores(), include_dashboard=False, _temp_dir=str(folder), **quiet)
     except BaseException as error:
         ray.shutdown()

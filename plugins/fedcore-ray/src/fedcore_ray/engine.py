@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +48,7 @@ class RayEngine:
                 from fedcore_ray.nodes import check_nodes
 
                 check_nodes(self._cluster, site.state_dir)
-            self._site = self._cluster.put(pack(*pack_site(site)))
+            self._site = self._cluster.put(pack(*pack_site(_from_anywhere(site))))
             self._none_since = time.monotonic()  # when the last ready worker was lost
             for _ in range(self.workers):
                 self._dispatcher.workers.append(_Worker(self._cluster, self._site, self._shared))
@@ -166,6 +167,13 @@ class _Worker:
     def end(self) -> None:
         self.answer = None
         self._cluster.end_worker(self._actor)
+
+
+def _from_anywhere(site: Site) -> Site:
+    """Return a site that means the same in a process that starts in another folder."""
+    if site.config.data_dir is None:
+        return site
+    return replace(site, config=site.config.model_copy(update={"data_dir": site.config.data_dir.absolute()}))
 
 
 def _gpus(site: Site, options: RayOptions) -> float:
