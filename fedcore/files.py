@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,26 @@ from fedcore.errors import StorageError
 TEMPORARY = ".tmp"
 """How the name of a file ends that is being written."""
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def parse_json(text: str | bytes) -> Any:
     """Return a JSON text's value.
 
-    :raises ValueError: it is none, or nested too deeply.
+    :raises ValueError: it is none, nested too deeply, or holds half a character (``"\\ud800"``).
     """
     try:
-        return json.loads(text)
+        if isinstance(text, bytes):
+            text = text.decode()  # json would let halves of characters pass
+        value = json.loads(text)
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds {error.object[error.start]!r}, half a character") from None
+    return value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -59,6 +59,8 @@ class Manifest(Mapping[int, "int | None"]):
         :raises ValueError: they cannot be that.
         """
         clients, versions = (tensors[name].numpy() for name in ("clients", "versions"))
+        if {clients.dtype, versions.dtype} != {np.dtype(np.int32)} or clients.ndim != 1:
+            raise ValueError("the manifest's clients and versions are no rows of 32-bit whole numbers")
         if clients.shape != versions.shape or (len(clients) and (clients.min() < 0 or versions.min() < _EMPTY)):
             raise ValueError("the manifest's clients and versions do not fit together")
         new = np.full(int(clients.max()) + 1 if len(clients) else 0, _ABSENT, np.int32)

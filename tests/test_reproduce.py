@@ -192,6 +192,7 @@ class TestRecipe:
             ({"base": {"rouns": 1}}, "unknown option 'rouns'. Did you mean 'rounds'?"),
             ({"base": {"dataset": "digist"}}, "unknown dataset 'digist'. Did you mean 'digits'?"),
             ({"base": {"model": "mpl"}}, "unknown model 'mpl'. Did you mean 'mlp'?"),
+            ({"columns": [{"name": "a", "options": {"dataset": []}}, *SMALL["columns"][1:]]}, "dataset"),
             ({"base": {"clients": 0}}, "quick, row 'FedAvg', column 'a': run alpha=0.1"),
             ({"protocols": {"ours": ["globl"]}}, "unknown protocol 'globl'. Did you mean 'global'?"),
             ({"protocols": {"ours": []}}, "'ours' names none"),

@@ -212,11 +212,13 @@ class Recipe(_Part):
             (kind, values[option]) for option, kind in _NAMED.items() if values.get(option) not in (None, "auto")
         ]
         for kind, name in needed:
-            if name in registry.available(kind) or str(name).startswith(_BY_PATH) or str(name).endswith(".json"):
+            if not isinstance(name, str):
+                continue  # no name: the configuration is refused, with the reason
+            if name in registry.available(kind) or name.startswith(_BY_PATH) or name.endswith(".json"):
                 continue
             package = self.packages.get(name) or registry.package_of(kind, name)
             if package is None:
-                raise UnknownNameError(kind, str(name), registry.available(kind))
+                raise UnknownNameError(kind, name, registry.available(kind))
             return f"{kind} {name} is in the package {package}, which is not installed here"
         return ""
 

@@ -67,7 +67,7 @@ class SweepDirectory:
                 raise RunDirectoryError(f"{file} has format {content['format']!r}; this fedcore reads {FORMAT!r}")
             runs = dict(content["runs"])
             for name, values in runs.items():
-                if _safe(name) != name or not isinstance(values, dict):  # names become folders
+                if not name or _safe(name) != name or not isinstance(values, dict):  # names become folders
                     raise ValueError(f"{name!r} is no run of a sweep")
         except FileNotFoundError:
             raise RunDirectoryError(f"{self.path} holds no sweep: it has no sweep.json") from None

@@ -57,10 +57,13 @@ def test_a_manifest_is_as_a_dict(first, second):
 
 
 @pytest.mark.parametrize(
-    ("clients", "versions"), [([0, 1], [0]), ([-1], [0]), ([0], [-2])], ids=["lengths", "client", "version"]
+    ("clients", "versions"),
+    [([0, 1], [0]), ([-1], [0]), ([0], [-2]), ([0.0], [0]), ([0], [True]), ([[0]], [[0]])],
+    ids=["lengths", "client", "version", "fractions", "flags", "shape"],
 )
 def test_a_damaged_manifest_is_refused(clients, versions):
-    tensors = {"clients": torch.tensor(clients), "versions": torch.tensor(versions)}
+    tensors = {name: torch.tensor(values) for name, values in (("clients", clients), ("versions", versions))}
+    tensors = {name: t.int() if t.dtype == torch.int64 else t for name, t in tensors.items()}
     with pytest.raises(ValueError, match="manifest"):
         Manifest.from_tensors(tensors)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 import fedcore
 from fedcore.cli.app import app
 from fedcore.errors import ConfigError
+from fedcore.files import parse_json
 from fedcore.rundir import RunDirectory
 from fedcore.safe_yaml import read_yaml
 from fedcore.sweep.directory import SweepDirectory
@@ -91,7 +93,7 @@ def test_a_sweep_from_a_stranger_is_asked_about_too(run: Path, tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["../../precious", "/precious", "..", ".", "a/b"])
+@pytest.mark.parametrize("name", ["../../precious", "/precious", "..", ".", "a/b", ""])
 def test_a_run_of_a_sweep_has_no_path_for_a_name(run: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
@@ -158,3 +160,13 @@ def test_yaml_holds_what_json_holds() -> None:
     for text in (bomb, "&a [*a]", "!!set {a}", "!!python/name:os.system", "!!binary aaaa", "!!int x", "[" * 2000):
         with pytest.raises(ValueError, match=r"\w"):
             read_yaml(text)
+
+
+@pytest.mark.parametrize("read", [read_yaml, parse_json])
+def test_half_a_character_is_none(read: Callable[[str], object]) -> None:
+    assert read(r'["\ud83d\ude00", "\u00e9"]') == ["\U0001f600", "\u00e9"]
+    for text in (r'"\ud83d"', r'{"\ude00": 1}', r'["a", "\ude00\ud83d"]'):
+        with pytest.raises(ValueError, match="half a character"):
+            read(text)
+    with pytest.raises(ValueError, match="decode"):
+        parse_json(b'"\xed\xa0\xbd"')
