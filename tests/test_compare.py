@@ -204,6 +204,17 @@ class TestRecords:
         assert [point.accuracy for point in run.curve("global")] == [0.1, 0.2]
         assert notes == [f"{file}: line 3 is half written; read up to it"]
 
+    def test_a_line_without_times_does_not_count_as_one(self, make):
+        folder = make([], 0, [0.1, 0.2])
+        expected = read_run(folder, pytest.fail).seconds_per_round(None)
+        first, second = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        lines = [first, {**second, "time": None}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        times = [line["time"] for line in (first, second)]
+        assert expected == sum(time["round"] + time.get("evaluation", 0.0) for time in times) / 2
+        alone = read_run(folder, pytest.fail).seconds_per_round(None)
+        assert alone == times[0]["round"] + times[0].get("evaluation", 0.0)
+
     @pytest.mark.parametrize("broken", ["{}}", '{"round": 1}', "[1]", '{"round": 1, "bytes": 3}', "\x00", "\ufffd"])
     def test_a_damaged_line_is_read_up_to_with_a_warning(self, make, broken):
         folder = make([], 0, [0.1, 0.2, 0.3])

@@ -87,11 +87,8 @@ class RunRecord:
 
     def seconds_per_round(self, rounds: int | None) -> float | None:
         """Return the median time of a round with its evaluation; the first round also starts processes."""
-        spent = sorted(
-            line["time"]["round"] + line["time"].get("evaluation", 0.0)
-            for line in self.rounds[:rounds]
-            if "round" in line.get("time", {})
-        )
+        times = (line.get("time") or {} for line in self.rounds[:rounds])
+        spent = sorted(time["round"] + time.get("evaluation", 0.0) for time in times if "round" in time)
         middle = len(spent) // 2
         return None if not spent else spent[middle] if len(spent) % 2 else (spent[middle - 1] + spent[middle]) / 2
 
