@@ -6,6 +6,7 @@ that one of the two names is deleted, so that a run can go on from the older one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ Report = Callable[[str], None]
 MOST_CLIENTS = 100_000_000
 """A manifest takes 4 bytes for each client up to the highest; a file that names a higher one is no checkpoint."""
 
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OSError, RunDirectoryError)
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RunDirectoryError)
 
 
 class CheckpointStore:
@@ -161,6 +162,9 @@ def _unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ServerSta
             raise TypeError(f"{name} is a {type(meta[name]).__name__}")
     if min(meta["round"], meta["metrics_bytes"]) < 0:
         raise ValueError("a count is negative")
+    virtual_time = float(meta.get("virtual_time", 0.0))  # checkpoints of earlier versions have none
+    if not 0 <= virtual_time < math.inf:
+        raise ValueError(f"the clock stands at {virtual_time}")
     return ServerState(
         model=groups["model"],
         round=meta["round"],
@@ -171,7 +175,7 @@ def _unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ServerSta
         best=meta["best"],
         before_correction=meta["before_correction"],
         metrics_bytes=meta["metrics_bytes"],
-        virtual_time=float(meta.get("virtual_time", 0.0)),  # checkpoints of earlier versions have none
+        virtual_time=virtual_time,
     )
 
 

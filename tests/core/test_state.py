@@ -327,6 +327,19 @@ def test_a_checkpoint_without_what_it_should_hold(tmp_path):
     assert store.load().round == 1
 
 
+@pytest.mark.parametrize("time", [10**400, -1.0, "soon", [1]])
+def test_a_clock_that_stands_nowhere_makes_a_checkpoint_damaged(tmp_path, time):
+    store = checkpoints(tmp_path)
+    store.save(state(1))
+    (path,) = store.root.iterdir()
+    tensors, meta = read_tensors(path)
+    later = {"round": 2, "virtual_time": time}
+    write_tensors(store.root / "000002-0-train.safetensors", tensors, {**meta, **later})
+    heard = []
+    assert store.load(report=heard.append).round == 1
+    assert "000002-0-train" in heard[0]
+
+
 def test_any_bit_that_is_flipped_is_noticed_or_means_nothing(tmp_path):
     path = tmp_path / "x.safetensors"
     tensors, meta = {"a/w": torch.tensor([1.5, -2.0]), "n": torch.tensor([3, 4], dtype=torch.int16)}, {"round": 12}
