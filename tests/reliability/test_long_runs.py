@@ -155,7 +155,7 @@ def test_nothing_grows_in_2000_rounds(tmp_path):
         difference, slope = found[name]
         assert difference < HUGE_PAGE + MIB, name
         assert slope < HUGE_PAGE + MIB, name
-    assert found["open_files"][0] == 0
+    assert found["open_files"][0] <= 0
     assert found["shared"][0] < MIB
     assert found["disk"][0] < MIB
 
