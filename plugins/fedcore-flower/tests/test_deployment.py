@@ -71,6 +71,11 @@ class Federation:
         log.close()
         return self.clients[name]
 
+    def leave(self, name):
+        process = self.clients.pop(name)
+        process.terminate()
+        process.wait(timeout=30)  # its folder is locked until then
+
     def serve(self, out, *plugins, more=(), **options):
         if self.server is not None and self.server.poll() is None:  # of a test that failed: it holds the port
             self.server.kill()
@@ -276,10 +281,10 @@ def test_a_killed_client_leaves_no_process_is_named_and_comes_back(federation, t
 
 
 def test_lies_are_rejected_and_named(federation, tmp_path):
-    federation.clients.pop("birch").terminate()
+    federation.leave("birch")
     federation.join("birch", script=(str(HERE / "tampered.py"),))
     code, output = federation.run(tmp_path / "run", **{**SMALL, "rounds": 3})
-    federation.clients.pop("birch").terminate()
+    federation.leave("birch")
     federation.join("birch")
     assert code == 0, output
     assert failures(tmp_path / "run") == {round: [(1, "rejected")] for round in range(3)}
@@ -315,10 +320,10 @@ def test_strangers_are_kept_out(federation, tmp_path):
 
 
 def test_what_a_client_does_not_allow_is_refused_before_the_run(federation, tmp_path):
-    federation.clients.pop("birch").terminate()
+    federation.leave("birch")
     federation.join("birch", "--allow-plugin", "fedcme")
     code, output = federation.run(tmp_path / "run", "moon", **SMALL)
-    federation.clients.pop("birch").terminate()
+    federation.leave("birch")
     federation.join("birch")
     assert code == 2
     assert "client 'birch' does not take part: method 'moon' is not allowed here" in " ".join(output.split())
