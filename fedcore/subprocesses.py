@@ -16,5 +16,9 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment, so that another one finds modules where this one does, in the same order."""
-    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
-    return {**os.environ, "PYTHONPATH": places, **more}
+    return {**os.environ, "PYTHONPATH": search_path(), **more}
+
+
+def search_path() -> str:
+    """Return the places that this process imports from, as ``PYTHONPATH`` names them."""
+    return os.pathsep.join(place or os.getcwd() for place in sys.path)

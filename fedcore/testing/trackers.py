@@ -12,7 +12,6 @@ from fedcore.config import RunConfig, read_config_file
 from fedcore.contract import option_names, parse_options
 from fedcore.errors import FedcoreError, UnknownNameError
 from fedcore.testing.federation import federate, model_bytes, name_of, records
-from fedcore.testing.trial import importable_in_workers
 from fedcore.trackers.base import TrackedRun, Tracker, tracker_class
 from fedcore.trackers.memory import Memory, memory_file
 from fedcore.trackers.process import Follower
@@ -46,8 +45,7 @@ def check_tracker(tracker: str | type[Tracker], folder: Path, options: Mapping[s
         if event == "note":
             notes.append(details["message"])
 
-    with importable_in_workers():
-        tracked = federate(folder, rounds=ROUNDS, trackers={name: options}, notify=listen)
+    tracked = federate(folder, rounds=ROUNDS, trackers={name: options}, notify=listen)
     assert not notes, notes[0]
     memory = Memory.read(memory_file(tracked.directory, name))
     assert (memory.round, memory.status) == (ROUNDS, "finished"), f"{name} took {memory.round} of {ROUNDS} rounds"

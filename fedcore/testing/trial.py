@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from fedcore.engines.base import Engine, Site
 from fedcore.errors import FedcoreError
 from fedcore.experiment import RunResult
 from fedcore.round import Notify
+from fedcore.subprocesses import search_path
 from fedcore.testing import problems
 from fedcore.testing.federation import Choice, federate, name_of, records
 from fedcore.testing.fingerprint import shared_places
@@ -125,9 +125,9 @@ def failures(result: RunResult) -> str:
 
 @contextmanager
 def importable_in_workers() -> Iterator[None]:
-    """Let worker processes import whatever this process can."""
+    """Let workers of any engine import whatever this process can; those of the local one do so anyway."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    os.environ["PYTHONPATH"] = search_path()
     try:
         yield
     finally:

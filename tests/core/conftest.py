@@ -1,7 +1,6 @@
 """Make ``tests.core`` importable by name, here and in worker processes: that is how configs name test plugins."""
 
 import functools
-import os
 import sys
 from pathlib import Path
 
@@ -12,17 +11,6 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 from tests.core import support  # noqa: E402
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _importable_in_workers():
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, *([before] if before else [])])
-    yield
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
 
 
 @pytest.fixture
