@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,31 +81,36 @@ def evaluate(
         output.stdout().print(metrics_tables(metrics))
 
 
+def _how_to_resume(directory: Path) -> str:
+    from fedcore.rundir import RunDirectory
+
+    return RunDirectory(directory).how_to_resume
+
+
 @contextmanager
-def training(quiet: bool) -> Iterator[Any]:
-    """Show a run while it is under way, and say how to go on when it stops before its end."""
+def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume) -> Iterator[Any]:
+    """Show a run while it is under way, and say how to go on when it stops before its end.
+
+    :param how_to_resume: from a run's directory, the command that goes on with it.
+    """
     from fedcore.cli.display import make_display
     from fedcore.experiment import Interrupted
-    from fedcore.rundir import RunDirectory
 
     display = make_display(output.stderr(), quiet=quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
     try:
         with display:
             yield display
-    except (Interrupted, KeyboardInterrupt) as error:
-        if not str(error) and display.directory is None:
+    except (Interrupted, KeyboardInterrupt):
+        if display.directory is None:
             raise  # before there was a run
-        output.error(
-            str(error) or f"interrupted. Go on with: {RunDirectory(Path(str(display.directory))).how_to_resume}",
-            label="stopped",
-        )
+        output.error(f"interrupted. Go on with: {how_to_resume(display.directory)}", label="stopped")
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError:
         if display.directory is not None and (display.directory / "config.yaml").is_file():  # a run that began
             output.note(
                 f"everything up to the last checkpoint is in {display.directory}; "
-                f"{RunDirectory(display.directory).how_to_resume} goes on from it"
+                f"{how_to_resume(display.directory)} goes on from it"
             )
         raise
 

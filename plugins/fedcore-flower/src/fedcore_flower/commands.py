@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedcore.cli import options, output
-from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore.cli.guard import guarded
 from fedcore.cli.settings import build_config
-from fedcore.errors import ConfigError, FedcoreError
+from fedcore.cli.training import show_summary, training
+from fedcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedcore_flower.server import Hosting
@@ -68,7 +67,6 @@ Keys = Annotated[
         rich_help_panel=FEDERATION,
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 @app.command("keys")
@@ -87,7 +85,7 @@ def keys(
     client: Annotated[
         list[str] | None, typer.Option("--client", metavar="NAME", help="A client's name; can be given again.")
     ] = None,
-    debug: Debug = False,
+    debug: options.Debug = False,
 ) -> None:
     """Make a CA, the server's certificate and a key pair for each client."""
     from fedcore_flower.keys import make_keys
@@ -201,7 +199,6 @@ def server(
 
     The data set is the server's own; the global model is evaluated on its test samples. Ctrl-C leaves a checkpoint.
     """
-    from fedcore.cli.training import show_summary
     from fedcore_flower.keys import Tls, public_keys
     from fedcore_flower.server import Hosting
 
@@ -215,7 +212,7 @@ def server(
         raise ConfigError("--min-online is for --resume: at its start a run needs all clients, to know what they hold")
     if resume is None:
         config = build_config({**given, "clients": len(clients)}, config_file, settings or [])
-    with _shown(quiet) as display:
+    with training(quiet, _how_to_resume) as display:
         if resume is not None:
             result = _resume(resume, hosting, display, quiet, allow_outside)
         else:
@@ -262,7 +259,7 @@ def client(
         float, typer.Option("--patience", min=0, help="Seconds that a server may refuse this client's key.")
     ] = 60.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of what is going on.")] = False,
-    debug: Debug = False,
+    debug: options.Debug = False,
 ) -> None:
     """Take part in federations with this machine's own data, until Ctrl-C."""
     from fedcore_flower.client import Membership, join
@@ -301,31 +298,6 @@ def _resume(path: Path, hosting: Hosting, display: Any, quiet: bool, allow_outsi
 
 def _teller(quiet: bool) -> Any:
     return (lambda message: None) if quiet else output.note
-
-
-@contextmanager
-def _shown(quiet: bool) -> Iterator[Any]:
-    """Show a run while it is under way, and say how to go on when it stops before its end."""
-    from fedcore.cli.display import make_display
-    from fedcore.experiment import Interrupted
-
-    display = make_display(output.stderr(), quiet=quiet)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with display:
-            yield display
-    except (Interrupted, KeyboardInterrupt):
-        if display.directory is None:
-            raise
-        output.error(f"interrupted. Go on with: {_how_to_resume(display.directory)}", label="stopped")
-        raise typer.Exit(INTERRUPTED) from None
-    except FedcoreError:
-        if display.directory is not None:
-            output.note(
-                f"everything up to the last checkpoint is in {display.directory}; "
-                f"{_how_to_resume(display.directory)} goes on from it"
-            )
-        raise
 
 
 def _how_to_resume(directory: Path) -> str:
