@@ -8,7 +8,7 @@ FLOWER := plugins/fedcore-flower
 EDITABLES := $(foreach plugin,$(filter-out $(FLOWER),$(PLUGINS)),-e $(plugin))
 STAMP := $(VENV)/.installed
 
-.PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs dist check clean
+.PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs dist audit check clean
 
 setup: $(STAMP)
 
@@ -69,7 +69,20 @@ dist: setup
 	rm -rf dist
 	$(BIN)/python tools/dist.py dist
 
+AUDIT_VENV := .venv-audit
+AUDIT := $(AUDIT_VENV)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off
+
+# Known vulnerabilities of every pinned version. Needs the package index's advisories; strict, so that a version that
+# could not be looked up fails too.
+audit: $(AUDIT_VENV)/bin/pip-audit
+	$(AUDIT) -r constraints.txt
+	$(AUDIT) -r $(FLOWER)/constraints.txt
+
+$(AUDIT_VENV)/bin/pip-audit:
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/pip install --quiet pip-audit
+
 check: test lint types docs
 
 clean:
-	rm -rf $(VENV) $(FLOWER_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FLOWER_VENV) $(AUDIT_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
