@@ -80,7 +80,7 @@ def split(
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
 
     from fedcore.data import load_dataset
-    from fedcore.data.partition import draw_table
+    from fedcore.data.partition_table import draw_table
     from fedcore.prepare import resolve_partition
 
     dataset = load_dataset(config.dataset, config.data_dir)

@@ -2,7 +2,9 @@
 
 from fedcore.data.augment import augment
 from fedcore.data.datasets import load_dataset
-from fedcore.data.partition import DECLARED, Partition, load_partition, make_partition
+from fedcore.data.dealing import make_partition
+from fedcore.data.partition import DECLARED, Partition
+from fedcore.data.partition_file import load_partition
 from fedcore.data.partitions import dirichlet_partition
 from fedcore.data.parts import Parts
 from fedcore.data.rows import TensorSamples

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from fedcore.data import Dataset, Partition, ResidentSamples, load_partition, make_partition
-from fedcore.data.partition import draw_table
+from fedcore.data.partition_table import draw_table
 from fedcore.errors import ConfigError, DataError, FedcoreError, PluginContractError
 
 
