@@ -11,7 +11,7 @@ from typing import NamedTuple
 from links import ROOT
 
 SHARED = ("functional", "prototypes", "statistics")
-"""Modules of the core whose functions the methods' cards name."""
+"""Modules of the core, and packages, whose functions the methods' cards name."""
 
 
 class Definition(NamedTuple):
@@ -35,12 +35,19 @@ def definitions(folder: Path, prefix: str) -> dict[str, Definition]:
     """Return what the modules of a package define at the top, by name."""
     found = {}
     for file in sorted(folder.glob("*.py")):
-        module = prefix if file.stem == "__init__" else f"{prefix}.{file.stem}"
-        text = file.read_text(encoding="utf-8")
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found[node.name] = Definition(f"{module}.{node.name}", node, _source(text, node))
+        found.update(_defined_in(file, prefix if file.stem == "__init__" else f"{prefix}.{file.stem}"))
     return found
+
+
+@functools.cache
+def _defined_in(file: Path, module: str) -> dict[str, Definition]:
+    """Return what one module defines at the top, by name."""
+    text = file.read_text(encoding="utf-8")
+    return {
+        node.name: Definition(f"{module}.{node.name}", node, _source(text, node))
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
 
 
 def package_definitions(package: Path) -> dict[str, Definition]:
@@ -54,12 +61,9 @@ def core_definition(path: str) -> Definition | None:
     module, _, name = path.rpartition(".")
     if module not in {f"fedcore.{shared}" for shared in SHARED}:
         return None
-    file = ROOT / f"{module.replace('.', '/')}.py"
-    text = file.read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return Definition(path, node, _source(text, node))
-    return None
+    place = ROOT / module.replace(".", "/")
+    known = definitions(place, module) if place.is_dir() else _defined_in(place.with_suffix(".py"), module)
+    return known.get(name)
 
 
 def entry_points(package: Path) -> dict[str, str]:

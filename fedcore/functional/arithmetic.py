@@ -1,0 +1,18 @@
+"""What contrast and statistics by class are computed with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def membership(labels: Tensor, num_classes: int) -> Tensor:
+    """Return the one-hot labels, (B,) -> (B, C) bool; ``F.one_hot`` checks its labels on the host."""
+    return labels.unsqueeze(1) == torch.arange(num_classes, device=labels.device)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply in the wider of the two dtypes; autocast would round cosines and means to 16 bits."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    with torch.autocast(device_type=a.device.type, enabled=False):
+        return a.to(dtype) @ b.to(dtype)

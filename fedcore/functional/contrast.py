@@ -1,0 +1,155 @@
+"""Cosines, and the contrastive losses made of them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcore.functional.arithmetic import matmul, membership
+
+_IGNORED = -100  # cross-entropy's own default
+
+MIN_NORM = 1e-8
+"""Vectors shorter than this count as having this length in a cosine (PyTorch's and MOON's epsilon)."""
+
+
+def cosine_similarity_matrix(a: Tensor, b: Tensor) -> Tensor:
+    """Return the cosine of every row of ``a`` with every row of ``b``.
+
+    ``a`` (..., n, d) and ``b`` (..., m, d) give (..., n, m), in the wider of their two float dtypes. Norms
+    are clamped at 1e-8, so a zero vector has cosine 0 with everything and a finite gradient.
+
+    >>> cosine_similarity_matrix(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.0000]])
+    """
+    return matmul(_unit(a), _unit(b).mT)
+
+
+def prototype_contrastive_loss(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    *,
+    temperature: float = 1.0,
+    known: Tensor | None = None,
+    denominator: Literal["all", "others"] = "all",
+) -> Tensor:
+    r"""Return the mean of :math:`-\log(e^{\cos(z, c_y)/\tau} / \sum_k e^{\cos(z, c_k)/\tau})`, k known.
+
+    ``features`` z (B, d), integer ``labels`` y (B,), ``prototypes`` c (C, d), ``known`` (C,) bool (or counts,
+    where 0 means unknown; None: all are known); the result has shape (). ``denominator="others"`` leaves the
+    sample's own class out of the sum. A sample contributes 0, but still counts in the mean, if its class is
+    unknown (or outside 0..C-1) or if its sum would be empty. What stands in the rows of unknown prototypes,
+    even NaN, does not matter.
+
+    :raises ValueError: the temperature is not positive, or ``denominator`` is neither of the two.
+    :source: FedProc (Mu et al. 2021), Eq. 4: temperature 1; FedECCR (Zeng et al.), Algorithm 1 line 16:
+        "all", Eq. 1: "others" (its printed form lost the minus sign).
+
+    >>> z, c = torch.tensor([[1.0, 0.0]]), torch.eye(2)
+    >>> prototype_contrastive_loss(z, torch.tensor([0]), c)  # log(1 + 1/e)
+    tensor(0.3133)
+    >>> prototype_contrastive_loss(z, torch.tensor([0]), c, denominator="others")  # 0 - 1
+    tensor(-1.)
+    """
+    ready = ready_prototypes(prototypes, temperature=temperature, known=known)
+    return contrast_with(features, labels, ready, denominator=denominator)
+
+
+class ReadyPrototypes(NamedTuple):
+    """Prototypes as :func:`contrast_with` wants them, made once for all batches of a round.
+
+    :param directions: unit vectors over the temperature, (C, d); 0 where unknown.
+    :param known: (C,) bool; ``offset`` (C,) is -inf where a class stays out of the sums, None: all are known.
+    :param targets: class + 1 -> class, or what cross-entropy ignores: (C + 2,) int64, unknown at both ends.
+    """
+
+    directions: Tensor
+    known: Tensor
+    offset: Tensor | None
+    targets: Tensor
+
+
+def ready_prototypes(prototypes: Tensor, *, temperature: float = 1.0, known: Tensor | None = None) -> ReadyPrototypes:
+    """Return prototypes ready for many batches; arguments as of :func:`prototype_contrastive_loss`.
+
+    :raises ValueError: the temperature is not positive.
+    """
+    _check_temperature(temperature)
+    classes = torch.arange(len(prototypes), device=prototypes.device)
+    if known is None:
+        held, offset = torch.ones_like(classes, dtype=torch.bool), None
+    else:
+        held = known.bool()
+        # An unknown row may hold anything; zeroing its gradient alone would not stop 0 * NaN.
+        prototypes = torch.where(held.unsqueeze(1), prototypes, 0.0)
+        # Where no class is known no target is: a row of -inf would leave NaN in its gradient.
+        offset = torch.zeros_like(classes, dtype=prototypes.dtype).masked_fill(~held & held.any(), -torch.inf)
+    targets = F.pad(torch.where(held, classes, _IGNORED), (1, 1), value=_IGNORED)
+    return ReadyPrototypes(_unit(prototypes) / temperature, held, offset, targets)
+
+
+def contrast_with(
+    features: Tensor, labels: Tensor, ready: ReadyPrototypes, *, denominator: Literal["all", "others"] = "all"
+) -> Tensor:
+    """Return :func:`prototype_contrastive_loss` of a batch: ``features`` (B, d), ``labels`` (B,); shape ().
+
+    :raises ValueError: ``denominator`` is neither of the two.
+    """
+    if denominator not in ("all", "others"):
+        raise ValueError(f"denominator must be 'all' or 'others', got {denominator!r}")
+    # cos(z, c) / tau. Dividing (B, C) cosines takes less than dividing (B, d) features, forth and back.
+    logits = matmul(features, ready.directions.mT) / _norms(features)  # (B, C)
+    if denominator == "all":
+        if ready.offset is not None:
+            logits = logits + ready.offset
+        targets = ready.targets[(labels + 1).clamp(0, len(ready.known) + 1)]  # (B,)
+        return F.cross_entropy(logits, targets, ignore_index=_IGNORED, reduction="sum") / len(labels)
+    own = membership(labels, len(ready.known))  # (B, C)
+    mine, others = ready.known & own, ready.known & ~own  # (B, C)
+    active = mine.any(1) & others.any(1)  # (B,)
+    # Inactive rows sum over all classes before they are dropped: log(0) would leave NaN in their gradient.
+    log_sum = logits.masked_fill(~others & active.unsqueeze(1), -torch.inf).logsumexp(1)  # (B,)
+    positive = torch.where(own, logits, 0.0).sum(1)  # (B,)
+    return torch.where(active, log_sum - positive, 0.0).mean()
+
+
+def model_contrastive_loss(anchor: Tensor, positive: Tensor, negative: Tensor, *, temperature: float = 0.5) -> Tensor:
+    r"""Return the mean of :math:`-\log(e^{s_p/\tau} / (e^{s_p/\tau} + e^{s_n/\tau}))`.
+
+    s_p and s_n are the cosines of the anchor with positive and negative, all three (B, d); the result has
+    shape (). Computed as softplus((s_n - s_p) / tau), which cannot overflow. Equal positive and negative give
+    log 2 and no gradient.
+
+    :raises ValueError: the temperature is not positive.
+    :source: MOON (Li, He, Song, CVPR 2021, arXiv 2103.16257), Eq. 3: anchor = the local model's z, positive =
+        the global model's, negative = the client's previous model's.
+
+    >>> z, of_global, of_previous = torch.tensor([[[1.0, 0.0]], [[0.6, 0.8]], [[0.0, 1.0]]])
+    >>> model_contrastive_loss(z, of_global, of_previous)
+    tensor(0.2633)
+    """
+    _check_temperature(temperature)
+    unit = _unit(anchor)
+    near, far = (unit * _unit(positive)).sum(-1), (unit * _unit(negative)).sum(-1)  # (B,) each
+    return F.softplus((far - near) / temperature).mean()
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / _norms(x)
+
+
+def _norms(x: Tensor) -> Tensor:
+    """Return the rows' lengths, (..., d) -> (..., 1), clamped."""
+    # float16 cannot hold 1e-8: its least normal number takes its place.
+    least = max(MIN_NORM, torch.finfo(x.dtype).tiny)
+    norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norms.clamp(min=least)
