@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 from fedcore.compare.groups import Group
 from fedcore.compare.records import RunRecord
-from fedcore.report.charts import Bars, Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, Part, number, plain
-from fedcore.system.participation import SIMULATED
+from fedcore.report.charts import Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, number, plain
+from fedcore.report.reading import mapping_in
+from fedcore.report.shares import bytes_sent, participation, seconds
 
 Metrics: TypeAlias = "Mapping[str, Any]"
 Read: TypeAlias = "Callable[[Mapping[str, Any]], float | None]"
@@ -24,10 +25,6 @@ PROTOCOLS = {
     "personal": "each client's own model on its held-out part",
     "personal_global": "each client's own model on the server's test set",
 }
-TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
-"""What a round's seconds are made of; workers' idle time and the like are parts of these."""
-
-MB = 1e6
 
 
 def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
@@ -40,9 +37,9 @@ def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[st
     yield _per_class(group, class_names)
     yield _silhouette(group, colors)
     yield from _losses(group, colors)
-    yield from _participation(group)
-    yield _bytes(group)
-    yield _seconds(group)
+    yield from participation(group)
+    yield bytes_sent(group)
+    yield seconds(group)
 
 
 def state(run: RunRecord) -> str:
@@ -153,7 +150,7 @@ def _silhouette(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
     title = "Silhouette of the features over rounds"
 
     def points(run: RunRecord) -> dict[int, float]:
-        found = _over_rounds(run, lambda line: number(_part(line, "metrics").get("silhouette")))
+        found = _over_rounds(run, lambda line: number(mapping_in(line, "metrics").get("silhouette")))
         last = number(run.summary["metrics"].get("silhouette")) if run.summary else None
         if run.summary and last is not None:
             found.setdefault(run.summary["rounds"], last)
@@ -176,12 +173,12 @@ def _silhouette(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
 
 
 def _losses(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitted]:
-    terms = dict.fromkeys(term for run in _runs(group) for line in run.rounds for term in _part(line, "losses"))
+    terms = dict.fromkeys(term for run in _runs(group) for line in run.rounds for term in mapping_in(line, "losses"))
     drawn = 0
     for term in sorted(terms, key=lambda term: (term != "task", term)):
 
         def read(line: Mapping[str, Any], term: str = term) -> float | None:
-            return number(_part(line, "losses").get(term))
+            return number(mapping_in(line, "losses").get(term))
 
         lines = _lines(group, colors, lambda run, read=read: _over_rounds(run, read))  # type: ignore[misc]
         if lines:
@@ -198,97 +195,6 @@ def _losses(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitted
             )
     if not drawn:
         yield Omitted("Loss terms", "no round is recorded yet")
-
-
-def _participation(group: Group) -> Iterator[Chart]:
-    bars, columns = [], []
-    for label, runs in group.rows.items():
-        found = [fared for run in runs if (fared := _fared(run))]
-        if found:
-            bars.append(label)
-            columns.append(_mean_of_parts(found))
-    if bars:
-        yield Bars(
-            name="participation",
-            title="Who took part",
-            about="What became of the clients that were selected, in the simulated system (--system); mean over rounds "
-            "and seeds.",
-            x_title="clients per round",
-            bars=bars,
-            parts=_parts(columns),
-        )
-
-
-def _fared(run: RunRecord) -> dict[str, float]:
-    """Return what became of the selected clients of a round, on average; empty without a simulated system."""
-    lines = [line for line in run.rounds if _part(line, "system")]
-    counts = dict.fromkeys(("all epochs", "fewer epochs", *SIMULATED, "other failures"), 0)
-    for line in lines:
-        system, cohort = line["system"], _list(line, "cohort")
-        fewer = len(_part(system, "partial"))
-        counts["all epochs"] += len(_list(system, "took_part")) - fewer
-        counts["fewer epochs"] += fewer
-        failures = [failure for failure in _list(line, "failures") if isinstance(failure, dict)]
-        kinds = {f["client"]: f.get("kind") for f in failures if isinstance(f.get("client"), int)}
-        for client in kinds.keys() & {client for client in cohort if isinstance(client, int)}:
-            kind = kinds[client]
-            counts[kind if kind in SIMULATED else "other failures"] += 1
-    return {name: count / len(lines) for name, count in counts.items()} if lines else {}
-
-
-def _list(value: Mapping[str, Any], name: str) -> list[Any]:
-    found = value.get(name)
-    return found if isinstance(found, list) else []
-
-
-def _bytes(group: Group) -> Chart | Omitted:
-    bars, columns = [], []
-    for label, runs in group.rows.items():
-        for direction in ("down", "up"):
-            found = [_bytes_per_round(run, direction) for run in runs if run.rounds]
-            if found:
-                bars.append(f"{label} {direction}")
-                columns.append(_mean_of_parts(found))
-    if not bars:
-        return Omitted("Communication", "no round is recorded yet")
-    return Bars(
-        name="bytes",
-        title="Communication per round",
-        about="Bytes to all clients of a round (down) and from them (up), by sender; mean over rounds and seeds.",
-        x_title="MB per round",
-        bars=bars,
-        parts=_parts(columns),
-    )
-
-
-def _seconds(group: Group) -> Chart | Omitted:
-    bars, columns = [], []
-    for label, runs in group.rows.items():
-        found = []
-        for run in runs:
-            lines = [line for line in run.rounds if _part(line, "time")]
-            lines = lines[1:] or lines
-            means = {
-                part: statistics.fmean(number(_part(line, "time").get(part)) or 0.0 for line in lines)
-                for part in TIMES
-                if lines
-            }
-            if means:
-                found.append(means)
-        if found:
-            bars.append(label)
-            columns.append(_mean_of_parts(found))
-    if not bars:
-        return Omitted("Time", "no round is recorded yet")
-    return Bars(
-        name="seconds",
-        title="Time per round",
-        about="Seconds on the machine that ran it, whatever else it did meanwhile; mean over seeds and rounds, "
-        "without the first, which also starts processes.",
-        x_title="seconds per round",
-        bars=bars,
-        parts=_parts(columns),
-    )
 
 
 def _how(lines: Sequence[Line]) -> str:
@@ -345,7 +251,7 @@ def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[int, list[tuple
         ends = [(run, summary["metrics"]) for run, summary in finished if _has(summary["metrics"], protocol)]
         return max(summary["rounds"] for _, summary in finished), ends
     by_round = [
-        {line["round"] + 1: line["metrics"] for line in run.rounds if _has(_part(line, "metrics"), protocol)}
+        {line["round"] + 1: line["metrics"] for line in run.rounds if _has(mapping_in(line, "metrics"), protocol)}
         for run in runs
     ]
     begun = [(run, found) for run, found in zip(runs, by_round, strict=True) if found]
@@ -361,44 +267,17 @@ def _has(metrics: Metrics, protocol: str) -> bool:
 
 
 def _figure(line: Mapping[str, Any], protocol: str, name: str) -> float | None:
-    return number(_part(_part(line, "metrics"), protocol).get(name))
-
-
-def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a mapping inside a record; an empty one where something else, or nothing, stands there."""
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
+    return number(mapping_in(mapping_in(line, "metrics"), protocol).get(name))
 
 
 def _metrics(run: RunRecord) -> Iterator[Metrics]:
-    yield from (_part(line, "metrics") for line in run.rounds)
+    yield from (mapping_in(line, "metrics") for line in run.rounds)
     if run.summary:
         yield run.summary["metrics"]
 
 
 def _runs(group: Group) -> Iterator[RunRecord]:
     return (run for runs in group.rows.values() for run in runs)
-
-
-def _bytes_per_round(run: RunRecord, direction: str) -> dict[str, float]:
-    """Return MB per round by sender, over the rounds that are recorded."""
-    totals: dict[str, float] = {}
-    for line in run.rounds:
-        senders = _part(_part(line, "bytes"), "by_plugin") or {"in all": line["bytes"]}
-        for sender in senders:
-            totals[sender] = totals.get(sender, 0.0) + (number(_part(senders, sender).get(direction)) or 0.0)
-    return {sender: total / len(run.rounds) / MB for sender, total in totals.items()}
-
-
-def _mean_of_parts(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for parts in found for name in parts)
-    return {name: statistics.fmean(parts.get(name, 0.0) for parts in found) for name in names}
-
-
-def _parts(columns: Sequence[Mapping[str, float]]) -> list[Part]:
-    names = dict.fromkeys(name for column in columns for name in column)
-    parts = [Part(plain(name).replace("_", " "), [column.get(name, 0.0) for column in columns]) for name in names]
-    return [part for part in parts if any(part.values)]
 
 
 def _after(rounds: set[int]) -> str:

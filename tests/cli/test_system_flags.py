@@ -12,7 +12,7 @@ from fedcore.compare.groups import grouped
 from fedcore.compare.records import read_run
 from fedcore.config import RunConfig
 from fedcore.identity import digest
-from fedcore.report.gather import _fared, _participation
+from fedcore.report.shares import _fared, participation
 from fedcore.sweep.spec import SweepSpec, parse_axis
 
 SMALL = ("--model", "mlp", "--clients", 6, "--rounds", 3, "--local-epochs", 2, "--workers", 0, "--batch-size", 64)
@@ -77,10 +77,10 @@ def test_the_report_shows_who_took_part(cli, tmp_path: Path) -> None:
     assert fared["dropped"] == pytest.approx(summary["lost"]["dropped"] / 3)
     assert sum(fared.values()) == pytest.approx(6)
     (group,) = grouped([run], ["plugins"])[1]
-    (chart,) = _participation(group)
+    (chart,) = participation(group)
     assert {part.label for part in chart.parts} <= {"all epochs", "fewer epochs", "unavailable", "dropped"}
     (group,) = grouped([read_run(tmp_path / "plain", print)], ["plugins"])[1]
-    assert list(_participation(group)) == []
+    assert list(participation(group)) == []
     result = cli("report", "run", "plain", "--out", "page.html", "--points", 0)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count("Who took part") >= 1
