@@ -178,7 +178,9 @@ class LocalSession:
 
     def frozen_modules(self) -> list[nn.Module]:
         """Return the modules all of whose parameters a plugin froze for this round."""
-        found = []
+        found: list[nn.Module] = []
+        if not self.excluded:  # as for nearly every run
+            return found
         for prefix, module in self.model.named_modules(remove_duplicate=False):
             names = {f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()}
             if names and names <= self.excluded:
