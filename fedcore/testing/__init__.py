@@ -1,12 +1,24 @@
 """What authors of plugins test with: the conformance kit, small federations, and a ban on waiting for the device."""
 
+from fedcore.testing.by_hand import Quadratic, by_hand, distance_by_hand, steps_by_hand
 from fedcore.testing.checks import CHECKS, CheckFailed, NotApplicable
+from fedcore.testing.company import (
+    Cohorts,
+    EqualWeights,
+    ExchangesClassifier,
+    FrozenEncoder,
+    OwnsClassifier,
+    PersonalClassifier,
+    PersonalModel,
+    StepsOnServer,
+)
 from fedcore.testing.engine_contract import check_engine
 from fedcore.testing.federation import (
     SMALL,
     client_state,
     committed,
     federate,
+    interrupted,
     model_bytes,
     name_of,
     records,
@@ -15,16 +27,26 @@ from fedcore.testing.federation import (
 )
 from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
 from fedcore.testing.parts import check_dataset, check_model, check_partitioner
-from fedcore.testing.sync import HostSync, forbid_host_sync
+from fedcore.testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
 from fedcore.testing.trackers import check_tracker
 
 __all__ = [
     "CHECKS",
     "SMALL",
     "CheckFailed",
+    "Cohorts",
+    "EqualWeights",
+    "ExchangesClassifier",
+    "FrozenEncoder",
     "HostSync",
     "NotApplicable",
+    "OwnsClassifier",
+    "PersonalClassifier",
+    "PersonalModel",
+    "Quadratic",
+    "StepsOnServer",
     "Verdict",
+    "by_hand",
     "check_dataset",
     "check_engine",
     "check_model",
@@ -33,13 +55,17 @@ __all__ = [
     "check_tracker",
     "client_state",
     "committed",
+    "distance_by_hand",
     "federate",
     "forbid_host_sync",
+    "interrupted",
     "model_bytes",
     "name_of",
     "parametrize_with_checks",
     "records",
     "run_checks",
     "small_config",
+    "steps_by_hand",
+    "steps_without_host_sync",
     "weights",
 ]

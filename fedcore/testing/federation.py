@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from fedcore import registry
 from fedcore.config import RunConfig
 from fedcore.engines.base import Engine, Site
-from fedcore.experiment import RunResult, run
+from fedcore.experiment import Interrupted, RunResult, resume, run
 from fedcore.round import Notify
 from fedcore.rundir import RunDirectory
 from fedcore.serial import read_tensors
@@ -32,6 +33,8 @@ SMALL: dict[str, Any] = {
 }
 """A run of a second: digits, in this process."""
 
+_KINDS = {"dataset": "dataset", "model": "model", "partition": "partitioner"}
+
 Choice = str | type | tuple[str | type, Mapping[str, Any]]
 """A plugin by name or class, alone or with its options."""
 
@@ -44,6 +47,8 @@ def federate(
     **options: Any,
 ) -> RunResult:
     """Run a small federation on digits with these plugins; ``options`` are those of RunConfig.
+
+    ``dataset``, ``model`` and ``partition`` may be functions in place of their names.
 
     :param folder: holds the run directory, each run in one of its own.
     :param engine: a name, or what makes one.
@@ -59,7 +64,27 @@ def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
     """Return the configuration of :func:`federate`."""
     pairs = [plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins]
     out = options.pop("out", None) or tempfile.mkdtemp(dir=folder)
+    options = {key: name_of(value, _KINDS[key]) if callable(value) else value for key, value in options.items()}
     return RunConfig(**{**SMALL, **options}, plugins={name_of(cls): dict(given) for cls, given in pairs}, out=out)
+
+
+def interrupted(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunResult:
+    """Run a small federation, interrupt it after a round, and go on with it; returns what it ended with.
+
+    :param after: the round, from 0.
+    """
+    directories: list[Path] = []
+
+    def stop(event: str, details: Mapping[str, Any]) -> None:
+        if event == "start":
+            directories.append(details["directory"])
+        if event == "round" and details["round"] == after:
+            raise KeyboardInterrupt
+
+    with suppress(Interrupted):
+        result = federate(folder, *plugins, notify=stop, **options)
+        raise AssertionError(f"the run ended in {result.directory} before round {after} did")
+    return resume(directories[0], allow_code=True)
 
 
 def name_of(plugin: object, kind: str = "plugin") -> str:

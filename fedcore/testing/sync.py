@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedcore.local import train_batch
 
 _SYNCING = {
     "aten::_local_scalar_dense": "reads a tensor's value (.item(), float(), int(), bool(), or a branch on it)",
@@ -75,3 +78,23 @@ def forbid_host_sync() -> Iterator[None]:
 
     with watch_host_sync(refuse):
         yield
+
+
+@contextmanager
+def steps_without_host_sync() -> Iterator[list[set[str]]]:
+    """Forbid every training step in the block, of this process, to wait for the device.
+
+    Gives a list that fills with what the hooks of each step looked at: of ``round``, ``client``, ``epoch``, ``batch``.
+
+    :raises HostSync: from inside the step, where it is a client's failure.
+    """
+    looked: list[set[str]] = []
+
+    def watched(*arguments: Any) -> Any:
+        with forbid_host_sync():
+            batch = train_batch(*arguments)
+        looked.append(batch.depends_on)
+        return batch
+
+    with mock.patch("fedcore.local.train_batch", watched):
+        yield looked

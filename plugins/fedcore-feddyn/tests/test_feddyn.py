@@ -2,274 +2,78 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pydantic import Field
 from torch import nn
 
-import fedcore
 import fedcore_feddyn.equations as eq
-from fedcore import Plugin, PluginOptions, RunConfig, SplitModel, hookimpl
-from fedcore.data import Dataset, ResidentSamples
-from fedcore.errors import ConfigError, FedcoreError, PluginConflictError
-from fedcore.local import train_batch
-from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
-from fedcore.testing import forbid_host_sync
+from fedcore.errors import ConfigError, PluginConflictError
+from fedcore.testing import (
+    Cohorts,
+    EqualWeights,
+    ExchangesClassifier,
+    FrozenEncoder,
+    OwnsClassifier,
+    PersonalClassifier,
+    Quadratic,
+    StepsOnServer,
+    by_hand,
+    client_state,
+    committed,
+    federate,
+    interrupted,
+    model_bytes,
+    records,
+    steps_by_hand,
+    steps_without_host_sync,
+    weights,
+)
+from fedcore.testing.by_hand import W
+from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_feddyn import FedDyn, FedDynOptions
 
 NAME, OPTIONS = "feddyn", FedDynOptions
-DIGITS = {
-    "workers": 0,
-    "device": "cpu",
-    "clients": 4,
-    "rounds": 2,
-    "local_epochs": 1,
-    "batch_size": 64,
-    "eval_every": 99,
+DIGITS = {"clients": 4, "eval_every": 99}
+CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
+TOY = {**by_hand(CENTRES[:2], SIZES[:2]), "rounds": 1, "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
+COHORTS = [[0, 1], [1], [1, 2], [0, 2], [0], [0, 1, 2]]
+SIMULATED = {
+    **by_hand(CENTRES, SIZES),
+    "rounds": len(COHORTS),
+    "local_epochs": 3,
+    "batch_size": 1,
+    "lr": 0.02,
+    "lr_decay": 0.7,
+    "momentum": 0.5,
+    "weight_decay": 0.1,
 }
-HERE = f"module:{__name__}."
-W = "encoder.base.w"
-
-# --- data and models small enough for a hand: a model that is its parameters, a sample that is its centre --------
-
-
-def _samples(points):
-    images = torch.tensor(points, dtype=torch.float32).view(len(points), 1, 1, -1)
-    return ResidentSamples(images, torch.arange(len(points)) % 2, [0.0], [1.0])
-
-
-def _dataset(points):
-    return Dataset("toy", _samples(points), _samples([[0, 0]] * 4), num_classes=2, input_shape=(1, 1, 2))
-
-
-def two_centres(data_dir=None):
-    """TOY of baselines.md: n_1 = 1 at (2, 0), n_2 = 3 at (0, 4)."""
-    return _dataset([[2, 0]] + [[0, 4]] * 3)
-
-
-def three_centres(data_dir=None):
-    return _dataset([[2, 0]] + [[0, 4]] * 3 + [[-1, 1]] * 2)
-
-
-def by_centre(labels, num_clients, **_):
-    return [np.arange(0, 1), np.arange(1, 4), np.arange(4, 6)][:num_clients]
-
-
-def first_alone(labels, num_clients, **_):
-    """Deal one sample to client 0, and no sample of class 0 to client 1."""
-    rest = np.random.default_rng(0).permutation(len(labels) - 1) + 1
-    others = np.array_split(rest, num_clients - 1)
-    return [np.array([0]), others[0][labels[others[0]] != 0], *others[1:]]
-
-
-class Point(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        return self.w.expand(len(x), -1)
-
-
-class PointModel(SplitModel):
-    def make_classifier(self, feature_dim):
-        return nn.Identity()
-
-
-def at_origin(num_classes, input_shape):
-    return PointModel(Point(), 2, 2)
-
-
-def with_buffers(num_classes, input_shape):
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-    return SplitModel(base, 16, num_classes)
-
-
-class Quadratic(Plugin):
-    """f_i(w) = |w - centre_i|^2 / 2."""
-
-    @hookimpl
-    def task_loss(self, step):
-        return 0.5 * (step.logits - step.x.flatten(1)).square().sum(dim=1).mean()
-
-
-class Uniform(Plugin):
-    @hookimpl
-    def weight(self):
-        return 1.0
-
-
-class CohortOptions(PluginOptions):
-    rounds: list[list[int]] = Field(default_factory=list)
-
-
-class Cohorts(Plugin):
-    Options = CohortOptions
-
-    @hookimpl
-    def select_clients(self, server):
-        return self.options.rounds[server.round]
-
-
-class Personal(Plugin):
-    @hookimpl
-    def personal_parameters(self):
-        return ["classifier.*"]
-
-
-class Freezes(Plugin):
-    """Keeps the encoder fixed from round 1 on; listed behind the method, whose begin_local knows nothing of it."""
-
-    @hookimpl
-    def begin_local(self, client):
-        if client.round > 0:
-            client.freeze(["encoder.*"])
-
-
-class Exchanger(Plugin):
-    exchanges = ("classifier.*",)
-
-
-class Owner(Plugin):
-    owns = ("classifier.*",)
-
-    @hookimpl
-    def aggregate(self, server):
-        return None
-
-
-class Optimizer(Plugin):
-    server_optimizer = True
-
-    @hookimpl
-    def server_step(self, mean):
-        return None
-
-
-TOY = {
-    "dataset": HERE + "two_centres",
-    "model": HERE + "at_origin",
-    "partition": HERE + "by_centre",
-    "clients": 2,
-    "rounds": 1,
-    "local_epochs": 2,
-    "batch_size": 8,
-    "lr": 0.5,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-}
+STEPS = (3, 9, 6)  # samples * epochs, in batches of one
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, notify=None, **options):
-        config = RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
-        return fedcore.run(config, notify=notify)
-
-    return run
+    return lambda plugins, **options: federate(root, *plugins.items(), **{**DIGITS, **options})
 
 
 @pytest.fixture(scope="module")
 def toy(go):
-    return lambda plugins, **options: go({HERE + "Quadratic": {}, **plugins}, **{**TOY, **options})
-
-
-@pytest.fixture
-def no_host_sync(monkeypatch):
-    """Forbid waiting for the device in every training step."""
-    taken = []
-
-    def watching(*arguments):
-        with forbid_host_sync():
-            batch = train_batch(*arguments)
-        taken.append(batch.depends_on)
-        return batch
-
-    monkeypatch.setattr("fedcore.local.train_batch", watching)
-    return taken
-
-
-def bytes_of(result):
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def weights(result):
-    return read_tensors(result.directory / "model.safetensors")[0]
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
-
-
-def committed(result):
-    return RunDirectory(result.directory).checkpoints.load()
+    return lambda plugins, **options: go({Quadratic: {}, **plugins}, **{**TOY, **options})
 
 
 def server_state(result):
     return committed(result).plugins.get(NAME, {})
 
 
-def client_state(result, client):
-    return RunDirectory(result.directory).clients.read(client, committed(result).manifest.get(client)).get(NAME, {})
+def own_state(result, client):
+    return client_state(result, client).get(NAME, {})
 
 
 def near(tensor, values, tolerance=1e-6):
     np.testing.assert_allclose(tensor.double().numpy(), values, rtol=0, atol=tolerance)
-
-
-def interrupted(go, plugins, after, **options):
-    """Run, stop after a round, resume; returns the result."""
-    where = {}
-
-    def stop(event, details):
-        where.update(details if event == "start" else {})
-        if event == "round" and details["round"] == after:
-            raise KeyboardInterrupt
-
-    with pytest.raises(FedcoreError, match="interrupted"):
-        go(plugins, notify=stop, **options)
-    return fedcore.resume(where["directory"], allow_code=True)
-
-
-def sgd(w, gradient, steps, lr, momentum, weight_decay):
-    """PyTorch's SGD in float64."""
-    velocity = 0.0
-    for _ in range(steps):
-        velocity = momentum * velocity + gradient(w) + weight_decay * w
-        w = w - lr * velocity
-    return w
-
-
-def moved_by(steps, momentum):
-    """A(K) by its closed form, which the code does not use."""
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-
-
-CENTRES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]])
-COHORTS = [[0, 1], [1], [1, 2], [0, 2], [0], [0, 1, 2]]
-SIMULATED = {
-    "dataset": HERE + "three_centres",
-    "clients": 3,
-    "rounds": len(COHORTS),
-    "local_epochs": 3,
-    "batch_size": 1,  # K = 3, 9, 6
-    "lr": 0.02,
-    "lr_decay": 0.7,
-    "momentum": 0.5,
-    "weight_decay": 0.1,
-}
-STEPS, SIZES = (3, 9, 6), (1, 3, 2)
-
-
-def plain(state):
-    return set(state)
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
@@ -317,7 +121,7 @@ def test_the_completed_square_has_the_papers_gradient(alpha):
 
 def gradients(result, client, alpha=1.0):
     """g_i = -alpha lambda_i."""
-    return -alpha * client_state(result, client)[W]
+    return -alpha * own_state(result, client)[W]
 
 
 def test_the_hand_case(toy):
@@ -358,12 +162,12 @@ def test_a_simulation_in_numpy_with_the_papers_g_and_h(toy, alpha):
             def gradient(v, i=i, w=w):
                 return v - CENTRES[i] - g[i] + alpha * (v - w)
 
-            trained[i] = sgd(w, gradient, STEPS[i], 0.02 * 0.7**number, 0.5, 0.1)
+            trained[i] = steps_by_hand(w, gradient, STEPS[i], lr=0.02 * 0.7**number, momentum=0.5, weight_decay=0.1)
         for i, y in trained.items():
             g[i] = g[i] - alpha * (y - w)
         h = h - alpha * sum(y - w for y in trained.values()) / 3
         w = np.mean(list(trained.values()), axis=0) - h / alpha
-    result = toy({NAME: {"alpha": alpha}, HERE + "Cohorts": {"rounds": COHORTS}}, **SIMULATED)
+    result = toy({NAME: {"alpha": alpha}, Cohorts: {"rounds": COHORTS}}, **SIMULATED)
     near(weights(result)[W], w, 1e-5)
     near(-alpha * server_state(result)[W], h)
     for i in range(3):
@@ -376,20 +180,20 @@ def test_the_servers_state_is_the_mean_of_all_clients(go, participation):
     result = go({NAME: {}}, participation=participation, rounds=5, alpha=0.1)
     state = server_state(result)
     assert set(state) == {name for name, _ in result.model.named_parameters()}
-    assert (len({tuple(line["cohort"]) for line in lines(result)}) > 2) == (participation < 1)
+    assert (len({tuple(line["cohort"]) for line in records(result)}) > 2) == (participation < 1)
     for name, mean_dual in state.items():
-        own = [client_state(result, i).get(name, torch.zeros(())).double() for i in range(4)]
+        own = [own_state(result, i).get(name, torch.zeros(())).double() for i in range(4)]
         scale = float(mean_dual.abs().max())
         assert scale > 0
         near(mean_dual / scale, (sum(own) / 4 / scale).numpy(), 1e-5)
 
 
 def test_who_is_not_sampled_keeps_his_lambda(go):
-    cohorts = {HERE + "Cohorts": {"rounds": [[0, 1], [1, 2], [2, 3]]}}
+    cohorts = {Cohorts: {"rounds": [[0, 1], [1, 2], [2, 3]]}}
     first, last = go({NAME: {}, **cohorts}, rounds=1), go({NAME: {}, **cohorts}, rounds=3)
-    assert client_state(first, 2) == {}
-    for name, tensor in client_state(first, 0).items():
-        assert torch.equal(client_state(last, 0)[name], tensor)
+    assert own_state(first, 2) == {}
+    for name, tensor in own_state(first, 0).items():
+        assert torch.equal(own_state(last, 0)[name], tensor)
 
 
 # --- identities --------------------------------------------------------------------------------------------------
@@ -398,8 +202,8 @@ def test_who_is_not_sampled_keeps_his_lambda(go):
 def test_the_local_problem_of_round_1_is_fedproxs(go):
     """mu = alpha, to the bit; the server then adds the mean displacement once more."""
     dyn = go({NAME: {"alpha": 0.3}}, rounds=1)
-    prox = go({"fedprox": {"mu": 0.3}, HERE + "Uniform": {}}, rounds=1)
-    ours, theirs = lines(dyn)[0]["losses"], lines(prox)[0]["losses"]
+    prox = go({"fedprox": {"mu": 0.3}, EqualWeights: {}}, rounds=1)
+    ours, theirs = records(dyn)[0]["losses"], records(prox)[0]["losses"]
     assert ours["task"] == theirs["task"]
     assert ours["feddyn.dynamic"] == theirs["fedprox.proximal"] > 0
     for name, mean in weights(prox).items():
@@ -408,24 +212,25 @@ def test_the_local_problem_of_round_1_is_fedproxs(go):
 
 def test_alpha_changes_the_trajectory_and_a_larger_one_holds_the_client_nearer(go):
     runs = [go({NAME: {"alpha": alpha}}, rounds=1) for alpha in (0.01, 1.0, 10.0)]
-    distances = [lines(run)[0]["losses"]["feddyn.dynamic"] for run in runs]
+    distances = [records(run)[0]["losses"]["feddyn.dynamic"] for run in runs]
     assert distances[0] > distances[1] > distances[2] > 0
-    assert bytes_of(runs[0]) == bytes_of(go({NAME: {}}, rounds=1)), "the default, and twice the same bits"
-    assert len({bytes_of(run) for run in runs}) == 3
+    assert model_bytes(runs[0]) == model_bytes(go({NAME: {}}, rounds=1)), "the default, and twice the same bits"
+    assert len({model_bytes(run) for run in runs}) == 3
 
 
 def test_a_tiny_alpha_divides_nothing(go):
     assert all(t.isfinite().all() for t in weights(go({NAME: {"alpha": 1e-38}}, rounds=3)).values())
 
 
-def test_a_resumed_run_has_the_same_bits(go):
-    options = {"rounds": 4, "participation": 0.5}
-    assert bytes_of(interrupted(go, {NAME: {}}, 1, **options)) == bytes_of(go({NAME: {}}, **options))
+def test_a_resumed_run_has_the_same_bits(go, tmp_path):
+    options = {**DIGITS, "rounds": 4, "participation": 0.5}
+    assert model_bytes(interrupted(tmp_path, NAME, after=1, **options)) == model_bytes(go({NAME: {}}, **options))
 
 
-def test_a_step_does_not_wait_for_the_device(go, no_host_sync):
-    go({NAME: {}}, local_epochs=2)
-    assert max(no_host_sync, key=len) == {"client"}
+def test_a_step_does_not_wait_for_the_device(go):
+    with steps_without_host_sync() as looked:
+        go({NAME: {}}, local_epochs=2)
+    assert max(looked, key=len) == {"client"}
 
 
 def test_nothing_travels_but_the_model(go):
@@ -433,21 +238,21 @@ def test_nothing_travels_but_the_model(go):
 
 
 def test_personal_parameters_are_not_regularized(go):
-    result = go({NAME: {}, HERE + "Personal": {}}, rounds=3)
+    result = go({NAME: {}, PersonalClassifier: {}}, rounds=3)
     assert server_state(result)
-    assert not [name for name in [*server_state(result), *client_state(result, 0)] if "classifier" in name]
+    assert not [name for name in [*server_state(result), *own_state(result, 0)] if "classifier" in name]
 
 
 def test_frozen_parameters_keep_their_lambda(go):
-    plugins = {NAME: {}, HERE + "Freezes": {}}
+    plugins = {NAME: {}, FrozenEncoder: {}}
     one, two = go(plugins, rounds=1), go(plugins, rounds=2)
-    for name, before in client_state(one, 0).items():
-        assert torch.equal(client_state(two, 0)[name], before) == name.startswith("encoder")
+    for name, before in own_state(one, 0).items():
+        assert torch.equal(own_state(two, 0)[name], before) == name.startswith("encoder")
         assert torch.equal(weights(two)[name], weights(one)[name]) == name.startswith("encoder")
 
 
 def test_with_fedprox(go):
-    assert "fedprox.proximal" in lines(go({NAME: {}, "fedprox": {"mu": 0.1}}))[1]["losses"]
+    assert "fedprox.proximal" in records(go({NAME: {}, "fedprox": {"mu": 0.1}}))[1]["losses"]
 
 
 # --- what it leaves alone ----------------------------------------------------------------------------------------
@@ -455,29 +260,30 @@ def test_with_fedprox(go):
 
 def test_buffers_have_no_part_in_it(go):
     """With weights that do not move (lr 1e-30) BatchNorm's statistics are FedAvg's, to the bit."""
-    options = {"model": HERE + "with_buffers", "lr": 1e-30, "weight_decay": 0.0, "rounds": 3}
+    options = {"model": with_batch_norm, "lr": 1e-30, "weight_decay": 0.0, "rounds": 3}
     result, fedavg = go({NAME: {"alpha": 1.0}}, **options), dict(go({}, **options).model.named_buffers())
-    assert (fedavg["encoder.base.2.running_mean"] != 0).all()
-    assert fedavg["encoder.base.2.num_batches_tracked"] > 0
+    assert (fedavg["encoder.base.norm.running_mean"] != 0).all()
+    assert fedavg["encoder.base.norm.num_batches_tracked"] > 0
     for name, buffer in result.model.named_buffers():
         assert torch.equal(buffer, fedavg[name])
 
 
 def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
-    result = go({NAME: {}}, model=HERE + "with_buffers", rounds=3)
+    result = go({NAME: {}}, model=with_batch_norm, rounds=3)
     parameters = {name for name, _ in result.model.named_parameters()}
-    assert plain(server_state(result)) == plain(client_state(result, 0)) == parameters
-    norm = result.model.encoder.base[2]
+    assert set(server_state(result)) == set(own_state(result, 0)) == parameters
+    norm = result.model.encoder.base.norm
     assert norm.num_batches_tracked.dtype == torch.int64
     assert (norm.running_var > 0).all()
 
 
 def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
-    whole = go({NAME: {}}, partition=HERE + "first_alone", rounds=3)
-    assert [line["accepted"] for line in lines(whole)] == [4, 4, 4]
-    skipped = go({NAME: {}}, partition=HERE + "first_alone", model=HERE + "with_buffers", rounds=3)
-    assert [line["failures"][0]["kind"] for line in lines(skipped)] == ["no_steps"] * 3
-    assert client_state(skipped, 0) == {}
+    for partition in (one_sample, halves):
+        result = go({NAME: {}}, partition=partition, rounds=3)
+        assert [line["accepted"] for line in records(result)] == [4, 4, 4]
+    skipped = go({NAME: {}}, partition=one_sample, model=with_batch_norm, rounds=3)
+    assert [line["failures"][0]["kind"] for line in records(skipped)] == ["no_steps"] * 3
+    assert own_state(skipped, 0) == {}
     assert all(t.isfinite().all() for t in server_state(skipped).values())
 
 
@@ -493,15 +299,15 @@ def test_options_out_of_bounds_are_refused(go, options):
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("Exchanger", "how far a client's model moved"),
-        ("Uniform", "weight"),
-        ("Optimizer", "server optimizers"),
-        ("Owner", "owns the aggregation"),
+        (ExchangesClassifier, "how far a client's model moved"),
+        (EqualWeights, "weight"),
+        (StepsOnServer, "server optimizers"),
+        (OwnsClassifier, "owns the aggregation"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(go, other, reason):
     with pytest.raises(PluginConflictError, match=reason):
-        go({NAME: {}, HERE + other: {}})
+        go({NAME: {}, other: {}})
 
 
 def test_the_readme_names_every_option_with_its_default():
