@@ -7,8 +7,9 @@ import torch
 from typer.testing import CliRunner
 
 from fedcore.bench import measure, workloads
+from fedcore.bench.cpu import CpuReference
 from fedcore.bench.measure import Spread, alternate, engine
-from fedcore.bench.reference import CpuReference, Task
+from fedcore.bench.reference import Task
 from fedcore.bench.workloads import AGAINST_REFERENCE, W3, Workload
 from fedcore.cli.app import app
 
@@ -25,14 +26,14 @@ TINY = Workload(
 def tiny(monkeypatch):
     monkeypatch.setitem(AGAINST_REFERENCE, "W1", TINY)
     monkeypatch.setattr(measure, "W3", TINY)
-    monkeypatch.setattr("fedcore.bench.reference.cores", lambda: 1)
+    monkeypatch.setattr("fedcore.bench.cpu.cores", lambda: 1)
 
 
 def test_the_reference_takes_the_steps_of_the_engine(monkeypatch):
     with engine(measure.configured(TINY, {})) as ours:
         federation = ours.experiment.federation
         task = Task.of(federation.config, federation.dataset, federation.partition)
-        monkeypatch.setattr("fedcore.bench.reference.cohort", lambda task, number: ours.experiment_cohorts[number])
+        monkeypatch.setattr("fedcore.bench.cpu.cohort", lambda task, number: ours.experiment_cohorts[number])
         ours.rounds(3)
         records = [json.loads(line) for line in (ours.experiment.directory.path / "metrics.jsonl").open()]
         ours.experiment_cohorts = [record["cohort"] for record in records]

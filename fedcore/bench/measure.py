@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from fedcore.bench.reference import CpuReference, CudaReference, Reference, Task
+from fedcore.bench.cpu import CpuReference
+from fedcore.bench.cuda import CudaReference
+from fedcore.bench.reference import Reference, Task
 from fedcore.bench.workloads import W3, Workload
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition

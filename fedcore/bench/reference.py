@@ -7,22 +7,17 @@ knows nothing of plugins, states, failures or records, checks nothing and keeps 
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore.config import RunConfig
 from fedcore.data import Dataset, Partition, ResidentSamples
-from fedcore.engines.local import ALLOCATOR, cores
 from fedcore.models import build_model
 from fedcore.placement import forward_chunk
 
@@ -148,174 +143,3 @@ def cohort(task: Task, number: int) -> list[int]:
     stream = torch.Generator().manual_seed(number)
     chosen = torch.randperm(len(task.holds), generator=stream)[: task.config.cohort_size].tolist()
     return sorted(chosen, key=lambda client: -len(task.holds[client]))
-
-
-class CpuReference:
-    """One process per core."""
-
-    def __init__(self, task: Task, workers: int | None = None) -> None:
-        self.task, self.number = task, 0
-        for tensor in task.tensors():
-            tensor.share_memory_()
-        count = workers or cores()
-        self._sums = [[torch.zeros_like(w).share_memory_() for w in task.weights] for _ in range(count)]
-        context = mp.get_context("spawn")
-        self._next = context.Value("i", 0)
-        self._pipes: list[Connection] = []
-        self._processes = []
-        with _environment({**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}):
-            for sums in self._sums:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(task, sums, theirs, self._next), daemon=True)
-                process.start()
-                self._pipes.append(ours)
-                self._processes.append(process)
-        self._ask(("ready",))
-
-    def rounds(self, count: int) -> float:
-        """Run rounds; returns seconds."""
-        began = time.perf_counter()
-        for _ in range(count):
-            self._ask(("train", cohort(self.task, self.number)))
-            for index, weight in enumerate(self.task.weights):
-                torch.add(self._sums[0][index], 0, out=weight)
-                for sums in self._sums[1:]:
-                    weight.add_(sums[index])
-            self.number += 1
-            if self.number % self.task.config.eval_every == 0:
-                self.accuracy = sum(self._ask(("evaluate",))) / len(self.task.test_labels)
-        return time.perf_counter() - began
-
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join()
-
-    def _ask(self, message: tuple[Any, ...]) -> list[Any]:
-        self._next.value = 0
-        for pipe in self._pipes:
-            pipe.send(message)
-        return [pipe.recv() for pipe in self._pipes]
-
-
-def _serve(task: Task, sums: list[Tensor], pipe: Connection, shared_next: Any) -> None:
-    torch.set_num_threads(1)
-    trainer = Trainer(task, torch.device("cpu"), torch.channels_last)
-
-    def handed_out(count: int) -> Iterator[int]:
-        while True:
-            with shared_next.get_lock():
-                number = shared_next.value
-                shared_next.value += 1
-            if number >= count:
-                return
-            yield number
-
-    while True:
-        try:
-            kind, *rest = pipe.recv()
-        except EOFError:
-            return
-        found = 0
-        with torch.no_grad():
-            torch._foreach_copy_(trainer.start, task.weights)
-        if kind == "train":
-            clients: Sequence[int] = rest[0]
-            total = sum(len(task.holds[client]) for client in clients)
-            torch._foreach_zero_(sums)
-            for number in handed_out(len(clients)):
-                trainer.train(clients[number])
-                with torch.no_grad():
-                    torch._foreach_add_(sums, trainer.parameters, alpha=len(task.holds[clients[number]]) / total)
-        elif kind == "evaluate":
-            chunks = -(-len(task.test_labels) // forward_chunk(trainer.device))
-            found = sum(trainer.hits(chunk) for chunk in handed_out(chunks))
-        pipe.send(found)
-
-
-class CudaReference:
-    """One stream, data on the device, each batch size's step captured once."""
-
-    def __init__(self, task: Task, device: torch.device) -> None:
-        self.number = 0
-        self.task = replace(
-            task,
-            images=task.images.to(device),
-            labels=task.labels.to(device),
-            test_images=task.test_images.to(device),
-            test_labels=task.test_labels.to(device),
-            holds=[held.to(device) for held in task.holds],
-        )
-        layout = torch.channels_last if task.config.precision == "bf16" else torch.contiguous_format
-        self.trainer = Trainer(self.task, device, layout)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._sums = [torch.zeros_like(parameter) for parameter in self.trainer.parameters]
-
-    def rounds(self, count: int) -> float:
-        """Run rounds; returns seconds, the device's work included."""
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            self._round()
-            self.number += 1
-            if self.number % self.task.config.eval_every == 0:
-                chunks = -(-len(self.task.test_labels) // forward_chunk(self.trainer.device))
-                self.accuracy = sum(self.trainer.hits(c) for c in range(chunks)) / len(self.task.test_labels)
-        torch.cuda.synchronize()
-        return time.perf_counter() - began
-
-    def close(self) -> None:
-        """Give the graphs up."""
-        self._graphs.clear()
-
-    def _round(self) -> None:
-        clients, trainer = cohort(self.task, self.number), self.trainer
-        total = sum(len(self.task.holds[client]) for client in clients)
-        torch._foreach_zero_(self._sums)
-        trainer.model.train()
-        for client in clients:
-            held = self.task.holds[client]
-            trainer.begin()
-            for _ in range(self.task.config.local_epochs):
-                order = held[torch.randperm(len(held)).to(held.device, non_blocking=True)]
-                for rows in order.split(self.task.config.batch_size):
-                    graph, own = self._graph(len(rows))
-                    own.copy_(rows)
-                    graph.replay()
-            with torch.no_grad():
-                torch._foreach_add_(self._sums, trainer.parameters, alpha=len(held) / total)
-        torch._foreach_copy_(trainer.start, self._sums)
-
-    def _graph(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        if size not in self._graphs:
-            kept = [tensor.detach().clone() for tensor in (*self.trainer.parameters, *self.trainer.buffers)]
-            rows = torch.arange(size, device=self.task.labels.device)
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.trainer.step(rows)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.trainer.step(rows)
-            with torch.no_grad():
-                torch._foreach_copy_([*self.trainer.parameters, *self.trainer.buffers], kept)
-            self._graphs[size] = graph, rows
-        return self._graphs[size]
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
