@@ -36,7 +36,7 @@ train: setup
 	$(BIN)/fedcore train --plugin fedcd
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
