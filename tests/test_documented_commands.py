@@ -94,12 +94,10 @@ def write_graphs(raw, count):
         (raw / f"MUTAG_{name}.txt").write_text("\n".join(map(str, lines)) + "\n")
 
 
-@pytest.fixture
-def folder(files, tmp_path, monkeypatch):
-    """A working directory with the files, in which the tutorial's package counts as installed."""
-    for path in ("my-data.npz", "my-images", "grid.yaml", "data"):
-        (tmp_path / path).symlink_to(files / path)
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A place in which the tutorial's package is installed; one for all, as whatever is installed is read once."""
+    site = tmp_path_factory.mktemp("site")
     information = site / "fedcore_fedproto-0.1.0.dist-info"
     information.mkdir(parents=True)
     package = documented.ROOT / "examples" / "third_party_plugin"
@@ -109,6 +107,14 @@ def folder(files, tmp_path, monkeypatch):
         "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
     )
     (information / "entry_points.txt").write_text("[fedcore.plugins]\nfedproto = fedcore_fedproto:FedProto\n")
+    return site
+
+
+@pytest.fixture
+def folder(files, site, tmp_path, monkeypatch):
+    """A working directory with the files, in which the tutorial's package counts as installed."""
+    for path in ("my-data.npz", "my-images", "grid.yaml", "data"):
+        (tmp_path / path).symlink_to(files / path)
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCORE_DATA", "data")

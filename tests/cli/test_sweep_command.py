@@ -18,7 +18,7 @@ from fedcore.sweep.directory import SweepDirectory
 from fedcore.sweep.run import run_sweep
 from fedcore.sweep.spec import SweepSpec
 
-TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256)
+TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 LONG = {"clients": 2, "rounds": 60, "local_epochs": 1, "batch_size": 256, "workers": 0}
 
 

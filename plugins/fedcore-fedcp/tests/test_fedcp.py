@@ -311,6 +311,7 @@ def test_rounds_of_partial_participation_against_an_independent_computation(go, 
     result = go(
         {"fedcp": {"lambda": lam}, HERE + "Cohorts": {"rounds": COHORTS}},
         **sgd, model=HERE + "tiny", rounds=4, local_epochs=2, batch_size=2000, partition="dirichlet", alpha=0.5,
+        samples=300,  # the kernels below are of every two samples
     )  # fmt: skip
     digits = load_dataset("digits")
     parts = load_partition(result.directory / "partition.json", digits).train
