@@ -12,6 +12,7 @@ import torch
 
 import fedcore
 from fedcore.serial import read_tensors
+from fedcore.testing import check_plugin
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PACKAGE = EXAMPLES / "third_party_plugin"
@@ -73,6 +74,18 @@ def test_your_data_runs_as_its_users_run_it(tmp_path):
     assert accuracy > 85
 
 
+def test_texts_are_learned(tmp_path, monkeypatch):
+    """Of three parts of SciPy, in this process."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import text_topics
+
+    monkeypatch.setattr(text_topics, "TOPICS", ("interpolate", "ndimage", "spatial"))
+    options = {"plugins": {"fedprox": {}}, "rounds": 3, "clients": 4, "lr": 0.5, "workers": 0}
+    config = fedcore.RunConfig(dataset="module:text_topics.scipy_topics", **options, out=tmp_path / "run")
+    assert fedcore.run(config).metrics["global"]["accuracy"] > 0.6  # the largest of three classes is 38 %
+
+
+@pytest.mark.slow
 def test_text_topics_runs_with_workers_that_do_not_know_the_module(tmp_path):
     """They map its sequences: the example sets no PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -84,6 +97,18 @@ def test_text_topics_runs_with_workers_that_do_not_know_the_module(tmp_path):
     assert accuracies[-1] > 35  # the largest of nine classes is 28 %
 
 
+def test_the_tutorials_method_keeps_the_contract(monkeypatch):
+    monkeypatch.syspath_prepend(PACKAGE / "src")
+    from fedcore_fedproto import FedProto
+
+    try:
+        assert "failed" not in {verdict.status for verdict in check_plugin(FedProto, slow=False)}
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "fedcore_fedproto"]:
+            del sys.modules[name]  # test_documented_commands.py has it from elsewhere
+
+
+@pytest.mark.slow
 def test_the_tutorials_package_passes_its_own_tests(tmp_path):
     """Without the checks that start worker processes."""
     done = run_in_package(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow")
