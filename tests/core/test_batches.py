@@ -53,7 +53,9 @@ def site(tmp_path, **options):
     return Site(config, dataset, resolve_partition(config, dataset), tmp_path)
 
 
-@pytest.mark.parametrize("plugins", [("moon", "fedprox"), ("fedcd",)], ids="+".join)
+@pytest.mark.parametrize(
+    "plugins", [("moon", "fedprox"), pytest.param(("fedcd",), marks=pytest.mark.slow)], ids="+".join
+)
 def test_sequences_give_the_same_bits_for_any_number_of_workers(go, plugins):
     here = go(*plugins, **WORDS, rounds=2, local_epochs=2)
     there = go(*plugins, **WORDS, rounds=2, local_epochs=2, workers=2)

@@ -21,7 +21,7 @@ OPTIONS = {**kills.OPTIONS, "rounds": 6, "workers": 0}
 STOPPED = 4
 
 
-@pytest.fixture(scope="module", params=["moon", "scaffold"])
+@pytest.fixture(scope="module", params=["scaffold", pytest.param("moon", marks=pytest.mark.slow)])
 def runs(request, tmp_path_factory):
     """Return a run that was stopped after some rounds, and what is left by one that was not."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -30,7 +30,10 @@ def plain(tmp_path_factory):
     return find
 
 
-@pytest.mark.parametrize(("method", "kind", "every"), [("scaffold", "tree", 3), ("moon", "parent", 1)])
+@pytest.mark.parametrize(
+    ("method", "kind", "every"),
+    [("scaffold", "tree", 3), pytest.param("moon", "parent", 1, marks=pytest.mark.slow)],
+)
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, every):
     chance = random.Random(f"{SEED} {method}")  # noqa: S311
     print(f"FEDCORE_KILL_SEED={SEED}")
@@ -42,6 +45,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, plain, method, kind, e
     assert kills.differences(kills.left_by(tmp_path / "run"), kills.left_by(reference)) == []
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_workers(tmp_path, plain):
     chance = random.Random(f"{SEED} workers")  # noqa: S311
     print(f"FEDCORE_KILL_SEED={SEED}")

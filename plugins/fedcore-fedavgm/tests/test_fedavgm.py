@@ -280,6 +280,7 @@ fedcore.run(config, notify=kill)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_velocity(go, tmp_path):
     script = SCRIPT.format(run={**DIGITS, **LONG})
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], env=os.environ, timeout=120)

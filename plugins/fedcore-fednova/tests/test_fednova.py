@@ -436,6 +436,7 @@ fedcore.run(config, notify=kill)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_momentum(go, tmp_path):
     options = {"gmf": 0.8}
     script = SCRIPT.format(options=options, run={**DIGITS, **LONG})

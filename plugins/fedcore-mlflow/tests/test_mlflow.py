@@ -38,7 +38,7 @@ def history(client, run, name):
     return [(metric.step, pytest.approx(metric.value)) for metric in client.get_metric_history(run.info.run_id, name)]
 
 
-@pytest.mark.parametrize("store", ["default", "folder"])
+@pytest.mark.parametrize("store", ["default", pytest.param("folder", marks=pytest.mark.slow)])
 def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
     uri = f"sqlite:///{shutil.copy(made, 'mlflow.db')}" if store == "default" else str(tmp_path / store)
     options = {} if store == "default" else {"uri": uri}
@@ -70,6 +70,7 @@ def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
         assert yaml.safe_load(file) == yaml.safe_load((result.directory / "config.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, made):
     def stop(event, details):
         if event == "round" and details["round"] == 2:

@@ -27,7 +27,6 @@ from fedcore_ray import nodes
 SETTINGS = {"rounds": 3, "clients": 4, "local_epochs": 2, "client_test_fraction": 0.2}
 ONE_ROUND = {"rounds": 1, "clients": 4}
 METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
-QUICK = [("fedcme",)]
 
 
 class AllReady(module.RayEngine):
@@ -61,13 +60,6 @@ def wait_for(condition, seconds=30.0):
         time.sleep(0.05)
 
 
-def slow_but(quick):
-    return [
-        pytest.param(case, marks=() if case in quick else pytest.mark.slow, id="-".join(case) or "fedavg")
-        for case in METHODS
-    ]
-
-
 def test_it_keeps_the_contract(cluster, tmp_path):
     check_engine("ray", tmp_path, workers=(2,))
 
@@ -77,17 +69,22 @@ def test_it_keeps_the_contract_with_one_worker_and_with_three(cluster, tmp_path)
     check_engine("ray", tmp_path, workers=(1, 3))
 
 
-@pytest.mark.parametrize("plugins", slow_but(QUICK))
-def test_the_bits_are_the_local_engines(cluster, tmp_path, plugins):
-    """Model, states, and every figure of the metrics: for one and two processes here, and two of Ray's workers."""
-    one, two, there = (
-        federate(tmp_path, *plugins, **SETTINGS, engine=engine, workers=workers)
-        for engine, workers in (("local", 1), ("local", 2), ("ray", 2))
-    )
-    assert model_bytes(there) == model_bytes(one) == model_bytes(two)
-    assert records(there) == records(one)
-    assert there.metrics == one.metrics
+@pytest.mark.parametrize(
+    ("plugins", "processes"),
+    [
+        pytest.param(("fedcme",), (0,), id="fedcme-here"),
+        *(pytest.param(case, (1, 2), marks=pytest.mark.slow, id="-".join(case) or "fedavg") for case in METHODS),
+    ],
+)
+def test_the_bits_are_the_local_engines(cluster, tmp_path, plugins, processes):
+    """Model, states, and every figure of the metrics: for these numbers of processes, and two of Ray's workers."""
+    there = federate(tmp_path, *plugins, **SETTINGS, engine="ray", workers=2)
     assert there.summary["time"]["workers"] == 2
+    for workers in processes:
+        here = federate(tmp_path, *plugins, **SETTINGS, engine="local", workers=workers)
+        assert model_bytes(there) == model_bytes(here)
+        assert records(there) == records(here)
+        assert there.metrics == here.metrics
 
 
 class Killer:
