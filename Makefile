@@ -8,6 +8,9 @@ FLOWER := plugins/fedcore-flower
 EDITABLES := $(foreach plugin,$(filter-out $(FLOWER),$(PLUGINS)),-e $(plugin))
 STAMP := $(VENV)/.installed
 
+# Where this is set, each of the processes that tests start would compile all our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs dist audit check clean
 
 setup: $(STAMP)
