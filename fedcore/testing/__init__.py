@@ -4,6 +4,7 @@ from fedcore.testing.by_hand import Quadratic, by_hand, distance_by_hand, steps_
 from fedcore.testing.checks import CHECKS, CheckFailed, NotApplicable
 from fedcore.testing.company import (
     Cohorts,
+    CorrectsClassifier,
     EqualWeights,
     ExchangesClassifier,
     FrozenEncoder,
@@ -19,15 +20,19 @@ from fedcore.testing.federation import (
     committed,
     federate,
     interrupted,
+    killed,
     model_bytes,
     name_of,
+    personal_state,
     records,
+    same_tensors,
     small_config,
     weights,
 )
 from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
 from fedcore.testing.parts import check_dataset, check_model, check_partitioner
 from fedcore.testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
+from fedcore.testing.texts import commands_of, lines_of_code
 from fedcore.testing.trackers import check_tracker
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "SMALL",
     "CheckFailed",
     "Cohorts",
+    "CorrectsClassifier",
     "EqualWeights",
     "ExchangesClassifier",
     "FrozenEncoder",
@@ -54,16 +60,21 @@ __all__ = [
     "check_plugin",
     "check_tracker",
     "client_state",
+    "commands_of",
     "committed",
     "distance_by_hand",
     "federate",
     "forbid_host_sync",
     "interrupted",
+    "killed",
+    "lines_of_code",
     "model_bytes",
     "name_of",
     "parametrize_with_checks",
+    "personal_state",
     "records",
     "run_checks",
+    "same_tensors",
     "small_config",
     "steps_by_hand",
     "steps_without_host_sync",

@@ -82,6 +82,12 @@ class OwnsClassifier(Plugin):
         """Leave the mean."""
 
 
+class CorrectsClassifier(Plugin):
+    """Declares that it corrects the classifier after the last round."""
+
+    corrects = ("classifier.*",)
+
+
 class StepsOnServer(Plugin):
     """Declares that it steps the whole model on the server, and takes the mean."""
 

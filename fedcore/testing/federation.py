@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -9,6 +11,9 @@ from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedcore import registry
 from fedcore.config import RunConfig
@@ -18,6 +23,7 @@ from fedcore.round import Notify
 from fedcore.rundir import RunDirectory
 from fedcore.serial import read_tensors
 from fedcore.state import ServerState
+from fedcore.subprocesses import environment
 from fedcore.testing import offered
 from fedcore.types import Tensors
 
@@ -32,6 +38,16 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
 }
 """A run of a second: digits, in this process."""
+
+_KILLED = """
+import os, signal, sys, fedcore
+
+def kill(event, details):
+    if event == "round" and details["round"] == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+fedcore.run(fedcore.RunConfig.model_validate_json(sys.argv[1]), notify=kill)
+"""
 
 _KINDS = {"dataset": "dataset", "model": "model", "partition": "partitioner"}
 
@@ -85,6 +101,21 @@ def interrupted(folder: Path, *plugins: Choice, after: int, **options: Any) -> R
         result = federate(folder, *plugins, notify=stop, **options)
         raise AssertionError(f"the run ended in {result.directory} before round {after} did")
     return resume(directories[0], allow_code=True)
+
+
+def killed(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunResult:
+    """Run a small federation in a process of its own, kill that after a round, and go on here; returns how it ended.
+
+    The plugins and options must be ones that a fresh process can import.
+
+    :param after: the round, from 0.
+    """
+    config = small_config(folder, *plugins, **options)
+    command = [sys.executable, "-P", "-c", _KILLED, config.model_dump_json(), str(after)]
+    found = subprocess.run(command, env=environment(), timeout=120, check=False)  # noqa: S603 - our own interpreter
+    assert found.returncode == -signal.SIGKILL, f"the run in {config.out} ended before round {after} did"
+    assert config.out is not None
+    return resume(config.out, allow_code=True)
 
 
 def name_of(plugin: object, kind: str = "plugin") -> str:
@@ -141,3 +172,18 @@ def committed(result: RunResult) -> ServerState:
 def client_state(result: RunResult, client: int) -> dict[str, dict[str, Any]]:
     """Return one client's committed state by plugin."""
     return RunDirectory(result.directory).clients.read(client, committed(result).manifest.get(client))
+
+
+def personal_state(result: RunResult, client: int, plugin: str = "fedcore") -> Tensors:
+    """Return the parameters and buffers that a client keeps, as committed, by name.
+
+    :param plugin: who keeps them; the core does for ``personal_parameters``.
+    :raises KeyError: the client keeps none.
+    """
+    state = client_state(result, client)[plugin]
+    return {name.removeprefix("personal."): tensor for name, tensor in state.items()}
+
+
+def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return whether two have the same names and equal values."""
+    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)

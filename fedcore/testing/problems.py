@@ -42,6 +42,11 @@ def with_batch_norm(num_classes: int, input_shape: tuple[int, ...]) -> SplitMode
     return SplitModel(nn.Sequential(layers), 16, num_classes)
 
 
+def linear(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    """Return logistic regression on the input: its gradient is two lines of NumPy."""
+    return SplitModel(nn.Flatten(), int(np.prod(input_shape)), num_classes)
+
+
 def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
     """Give the even classes to the even clients and the odd ones to the odd; nobody has the last class."""
     order = numpy_generator(seed, "partition").permutation(len(labels))
@@ -53,6 +58,12 @@ def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[I
 def one_sample(labels: IntArray, num_clients: int, **_: Any) -> list[IntArray]:
     """Give client 0 one sample and share the others."""
     return [np.arange(1), *np.array_split(np.arange(1, len(labels)), num_clients - 1)]
+
+
+def two_one_rest(labels: IntArray, num_clients: int, **_: Any) -> list[IntArray]:
+    """Give classes 0 and 1 to client 0, one sample of class 2 to client 1, the rest to client 2."""
+    low, two = np.flatnonzero(labels < 2), np.flatnonzero(labels == 2)[:1]
+    return [low, two, np.setdiff1d(np.arange(len(labels)), [*low, *two])]
 
 
 def one_over(labels: IntArray, num_clients: int, **_: Any) -> list[IntArray]:

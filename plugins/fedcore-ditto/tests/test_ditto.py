@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,122 +11,51 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, RunConfig, SplitModel, hookimpl
-from fedcore.config import parse_setting
-from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
+from fedcore import Plugin, SplitModel, hookimpl
+from fedcore.data import load_dataset, load_partition
 from fedcore.errors import FedcoreError, PluginConflictError
 from fedcore.evaluation import evaluate
 from fedcore.functional import proximal_term
-from fedcore.local import train_batch
 from fedcore.models import build_model
 from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
-from fedcore.testing import forbid_host_sync
+from fedcore.testing import (
+    Cohorts,
+    PersonalClassifier,
+    PersonalModel,
+    Quadratic,
+    by_hand,
+    commands_of,
+    committed,
+    federate,
+    interrupted,
+    model_bytes,
+    personal_state,
+    records,
+    same_tensors,
+    steps_without_host_sync,
+    weights,
+)
+from fedcore.testing.by_hand import W
+from fedcore.testing.problems import linear, two_one_rest
 from fedcore_ditto import Ditto, DittoOptions
 from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
 
 README = Path(__file__).parents[1] / "README.md"
-HERE = f"module:{__name__}."
-DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+TOY = {**by_hand([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, notify=None, **options):
-        config = RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
-        return fedcore.run(config, notify=notify)
-
-    return run
-
-
-def bytes_of(result) -> bytes:
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def weights(result):
-    return read_tensors(result.directory / "model.safetensors")[0]
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
-
-
-def committed(result):
-    return RunDirectory(result.directory).checkpoints.load()
+    return lambda plugins, **options: federate(root, *plugins.items(), **options)
 
 
 def kept(result, client, plugin="ditto"):
     """Return what a client keeps, as it was committed: v_k with its buffers."""
-    state = RunDirectory(result.directory).clients.read(client, committed(result).manifest[client])[plugin]
-    return {name.removeprefix("personal."): tensor for name, tensor in state.items()}
-
-
-def equal(one, other) -> bool:
-    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
-
-
-class CohortOptions(fedcore.PluginOptions):
-    rounds: list[list[int]] = []
-
-
-class Cohorts(Plugin):
-    """Prescribes every round's cohort."""
-
-    Options = CohortOptions
-
-    @hookimpl
-    def select_clients(self, server):
-        return self.options.rounds[server.round]
-
-
-class KeepsAll(Plugin):
-    """SOLO."""
-
-    @hookimpl
-    def personal_parameters(self):
-        return ["*"]
+    return personal_state(result, client, plugin)
 
 
 # --- the hand case -----------------------------------------------------------------------------------------------
-
-
-class Point(nn.Module):
-    """Features are the parameter, whatever the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        return self.w.expand(len(x), -1)
-
-
-class PointModel(SplitModel):
-    def make_classifier(self, feature_dim):
-        return nn.Identity()
-
-
-def at_origin(num_classes, input_shape):
-    return PointModel(Point(), 2, 2)
-
-
-def one_centre(data_dir=None):
-    samples = ResidentSamples(torch.tensor([2.0, 0.0]).view(1, 1, 1, 2), torch.tensor([0]), [0.0], [1.0])
-    return Dataset("toy", samples, samples, num_classes=2, input_shape=(1, 1, 2))
-
-
-def everything(labels, num_clients, **_):
-    return [np.arange(len(labels))]
-
-
-class Quadratic(Plugin):
-    """f(w) = |w - centre|^2 / 2 for w."""
-
-    @hookimpl
-    def task_loss(self, step):
-        return 0.5 * (step.logits - step.x.flatten(1)).pow(2).sum(dim=1).mean()
 
 
 class FromOnes(Ditto):
@@ -137,21 +64,8 @@ class FromOnes(Ditto):
     @hookimpl
     def begin_local(self, client):
         if not client.state:
-            client.state["encoder.base.w"] = torch.ones(2)
+            client.state[W] = torch.ones(2)
         super().begin_local(client)
-
-
-TOY = {
-    "dataset": HERE + "one_centre",
-    "model": HERE + "at_origin",
-    "partition": HERE + "everything",
-    "clients": 1,
-    "rounds": 1,
-    "lr": 0.1,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-}
-V = "encoder.base.w"
 
 
 @pytest.fixture
@@ -164,18 +78,18 @@ def quadratic_risk(monkeypatch):
 
 @pytest.mark.parametrize(("steps", "expected", "w"), [(1, [1.0, 0.8], 0.2), (2, [1.0, 0.64], 0.38)])
 def test_the_hand_case(go, quadratic_risk, steps, expected, w):
-    result = go({HERE + "Quadratic": {}, HERE + "FromOnes": {}}, **TOY, local_epochs=steps)
-    assert kept(result, 0, "fromones")[V].tolist() == pytest.approx(expected, abs=1e-7)
-    assert weights(result)[V].tolist() == pytest.approx([w, 0.0], abs=1e-7)
+    result = go({Quadratic: {}, FromOnes: {}}, **TOY, local_epochs=steps)
+    assert kept(result, 0, "fromones")[W].tolist() == pytest.approx(expected, abs=1e-7)
+    assert weights(result)[W].tolist() == pytest.approx([w, 0.0], abs=1e-7)
 
 
 def test_the_next_round_goes_on_from_v_and_pulls_to_the_new_w(go, quadratic_risk):
     """From v = (1, .64) and w_1 = (.38, 0); the target is w as received, not as trained."""
-    result = go({HERE + "Quadratic": {}, HERE + "FromOnes": {}}, **{**TOY, "rounds": 2}, local_epochs=2)
+    result = go({Quadratic: {}, FromOnes: {}}, **{**TOY, "rounds": 2}, local_epochs=2)
     v, received = np.array([1.0, 0.64]), np.array([0.38, 0.0])
     for _ in range(2):
         v = v - 0.1 * ((v - [2.0, 0.0]) + 1.0 * (v - received))
-    np.testing.assert_allclose(kept(result, 0, "fromones")[V], v, atol=1e-6)
+    np.testing.assert_allclose(kept(result, 0, "fromones")[W], v, atol=1e-6)
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
@@ -214,33 +128,33 @@ def test_a_forward_pass_with_other_tensors_leaves_the_models_own_alone():
     own["classifier.weight"] = 2 * own["classifier.weight"]
     x = torch.randn(5, 1, 8, 8)
     logits = logits_with(model, own, x)
-    assert equal(dict(model.state_dict()), before)
+    assert same_tensors(dict(model.state_dict()), before)
     assert own["encoder.base.2.num_batches_tracked"] == 1
     assert (own["encoder.base.2.running_mean"] != 0).all()
     model.load_state_dict({**before, "classifier.weight": own["classifier.weight"]})
     torch.testing.assert_close(logits, model(x).logits)
 
 
+class Elsewhere(nn.Module):
+    pass
+
+
 def test_which_models_may_draw_random_numbers():
     for name, draws in (("mlp", False), ("simple-cnn", False), ("resnet50", False), ("alexnet", True)):
         model, _ = build_model(name, num_classes=10, input_shape=(3, 16, 16), seed=0, projection=False)
         assert may_draw(model) == draws, name
-    assert may_draw(SplitModel(Point(), 2, 2)), "nothing is known of a module from elsewhere"
+    assert may_draw(SplitModel(Elsewhere(), 2, 2)), "nothing is known of a module from elsewhere"
 
 
 # --- a run computed independently --------------------------------------------------------------------------------
-
-
-def linear(num_classes, input_shape):
-    return SplitModel(nn.Sequential(nn.Flatten()), 64, num_classes)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 2.0])
 def test_a_run_is_algorithm_1_in_numpy(go, strength):
     """Full batches, momentum, weight decay, clients that come and go."""
     cohorts = [[0, 1], [1, 2], [0, 2]]
-    options = {"model": HERE + "linear", "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
-    plugins = {"ditto": {"lambda": strength}, HERE + "Cohorts": {"rounds": cohorts}}
+    options = {"model": linear, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
+    plugins = {"ditto": {"lambda": strength}, Cohorts: {"rounds": cohorts}}
     result = go(plugins, **options, rounds=3, local_epochs=3)
     start = go({}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
     data = load_dataset("digits", None)
@@ -300,26 +214,26 @@ def with_noise(num_classes, input_shape):
 
 @pytest.mark.parametrize(
     ("model", "strength"),
-    [("mlp", 0.0), ("mlp", 1.0), *((HERE + name, 1.0) for name in ("with_buffers", "with_dropout", "with_noise"))],
+    [("mlp", 0.0), ("mlp", 1.0), *((model, 1.0) for model in (with_buffers, with_dropout, with_noise))],
 )
 def test_w_is_fedavgs_to_the_bit_whatever_lambda_is(go, model, strength):
     options = {"model": model, "participation": 0.7, "clip_norm": 1.0}
     fedavg, ditto = go({}, **options), go({"ditto": {"lambda": strength}}, **options)
-    assert bytes_of(ditto) == bytes_of(fedavg)
+    assert model_bytes(ditto) == model_bytes(fedavg)
     assert ditto.metrics["global"] == fedavg.metrics["global"]
-    assert [line["bytes"] for line in lines(ditto)] == [line["bytes"] for line in lines(fedavg)]
-    assert [line["losses"]["task"] for line in lines(ditto)] == [line["losses"]["task"] for line in lines(fedavg)]
+    assert [line["bytes"] for line in records(ditto)] == [line["bytes"] for line in records(fedavg)]
+    assert [line["losses"]["task"] for line in records(ditto)] == [line["losses"]["task"] for line in records(fedavg)]
     assert Ditto.neutral == {}
 
 
-@pytest.mark.parametrize("model", ["mlp", "simple-cnn", HERE + "with_buffers"])
+@pytest.mark.parametrize("model", ["mlp", "simple-cnn", with_buffers])
 def test_lambda_0_is_local_training_to_the_bit(go, model):
     """v_k = SOLO with an optimizer per round, BatchNorm's statistics and all."""
     options = {"model": model, "lr_decay": 0.9, "clients": 2, "batch_size": 256}
-    ditto, solo = go({"ditto": {"lambda": 0.0}}, **options), go({HERE + "KeepsAll": {}}, **options)
+    ditto, solo = go({"ditto": {"lambda": 0.0}}, **options), go({PersonalModel: {}}, **options)
     for client in range(2):
-        assert equal(kept(ditto, client), kept(solo, client, "fedcore"))
-    assert set(lines(ditto)[0]["losses"]) == {"task", "ditto.personal"}
+        assert same_tensors(kept(ditto, client), kept(solo, client, "fedcore"))
+    assert set(records(ditto)[0]["losses"]) == {"task", "ditto.personal"}
 
 
 def test_a_large_lambda_is_w(go):
@@ -334,17 +248,19 @@ def test_a_large_lambda_is_w(go):
 
 def test_the_terms_are_logged_apart(go):
     result = go({"ditto": {"lambda": 0.5}})
-    for line in lines(result):
+    for line in records(result):
         assert set(line["losses"]) == {"task", "ditto.personal", "ditto.proximal"}
         assert line["losses"]["ditto.proximal"] > 0
-    assert lines(result)[1]["losses"]["ditto.personal"] < lines(result)[1]["losses"]["task"]
+    assert records(result)[1]["losses"]["ditto.personal"] < records(result)[1]["losses"]["task"]
 
 
 def test_every_option_changes_v(go):
     found = [kept(go({"ditto": change}, rounds=1), 0) for change in ({}, {"lambda": 0.0}, {"lambda": 0.3})]
-    assert not equal(found[0], found[1])
-    assert not equal(found[0], found[2])
-    assert equal(found[0], kept(go({"ditto": {"lambda": 1.0}}, rounds=1), 0)), "the default, and twice the same bits"
+    assert not same_tensors(found[0], found[1])
+    assert not same_tensors(found[0], found[2])
+    assert same_tensors(found[0], kept(go({"ditto": {"lambda": 1.0}}, rounds=1), 0)), (
+        "the default, and twice the same bits"
+    )
 
 
 # --- state -------------------------------------------------------------------------------------------------------
@@ -372,32 +288,23 @@ STARTS: dict[tuple[int, int], tuple[dict, dict]] = {}
 def test_v_starts_as_the_model_received_first_and_then_goes_on_over_rounds_of_absence(go):
     STARTS.clear()
     cohorts = [[0, 1], [1], [0, 2]]
-    plugins = {HERE + "Remembers": {}, HERE + "Cohorts": {"rounds": cohorts}}
-    found = [go(plugins, rounds=rounds, model=HERE + "with_buffers") for rounds in (1, 3)]
+    plugins = {Remembers: {}, Cohorts: {"rounds": cohorts}}
+    found = [go(plugins, rounds=rounds, model=with_buffers) for rounds in (1, 3)]
     for key in ((0, 0), (0, 1), (2, 2)):  # first participations: in round 2, too
         received, start = STARTS[key]
-        assert equal(start, received)
+        assert same_tensors(start, received)
     received, start = STARTS[2, 0]
-    assert equal(start, kept(found[0], 0, "remembers")), "as round 0 left it, and round 1 did not touch it"
-    assert not equal(start, received)
+    assert same_tensors(start, kept(found[0], 0, "remembers")), "as round 0 left it, and round 1 did not touch it"
+    assert not same_tensors(start, received)
     assert "encoder.base.2.num_batches_tracked" in start
 
 
-def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go):
-    options = {"rounds": 4, "clients": 4, "participation": 0.5, "model": HERE + "with_dropout"}
-    straight, where = go({"ditto": {}}, **options), {}
-
-    def stop(event, details):
-        where.update(details if event == "start" else {})
-        if event == "round" and details["round"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(FedcoreError, match="interrupted"):
-        go({"ditto": {}}, notify=stop, **options)
-    resumed = fedcore.resume(where["directory"], allow_code=True)
-    assert bytes_of(resumed) == bytes_of(straight)
+def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go, tmp_path):
+    options = {"rounds": 4, "clients": 4, "participation": 0.5, "model": with_dropout}
+    straight, resumed = go({"ditto": {}}, **options), interrupted(tmp_path, "ditto", after=1, **options)
+    assert model_bytes(resumed) == model_bytes(straight)
     assert resumed.metrics["personal_global"] == straight.metrics["personal_global"]
-    assert all(equal(kept(straight, client), kept(resumed, client)) for client in committed(straight).manifest)
+    assert all(same_tensors(kept(straight, client), kept(resumed, client)) for client in committed(straight).manifest)
 
 
 def test_convolutions_go_on_in_the_layout_of_the_model(go, monkeypatch):
@@ -416,7 +323,7 @@ def test_convolutions_go_on_in_the_layout_of_the_model(go, monkeypatch):
 
 
 def test_v_has_statistics_of_its_own(go):
-    result = go({"ditto": {}}, model=HERE + "with_buffers")
+    result = go({"ditto": {}}, model=with_buffers)
     name = "encoder.base.2.running_mean"
     statistics = [kept(result, client)[name] for client in range(3)]
     assert not any(torch.equal(own, weights(result)[name]) for own in statistics)
@@ -425,18 +332,12 @@ def test_v_has_statistics_of_its_own(go):
     assert max(counts) == weights(result)["encoder.base.2.num_batches_tracked"]
 
 
-def by_class(labels, num_clients, **_):
-    """Classes 0 and 1 to client 0, one sample of class 2 to client 1, the rest to client 2."""
-    low, two = np.flatnonzero(labels < 2), np.flatnonzero(labels == 2)[:1]
-    return [low, two, np.setdiff1d(np.arange(len(labels)), [*low, *two])]
-
-
 def test_a_client_with_one_sample_and_classes_that_are_missing(go):
-    result = go({"ditto": {}}, partition=HERE + "by_class")
-    assert [line["failures"] for line in lines(result)] == [[], []]
+    result = go({"ditto": {}}, partition=two_one_rest)
+    assert [line["failures"] for line in records(result)] == [[], []]
     assert (kept(result, 0)["classifier.bias"][2:] < weights(result)["classifier.bias"][2:]).all()
-    normalised = go({"ditto": {}}, partition=HERE + "by_class", model=HERE + "with_buffers")
-    assert [failure["kind"] for line in lines(normalised) for failure in line["failures"]] == ["no_steps"] * 2
+    normalised = go({"ditto": {}}, partition=two_one_rest, model=with_buffers)
+    assert [failure["kind"] for line in records(normalised) for failure in line["failures"]] == ["no_steps"] * 2
     assert 1 not in committed(normalised).manifest, "its v_1 was never trained"
 
 
@@ -446,10 +347,10 @@ def test_a_client_with_one_sample_and_classes_that_are_missing(go):
 def test_clients_are_evaluated_with_v_and_untrained_ones_with_the_global_model(go):
     """Client 0 was in the last round, client 1 before, client 2 never."""
     result = go(
-        {"ditto": {}, HERE + "Cohorts": {"rounds": [[0, 1], [0, 1], [0]]}},
+        {"ditto": {}, Cohorts: {"rounds": [[0, 1], [0, 1], [0]]}},
         rounds=3,
         client_test_fraction=0.3,
-        model=HERE + "with_buffers",
+        model=with_buffers,
     )
     data = load_dataset("digits", None)
     parts = load_partition(RunDirectory(result.directory).partition_file, data).test
@@ -476,25 +377,17 @@ def test_clients_are_evaluated_with_v_and_untrained_ones_with_the_global_model(g
 # --- beside other plugins ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "looks"), [("mlp", {"client"}), (HERE + "with_dropout", {"client", "batch"})])
-def test_a_step_does_not_wait_for_the_device(go, monkeypatch, model, looks):
-    seen = []
-
-    def watching(*arguments):
-        with forbid_host_sync():
-            batch = train_batch(*arguments)
-        seen.append(set(batch.depends_on))
-        return batch
-
-    monkeypatch.setattr("fedcore.local.train_batch", watching)
-    go({"ditto": {}}, model=model)
-    assert max(seen, key=len) == looks
+@pytest.mark.parametrize(("model", "looks"), [("mlp", {"client"}), (with_dropout, {"client", "batch"})])
+def test_a_step_does_not_wait_for_the_device(go, model, looks):
+    with steps_without_host_sync() as looked:
+        go({"ditto": {}}, model=model)
+    assert max(looked, key=len) == looks
 
 
 def test_notes_are_updated_in_place(go):
     """A captured step finds v_k's statistics where they were."""
     ADDRESSES.clear()
-    go({HERE + "Addresses": {}}, rounds=1, clients=1, model=HERE + "with_buffers")
+    go({Addresses: {}}, rounds=1, clients=1, model=with_buffers)
     assert len(ADDRESSES) > 2
     assert len(set(ADDRESSES)) == 1
 
@@ -521,22 +414,16 @@ class Doubled(Plugin):
         return 2 * F.cross_entropy(step.logits, step.y)
 
 
-@pytest.mark.parametrize("other", ["Proximal", "Doubled"])
+@pytest.mark.parametrize("other", [Proximal, Doubled])
 def test_what_other_plugins_do_to_w_leaves_v_alone_in_a_round(go, other):
-    both, alone = go({"ditto": {}, HERE + other: {}}, rounds=1), go({"ditto": {}}, rounds=1)
-    assert bytes_of(both) != bytes_of(alone)
-    assert bytes_of(both) == bytes_of(go({HERE + other: {}}, rounds=1))
-    assert equal(kept(both, 0), kept(alone, 0))
-
-
-class KeepsClassifier(Plugin):
-    @hookimpl
-    def personal_parameters(self):
-        return ["classifier.*"]
+    both, alone = go({"ditto": {}, other: {}}, rounds=1), go({"ditto": {}}, rounds=1)
+    assert model_bytes(both) != model_bytes(alone)
+    assert model_bytes(both) == model_bytes(go({other: {}}, rounds=1))
+    assert same_tensors(kept(both, 0), kept(alone, 0))
 
 
 def test_beside_a_classifier_that_stays_on_the_client(go):
-    result = go({"ditto": {}, HERE + "KeepsClassifier": {}}, client_test_fraction=0.2)
+    result = go({"ditto": {}, PersonalClassifier: {}}, client_test_fraction=0.2)
     assert set(kept(result, 0)) == set(weights(result))
     assert result.metrics["global"] is None
     assert result.metrics["personal"]["accuracy"] > 0.1
@@ -549,7 +436,7 @@ class FreezesClassifier(Plugin):
 
 
 def test_v_trains_also_what_another_plugin_freezes_in_w(go):
-    result = go({"ditto": {}, HERE + "FreezesClassifier": {}}, rounds=1)
+    result = go({"ditto": {}, FreezesClassifier: {}}, rounds=1)
     start = go({}, rounds=1, lr=1e-30)
     assert torch.equal(weights(result)["classifier.weight"], weights(start)["classifier.weight"])
     assert not torch.equal(kept(result, 0)["classifier.weight"], weights(start)["classifier.weight"])
@@ -563,11 +450,11 @@ class OtherPersonal(Plugin):
 
 def test_another_personal_model_is_refused(go):
     with pytest.raises(PluginConflictError, match="'ditto' and 'otherpersonal' cannot be combined: both implement per"):
-        go({"ditto": {}, HERE + "OtherPersonal": {}})
+        go({"ditto": {}, OtherPersonal: {}})
 
 
 def test_runs_in_bf16(go):
-    assert lines(go({"ditto": {}}, precision="bf16", rounds=1))[0]["losses"]["ditto.personal"] > 0
+    assert records(go({"ditto": {}}, precision="bf16", rounds=1))[0]["losses"]["ditto.personal"] > 0
 
 
 @pytest.mark.parametrize(
@@ -588,15 +475,7 @@ def test_the_readme_names_every_option_with_its_default():
 
 
 def test_the_readmes_commands_are_valid():
-    commands = re.findall(r"fedcore train (--[^`\n]+)", README.read_text(encoding="utf-8"))
-    assert len(commands) == 2
-    for command in commands:
-        flags = re.findall(r"--(\S+)((?: (?!--)\S+)?)", command)
-        values = {
-            flag.replace("-", "_"): value.strip() or True for flag, value in flags if flag not in ("plugin", "set")
-        }
-        plugins = {value.strip(): {} for flag, value in flags if flag == "plugin"}
-        for plugin, option, value in (parse_setting(v.strip()) for flag, v in flags if flag == "set"):
-            plugins[plugin][option] = value
-        config = RunConfig.create({**values, "plugins": plugins})
+    configs = commands_of(README)
+    assert len(configs) == 2
+    for config in configs:
         DittoOptions(**config.plugins["ditto"])
