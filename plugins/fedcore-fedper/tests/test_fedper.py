@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,81 +10,43 @@ import torch
 from torch import nn
 
 import fedcore
-from fedcore import Plugin, RunConfig, SplitModel, hookimpl
+from fedcore import Plugin, SplitModel, hookimpl
 from fedcore.config import parse_setting
-from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
+from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
 from fedcore.evaluation import evaluate
 from fedcore.functional import proximal_term
-from fedcore.local import train_batch
 from fedcore.models import build_model
 from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
-from fedcore.testing import forbid_host_sync
+from fedcore.testing import (
+    Cohorts,
+    CorrectsClassifier,
+    OwnsClassifier,
+    PersonalModel,
+    Quadratic,
+    by_hand,
+    commands_of,
+    committed,
+    federate,
+    interrupted,
+    model_bytes,
+    personal_state,
+    records,
+    same_tensors,
+    steps_without_host_sync,
+    weights,
+)
+from fedcore.testing.by_hand import W
+from fedcore.testing.problems import two_one_rest
 from fedcore_fedper import FedPer, FedPerOptions, names_of_last_layers
 
 README = Path(__file__).parents[1] / "README.md"
-HERE = f"module:{__name__}."
-DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, notify=None, **options):
-        config = RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
-        return fedcore.run(config, notify=notify)
-
-    return run
-
-
-def bytes_of(result) -> bytes:
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def weights(result):
-    return read_tensors(result.directory / "model.safetensors")[0]
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
-
-
-def committed(result):
-    return RunDirectory(result.directory).checkpoints.load()
-
-
-def head(result, client):
-    """Return what a client keeps, as it was committed."""
-    state = RunDirectory(result.directory).clients.read(client, committed(result).manifest[client])["fedcore"]
-    return {name.removeprefix("personal."): tensor for name, tensor in state.items()}
-
-
-def equal(one, other) -> bool:
-    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
-
-
-class CohortOptions(fedcore.PluginOptions):
-    rounds: list[list[int]] = []
-
-
-class Cohorts(Plugin):
-    """Prescribes every round's cohort."""
-
-    Options = CohortOptions
-
-    @hookimpl
-    def select_clients(self, server):
-        return self.options.rounds[server.round]
-
-
-class KeepsAll(Plugin):
-    """SOLO."""
-
-    @hookimpl
-    def personal_parameters(self):
-        return ["*"]
+    return lambda plugins, **options: federate(root, *plugins.items(), **options)
 
 
 # --- the hand case -----------------------------------------------------------------------------------------------
@@ -119,53 +79,26 @@ def base_and_head(num_classes, input_shape):
     return BaseAndHead(Base(), 1, 2)
 
 
-def heads(data_dir=None):
-    """Bases 1 (n = 1) and 3 (n = 3), heads 7 and -7."""
-    points = torch.tensor([[1.0, 7.0], [3.0, -7.0], [3.0, -7.0], [3.0, -7.0]]).view(4, 1, 1, 2)
-    samples = ResidentSamples(points, torch.tensor([0, 1, 0, 1]), [0.0], [1.0])
-    return Dataset("toy", samples, samples, num_classes=2, input_shape=(1, 1, 2))
-
-
-def first_and_rest(labels, num_clients, **_):
-    return [np.array([0]), np.arange(1, len(labels))]
-
-
-class Quadratic(Plugin):
-    """f_i(w) = |w - centre_i|^2 / 2."""
-
-    @hookimpl
-    def task_loss(self, step):
-        return 0.5 * (step.logits - step.x.flatten(1)).pow(2).sum(dim=1).mean()
-
-
-TOY = {
-    "dataset": HERE + "heads",
-    "model": HERE + "base_and_head",
-    "partition": HERE + "first_and_rest",
-    "clients": 2,
-    "lr": 1.0,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-}
+TOY = {**by_hand([[1.0, 7.0], [3.0, -7.0]], [1, 3]), "model": base_and_head, "lr": 1.0}  # bases 1 and 3, heads 7, -7
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_the_hand_case(go, rounds):
-    result = go({HERE + "Quadratic": {}, "fedper": {}}, **TOY, rounds=rounds)
-    assert weights(result)["encoder.base.w"].tolist() == [2.5]
+    result = go({Quadratic: {}, "fedper": {}}, **TOY, rounds=rounds)
+    assert weights(result)[W].tolist() == [2.5]
     assert weights(result)["classifier.h"].tolist() == [0.0], "the initial one"
-    assert head(result, 0)["classifier.h"].tolist() == [7.0]
-    assert head(result, 1)["classifier.h"].tolist() == pytest.approx([-7.0])
+    assert personal_state(result, 0)["classifier.h"].tolist() == [7.0]
+    assert personal_state(result, 1)["classifier.h"].tolist() == pytest.approx([-7.0])
     by_plugin = committed(result).ledger["by_plugin"]["model"]
     assert by_plugin["up"] == by_plugin["down"] == 2 * rounds * 4, "one float per client and round, each way"
 
 
 def test_a_round_goes_on_from_the_own_head_and_the_averaged_base(go):
     """lr 1/2: heads are halfway, then three quarters there; bases start from the mean 1.25 in the second round."""
-    result = go({HERE + "Quadratic": {}, "fedper": {}}, **{**TOY, "lr": 0.5})
-    assert head(result, 0)["classifier.h"].tolist() == [5.25]
-    assert head(result, 1)["classifier.h"].tolist() == pytest.approx([-5.25])
-    assert weights(result)["encoder.base.w"].tolist() == pytest.approx([((1.25 + 1) / 2 + 3 * (1.25 + 3) / 2) / 4])
+    result = go({Quadratic: {}, "fedper": {}}, **{**TOY, "lr": 0.5})
+    assert personal_state(result, 0)["classifier.h"].tolist() == [5.25]
+    assert personal_state(result, 1)["classifier.h"].tolist() == pytest.approx([-5.25])
+    assert weights(result)[W].tolist() == pytest.approx([((1.25 + 1) / 2 + 3 * (1.25 + 3) / 2) / 4])
 
 
 # --- a run computed independently --------------------------------------------------------------------------------
@@ -178,8 +111,8 @@ def small(num_classes, input_shape):
 def test_a_run_is_the_algorithm_in_numpy(go):
     """Full batches, momentum, weight decay, clients that come and go: Algorithms FEDPER-CLIENT and FEDPER-SERVER."""
     cohorts = [[0, 1], [1, 2], [0, 2]]
-    options = {"model": HERE + "small", "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
-    result = go({"fedper": {}, HERE + "Cohorts": {"rounds": cohorts}}, **options, rounds=3, local_epochs=3)
+    options = {"model": small, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
+    result = go({"fedper": {}, Cohorts: {"rounds": cohorts}}, **options, rounds=3, local_epochs=3)
     start = go({"fedper": {"personal": 0}}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
     data = load_dataset("digits", None)
     parts = load_partition(RunDirectory(result.directory).partition_file, data).train
@@ -216,7 +149,7 @@ def test_a_run_is_the_algorithm_in_numpy(go):
         np.testing.assert_allclose(weights(result)[name], value, atol=1e-5)
     for k in range(3):
         for name, value in own[k].items():
-            np.testing.assert_allclose(head(result, k)[name], value, atol=1e-5)
+            np.testing.assert_allclose(personal_state(result, k)[name], value, atol=1e-5)
     assert np.abs(own[0]["classifier.weight"] - own[1]["classifier.weight"]).max() > 1e-2
 
 
@@ -226,31 +159,31 @@ def test_a_run_is_the_algorithm_in_numpy(go):
 def test_no_personal_layer_is_fedavg_to_the_bit(go):
     options = {"rounds": 3, "participation": 0.7}
     fedavg, fedper = go({}, **options), go({"fedper": {"personal": 0}}, **options)
-    assert bytes_of(fedper) == bytes_of(fedavg)
+    assert model_bytes(fedper) == model_bytes(fedavg)
     assert fedper.metrics["global"] == fedavg.metrics["global"]
-    assert [line["bytes"] for line in lines(fedper)] == [line["bytes"] for line in lines(fedavg)]
+    assert [line["bytes"] for line in records(fedper)] == [line["bytes"] for line in records(fedavg)]
     assert FedPer.neutral == {"personal": 0}
 
 
 @pytest.mark.parametrize("personal", [["*"], 3], ids=str)
 def test_the_whole_model_is_solo(go, personal):
     options = {"rounds": 3, "participation": 0.7, "clients": 4, "client_test_fraction": 0.2}
-    solo, fedper = go({HERE + "KeepsAll": {}}, **options), go({"fedper": {"personal": personal}}, **options)
+    solo, fedper = go({PersonalModel: {}}, **options), go({"fedper": {"personal": personal}}, **options)
     took_part = list(committed(solo).manifest)
     assert took_part
-    assert all(equal(head(fedper, client), head(solo, client)) for client in took_part)
+    assert all(same_tensors(personal_state(fedper, client), personal_state(solo, client)) for client in took_part)
     assert fedper.metrics["personal"] == solo.metrics["personal"]
     assert committed(fedper).ledger["up"] == 0
 
 
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"personal": 0}, {"personal": 2}, {"personal": ["*.bias"]}]
-    found = [bytes_of(go({"fedper": change})) for change in changes]
+    found = [model_bytes(go({"fedper": change})) for change in changes]
     assert len(set(found)) == len(changes)
     assert (
         found[0]
-        == bytes_of(go({"fedper": {"personal": 1}}))
-        == bytes_of(go({"fedper": {"personal": ["classifier.*"]}}))
+        == model_bytes(go({"fedper": {"personal": 1}}))
+        == model_bytes(go({"fedper": {"personal": ["classifier.*"]}}))
     )
 
 
@@ -302,56 +235,44 @@ def test_a_normalisation_belongs_to_the_layer_before_it():
 
 def test_statistics_of_the_base_are_averaged_and_those_of_personal_layers_stay(go):
     shared, kept = (
-        go({"fedper": {}}, model=HERE + "normalised"),
-        go({"fedper": {"personal": ["*.3.*", "classifier.*"]}}, model=HERE + "normalised"),
+        go({"fedper": {}}, model=normalised),
+        go({"fedper": {"personal": ["*.3.*", "classifier.*"]}}, model=normalised),
     )
     name = "encoder.base.3.running_mean"
-    assert name not in head(shared, 0)
+    assert name not in personal_state(shared, 0)
     assert (weights(shared)[name] != 0).any()
     assert (weights(kept)[name] == 0).all()
-    assert not torch.equal(head(kept, 0)[name], head(kept, 1)[name])
-    assert head(kept, 0)["encoder.base.3.num_batches_tracked"] > 0
+    assert not torch.equal(personal_state(kept, 0)[name], personal_state(kept, 1)[name])
+    assert personal_state(kept, 0)["encoder.base.3.num_batches_tracked"] > 0
 
 
 def test_a_client_keeps_its_head_over_rounds_of_absence_and_goes_on_from_it(go):
     cohorts = {"rounds": [[0, 1], [1], [1], [0]]}
-    found = {r: go({"fedper": {}, HERE + "Cohorts": cohorts}, rounds=r, lr=0.01) for r in (1, 3, 4)}
-    assert equal(head(found[3], 0), head(found[1], 0))
-    assert not equal(weights(found[3]), weights(found[1]))
+    found = {r: go({"fedper": {}, Cohorts: cohorts}, rounds=r, lr=0.01) for r in (1, 3, 4)}
+    assert same_tensors(personal_state(found[3], 0), personal_state(found[1], 0))
+    assert not same_tensors(weights(found[3]), weights(found[1]))
     start = weights(found[1])["classifier.weight"]
-    distances = [(head(found[r], 0)["classifier.weight"] - start).norm() for r in (1, 4)]
+    distances = [(personal_state(found[r], 0)["classifier.weight"] - start).norm() for r in (1, 4)]
     assert distances[1] > 1.2 * distances[0]
     assert 2 not in committed(found[4]).manifest
 
 
-def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go):
+def test_the_same_seed_gives_the_same_bits_also_after_a_stop(go, tmp_path):
     options = {"rounds": 4, "clients": 4, "participation": 0.5}
-    straight, where = go({"fedper": {}}, **options), {}
-
-    def stop(event, details):
-        where.update(details if event == "start" else {})
-        if event == "round" and details["round"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(FedcoreError, match="interrupted"):
-        go({"fedper": {}}, notify=stop, **options)
-    resumed = fedcore.resume(where["directory"], allow_code=True)
-    assert bytes_of(resumed) == bytes_of(straight)
-    assert all(equal(head(straight, client), head(resumed, client)) for client in committed(straight).manifest)
-
-
-def by_class(labels, num_clients, **_):
-    """Classes 0 and 1 to client 0, one sample of class 2 to client 1, the rest to client 2."""
-    low, two = np.flatnonzero(labels < 2), np.flatnonzero(labels == 2)[:1]
-    return [low, two, np.setdiff1d(np.arange(len(labels)), [*low, *two])]
+    straight, resumed = go({"fedper": {}}, **options), interrupted(tmp_path, "fedper", after=1, **options)
+    assert model_bytes(resumed) == model_bytes(straight)
+    assert all(
+        same_tensors(personal_state(straight, client), personal_state(resumed, client))
+        for client in committed(straight).manifest
+    )
 
 
 def test_a_client_with_one_sample_and_classes_that_are_missing(go):
-    result = go({"fedper": {}}, partition=HERE + "by_class")
-    assert [line["failures"] for line in lines(result)] == [[], []]
-    bias = head(result, 0)["classifier.bias"] - weights(result)["classifier.bias"]
+    result = go({"fedper": {}}, partition=two_one_rest)
+    assert [line["failures"] for line in records(result)] == [[], []]
+    bias = personal_state(result, 0)["classifier.bias"] - weights(result)["classifier.bias"]
     assert (bias[2:] < 0).all(), "what a client lacks is only ever pushed away"
-    assert head(result, 1)["classifier.bias"].argmax() == 2
+    assert personal_state(result, 1)["classifier.bias"].argmax() == 2
 
 
 # --- evaluation --------------------------------------------------------------------------------------------------
@@ -360,7 +281,7 @@ def test_a_client_with_one_sample_and_classes_that_are_missing(go):
 def test_clients_are_evaluated_with_their_latest_head_on_the_averaged_base(go):
     """Client 0 was in the last round, client 1 before, client 2 never: it has the initial head."""
     result = go(
-        {"fedper": {}, HERE + "Cohorts": {"rounds": [[0, 1], [0, 1], [0]]}},
+        {"fedper": {}, Cohorts: {"rounds": [[0, 1], [0, 1], [0]]}},
         rounds=3,
         local_epochs=3,
         client_test_fraction=0.3,
@@ -370,7 +291,7 @@ def test_clients_are_evaluated_with_their_latest_head_on_the_averaged_base(go):
     hits, totals, on_test = 0, 0, []
     for client, part in enumerate(parts):
         model = result.model
-        model.load_state_dict({**weights(result), **(head(result, client) if client < 2 else {})})
+        model.load_state_dict({**weights(result), **(personal_state(result, client) if client < 2 else {})})
         counts = evaluate(model, data.train, 10, torch.device("cpu"), indices=part)
         hits, totals = hits + sum(counts["correct"]), totals + sum(counts["total"])
         on_test.append(sum(evaluate(model, data.test, 10, torch.device("cpu"))["correct"]) / len(data.test))
@@ -399,45 +320,32 @@ SHAPES: list[list[tuple[int, ...]]] = []
 
 def test_terms_on_shared_parameters_act_on_the_base(go):
     SHAPES.clear()
-    result = go({"fedper": {}, HERE + "Proximal": {}})
+    result = go({"fedper": {}, Proximal: {}})
     assert SHAPES[0] == [(128, 64), (128,), (64, 128), (64,)]
-    assert bytes_of(result) != bytes_of(go({"fedper": {}}))
+    assert model_bytes(result) != model_bytes(go({"fedper": {}}))
 
 
-def test_a_step_does_not_wait_for_the_device(go, monkeypatch):
-    seen = []
-
-    def watching(*arguments):
-        with forbid_host_sync():
-            batch = train_batch(*arguments)
-        seen.append(set(batch.depends_on))
-        return batch
-
-    monkeypatch.setattr("fedcore.local.train_batch", watching)
-    go({"fedper": {}}, rounds=1)
-    assert seen
-    assert not any(seen)
-
-
-class Owns(Plugin):
-    owns = ("classifier.*",)
-
-
-class Corrects(Plugin):
-    corrects = ("classifier.*",)
+def test_a_step_does_not_wait_for_the_device(go):
+    with steps_without_host_sync() as looked:
+        go({"fedper": {}}, rounds=1)
+    assert looked
+    assert not any(looked)
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("KeepsAll", "'fedper' and 'keepsall' cannot be combined: both implement personal_parameters"),
-        ("Owns", "'owns' and 'fedper' cannot be combined: .* which 'fedper' keeps on each client"),
-        ("Corrects", "'corrects' and 'fedper' cannot be combined: .* which 'fedper' keeps on each client"),
+        (PersonalModel, "'fedper' and 'personalmodel' cannot be combined: both implement personal_parameters"),
+        (OwnsClassifier, "'ownsclassifier' and 'fedper' cannot be combined: .* which 'fedper' keeps on each client"),
+        (
+            CorrectsClassifier,
+            "'correctsclassifier' and 'fedper' cannot be combined: .* which 'fedper' keeps on each client",
+        ),
     ],
 )
 def test_another_owner_of_the_personal_layers_is_refused(go, other, reason):
     with pytest.raises(PluginConflictError, match=reason):
-        go({"fedper": {}, HERE + other: {}})
+        go({"fedper": {}, other: {}})
 
 
 @pytest.mark.parametrize("options", [{"personal": -1}, {"personal": []}, {"personal": 1.5}, {"layers": 1}], ids=str)
@@ -463,14 +371,7 @@ def test_the_readme_names_every_option_with_its_default():
 
 
 def test_the_readmes_commands_and_settings_are_valid():
-    text = README.read_text(encoding="utf-8")
-    commands = re.findall(r"fedcore train (--[^`\n]+)", text)
-    assert len(commands) == 2
-    for command in commands:
-        flags = re.findall(r"--(\S+)((?: (?!--)\S+)?)", command)
-        values = {flag.replace("-", "_"): value.strip() or True for flag, value in flags if flag != "plugin"}
-        plugins = [value.strip() for flag, value in flags if flag == "plugin"]
-        assert list(RunConfig.create({**values, "plugins": plugins}).plugins) == ["fedper"]
+    assert [list(config.plugins) for config in commands_of(README)] == [["fedper"]] * 2
     for setting, expected in (("fedper.personal=[classifier.*]", ["classifier.*"]), ("fedper.personal=2", 2)):
         _, option, value = parse_setting(setting)
         assert FedPerOptions(**{option: value}).personal == expected
