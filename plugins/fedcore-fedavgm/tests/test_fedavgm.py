@@ -3,86 +3,52 @@
 from __future__ import annotations
 
 import doctest
-import os
-import re
-import signal
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fedcore
 import fedcore_fedavgm
-from fedcore import Plugin, RunConfig, SplitModel, hookimpl
-from fedcore.data import Dataset, ResidentSamples
+from fedcore import Plugin, hookimpl
 from fedcore.errors import FedcoreError, PluginConflictError, RoundFailedError
-from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
+from fedcore.testing import (
+    EqualWeights,
+    OwnsClassifier,
+    PersonalClassifier,
+    PersonalModel,
+    Quadratic,
+    StepsOnServer,
+    by_hand,
+    committed,
+    federate,
+    interrupted,
+    killed,
+    model_bytes,
+    records,
+    same_tensors,
+    weights,
+)
+from fedcore.testing.by_hand import W
+from fedcore.testing.problems import one_sample, with_batch_norm
 from fedcore_fedavgm import FedAvgM, FedAvgMOptions, momentum_step
 
-HERE = f"module:{__name__}."
-DIGITS = {"workers": 0, "device": "cpu", "clients": 4, "rounds": 2, "local_epochs": 1, "batch_size": 64}
+DIGITS = {"clients": 4}
+LONG = {**DIGITS, "rounds": 4, "participation": 0.75}
+CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
+TOY = {**by_hand(CENTRES, SIZES), "lr": 0.2}
 VARIANTS = ["heavy-ball", "nesterov", "ema"]
-W = "encoder.base.w"
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, notify=None, **options):
-        config = RunConfig(**{**DIGITS, "out": tempfile.mkdtemp(dir=root), **options}, plugins=plugins)
-        return fedcore.run(config, notify=notify)
-
-    return run
-
-
-def bytes_of(result) -> bytes:
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def weights(result):
-    return read_tensors(result.directory / "model.safetensors")[0]
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
+    return lambda plugins, **options: federate(root, *plugins.items(), **{**DIGITS, **options})
 
 
 def state_of(result):
-    return RunDirectory(result.directory).checkpoints.load().plugins.get("fedavgm", {})
-
-
-def same(one, other) -> bool:
-    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
-
-
-# --- a problem for a hand: f_i = |w - c_i|^2 / 2 ------------------------------------------------------------------
-
-
-class Point(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        return self.w.expand(len(x), -1)
-
-
-class PointModel(SplitModel):
-    def make_classifier(self, feature_dim):
-        return nn.Identity()
-
-
-class Quadratic(Plugin):
-    @hookimpl
-    def task_loss(self, step):
-        return 0.5 * (step.logits - step.x.flatten(1)).square().sum(dim=1).mean()
+    return committed(result).plugins.get("fedavgm", {})
 
 
 class Pull(Plugin):
@@ -93,35 +59,6 @@ class Pull(Plugin):
         return -step.logits.mean(dim=0).sum() * (1.0 if step.round == 0 else 0.5)
 
 
-CENTRES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]])
-SIZES = [1, 2, 3, 5]
-
-
-def four_clients(data_dir=None):
-    points = np.repeat(CENTRES, SIZES, axis=0)
-    images = torch.tensor(points, dtype=torch.float32).view(len(points), 1, 1, 2)
-    samples = ResidentSamples(images, torch.tensor([i % 2 for i in range(len(points))]), [0.0], [1.0])
-    return Dataset("centres", samples, samples, num_classes=2, input_shape=(1, 1, 2))
-
-
-def by_size(labels, num_clients, **_):
-    return np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-
-
-def origin(num_classes, input_shape):
-    return PointModel(Point(), 2, 2)
-
-
-TOY = {
-    "dataset": HERE + "four_clients",
-    "model": HERE + "origin",
-    "partition": HERE + "by_size",
-    "lr": 0.2,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-}
-
-
 # --- the equations -----------------------------------------------------------------------------------------------
 
 
@@ -129,7 +66,7 @@ TOY = {
     ("variant", "first", "second"), [("heavy-ball", 1.0, 2.4), ("nesterov", 1.9, 3.66), ("ema", 0.1, 0.24)]
 )
 def test_the_hand_case_through_the_round_loop(go, variant, first, second):
-    plugins = {HERE + "Pull": {}, "fedavgm": {"beta": 0.9, "variant": variant}}
+    plugins = {Pull: {}, "fedavgm": {"beta": 0.9, "variant": variant}}
     for rounds, expected in ((1, first), (2, second)):
         result = go(plugins, **{**TOY, "lr": 1.0, "rounds": rounds})
         torch.testing.assert_close(weights(result)[W], torch.full((2,), expected), rtol=0, atol=1e-6)
@@ -150,9 +87,9 @@ def reference(cohorts, beta, lr_s, variant, lr, epochs):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("beta", "lr"), [(0.9, 1.0), (0.5, 0.3), (0.0, 0.7), (0.99, 1.5)])
 def test_the_whole_federation_against_numpy(go, variant, beta, lr):
-    plugins = {HERE + "Quadratic": {}, "fedavgm": {"beta": beta, "lr": lr, "variant": variant}}
+    plugins = {Quadratic: {}, "fedavgm": {"beta": beta, "lr": lr, "variant": variant}}
     result = go(plugins, **{**TOY, "rounds": 7, "participation": 0.5, "local_epochs": 3})
-    cohorts = [line["cohort"] for line in lines(result)]
+    cohorts = [line["cohort"] for line in records(result)]
     assert len({tuple(c) for c in cohorts}) > 2
     expected = reference(cohorts, beta, lr, variant, 0.2, 3)
     np.testing.assert_allclose(weights(result)[W], expected, rtol=1e-5, atol=1e-5)
@@ -173,7 +110,7 @@ def test_a_step_goes_on_in_the_direction_of_the_past(variant):
 def test_a_moving_average_is_a_heavy_ball_with_a_smaller_learning_rate(go):
     ema, ball = {"beta": 0.8, "lr": 2.0, "variant": "ema"}, {"beta": 0.8, "lr": 0.4}
     one, other = (
-        weights(go({HERE + "Quadratic": {}, "fedavgm": options}, **{**TOY, "rounds": 5}))[W] for options in (ema, ball)
+        weights(go({Quadratic: {}, "fedavgm": options}, **{**TOY, "rounds": 5}))[W] for options in (ema, ball)
     )
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -193,32 +130,27 @@ def fedavg(go):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_beta_0_and_lr_1_are_fedavg_to_the_bit(go, fedavg, variant):
     neutral = go({"fedavgm": {**FedAvgM.neutral, "variant": variant}}, rounds=3, participation=0.75)
-    assert bytes_of(neutral) == bytes_of(fedavg)
-    assert [line["losses"] for line in lines(neutral)] == [line["losses"] for line in lines(fedavg)]
+    assert model_bytes(neutral) == model_bytes(fedavg)
+    assert [line["losses"] for line in records(neutral)] == [line["losses"] for line in records(fedavg)]
     assert state_of(neutral) == {}
 
 
 def test_a_heavy_balls_first_round_is_fedavgs_to_the_bit(go):
-    assert bytes_of(go({"fedavgm": {}}, rounds=1)) == bytes_of(go({}, rounds=1))
+    assert model_bytes(go({"fedavgm": {}}, rounds=1)) == model_bytes(go({}, rounds=1))
 
 
 def test_every_option_changes_the_trajectory(go, fedavg):
     changes = [{}, {"beta": 0.5}, {"lr": 0.5}, {"variant": "nesterov"}, {"variant": "ema"}]
-    found = [bytes_of(go({"fedavgm": change}, rounds=3, participation=0.75)) for change in changes]
-    assert len({*found, bytes_of(fedavg)}) == len(changes) + 1
+    found = [model_bytes(go({"fedavgm": change}, rounds=3, participation=0.75)) for change in changes]
+    assert len({*found, model_bytes(fedavg)}) == len(changes) + 1
 
 
 # --- what momentum leaves alone ----------------------------------------------------------------------------------
 
 
-def with_buffers(num_classes, input_shape):
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-    return SplitModel(base, 16, num_classes)
-
-
 def test_buffers_are_fedavgs(go):
     """Round 1 is FedAvg's, so round 2 trains the same updates: parameters differ after it, buffers do not."""
-    run = {"model": HERE + "with_buffers", "rounds": 2}
+    run = {"model": with_batch_norm, "rounds": 2}
     fedavg, result = weights(go({}, **run)), go({"fedavgm": {"beta": 0.97}}, **run)
     fedavgm = weights(result)
     buffers = [name for name in fedavg if "running" in name or "tracked" in name]
@@ -230,26 +162,14 @@ def test_buffers_are_fedavgs(go):
 
 def test_the_running_variance_stays_positive(go):
     """Momentum on every tensor, as in MOON's code, would drive it below 0."""
-    result = go({"fedavgm": {"beta": 0.97}}, model=HERE + "with_buffers", rounds=12)
-    assert (weights(result)["encoder.base.2.running_var"] > 0).all()
+    result = go({"fedavgm": {"beta": 0.97}}, model=with_batch_norm, rounds=12)
+    assert (weights(result)["encoder.base.norm.running_var"] > 0).all()
 
 
-class Keeper(Plugin):
-    @hookimpl
-    def personal_parameters(self, model):
-        return ["classifier.*"]
-
-
-class KeepAll(Plugin):
-    @hookimpl
-    def personal_parameters(self, model):
-        return ["*"]
-
-
-@pytest.mark.parametrize("keeper", ["Keeper", "KeepAll"])
+@pytest.mark.parametrize("keeper", [PersonalClassifier, PersonalModel])
 def test_what_stays_on_the_clients_has_no_velocity(go, keeper):
-    kept = state_of(go({"fedavgm": {}, HERE + keeper: {}}))
-    assert bool(kept) == (keeper == "Keeper")
+    kept = state_of(go({"fedavgm": {}, keeper: {}}))
+    assert bool(kept) == (keeper is PersonalClassifier)
     assert not any(name.startswith("classifier.") for name in kept)
 
 
@@ -257,50 +177,26 @@ def test_nothing_more_travels(go):
     assert go({"fedavgm": {}}).summary["bytes"] == go({}).summary["bytes"]
 
 
-def single(labels, num_clients, **_):
-    order = np.random.default_rng(0).permutation(len(labels))
-    return [order[:1], *np.array_split(order[1:], num_clients - 1)]
-
-
 def test_a_client_of_one_sample(go):
-    result = go({"fedavgm": {"beta": 0.5}}, partition=HERE + "single")
-    assert [line["accepted"] for line in lines(result)] == [4, 4]
+    result = go({"fedavgm": {"beta": 0.5}}, partition=one_sample)
+    assert [line["accepted"] for line in records(result)] == [4, 4]
 
 
 # --- stops, kills and failures -----------------------------------------------------------------------------------
 
-LONG = {"rounds": 4, "participation": 0.75}
-SCRIPT = """
-import os, signal, sys, fedcore
-def kill(event, details):
-    if event == "round" and details["round"] == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-config = fedcore.RunConfig(plugins={{"fedavgm": {{}}}}, out=sys.argv[1], **{run})
-fedcore.run(config, notify=kill)
-"""
-
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_velocity(go, tmp_path):
-    script = SCRIPT.format(run={**DIGITS, **LONG})
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], env=os.environ, timeout=120)
-    assert done.returncode == -signal.SIGKILL
-    resumed, straight = fedcore.resume(tmp_path / "run", allow_code=True), go({"fedavgm": {}}, **LONG)
-    assert bytes_of(resumed) == bytes_of(straight)
+    resumed, straight = killed(tmp_path, "fedavgm", after=1, **LONG), go({"fedavgm": {}}, **LONG)
+    assert model_bytes(resumed) == model_bytes(straight)
     assert state_of(straight)
-    assert same(state_of(resumed), state_of(straight))
+    assert same_tensors(state_of(resumed), state_of(straight))
 
 
 @pytest.mark.parametrize("at", [0, 2])
-def test_an_interrupted_run_goes_on_with_its_velocity(go, at):
-    def stop(event, details):
-        if event == "round" and details["round"] == at:
-            raise KeyboardInterrupt
-
-    with pytest.raises(FedcoreError, match="interrupted") as interruption:
-        go({"fedavgm": {}}, notify=stop, **LONG)
-    directory = Path(re.search(r"resume (\S+)", str(interruption.value)).group(1))
-    assert bytes_of(fedcore.resume(directory, allow_code=True)) == bytes_of(go({"fedavgm": {}}, **LONG))
+def test_an_interrupted_run_goes_on_with_its_velocity(go, tmp_path, at):
+    resumed = interrupted(tmp_path, "fedavgm", after=at, **LONG)
+    assert model_bytes(resumed) == model_bytes(go({"fedavgm": {}}, **LONG))
 
 
 class Fail(Plugin):
@@ -316,12 +212,12 @@ class Fail(Plugin):
 
 
 def test_a_round_that_fails_leaves_the_velocity_alone(go, tmp_path):
-    plugins = {"fedavgm": {}, HERE + "Fail": {}}
+    plugins = {"fedavgm": {}, Fail: {}}
     with pytest.raises(RoundFailedError):
         go(plugins, out=tmp_path / "run", **LONG)
     resumed, straight = fedcore.resume(tmp_path / "run", allow_code=True), go(plugins, **LONG)
-    assert bytes_of(resumed) == bytes_of(straight)
-    assert same(state_of(resumed), state_of(straight))
+    assert model_bytes(resumed) == model_bytes(straight)
+    assert same_tensors(state_of(resumed), state_of(straight))
 
 
 # --- options and company -----------------------------------------------------------------------------------------
@@ -337,24 +233,16 @@ def test_options_out_of_bounds_are_refused(go, options):
         go({"fedavgm": options})
 
 
-class Owner(Plugin):
-    owns = ("classifier.*",)
-
-
-class Optimizer(Plugin):
-    server_optimizer = True
-
-
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize(
-    ("other", "reason"), [("Owner", "owns the aggregation"), ("Optimizer", "both are server optimizers")]
+    ("other", "reason"), [(OwnsClassifier, "owns the aggregation"), (StepsOnServer, "both are server optimizers")]
 )
 def test_refused_beside_others_with_both_names_and_the_reason(go, other, reason, order):
-    names = ["fedavgm", HERE + other][::order]
+    names = ["fedavgm", other][::order]
     with pytest.raises(PluginConflictError, match=reason) as refusal:
         go({name: {} for name in names})
     assert "'fedavgm'" in str(refusal.value)
-    assert repr(other.lower()) in str(refusal.value)
+    assert repr(other.__name__.lower()) in str(refusal.value)
 
 
 def test_refused_beside_fedcd(go):
@@ -363,14 +251,8 @@ def test_refused_beside_fedcd(go):
         go({"fedcd": {}, "fedavgm": {}})
 
 
-class Weigher(Plugin):
-    @hookimpl
-    def weight(self, update):
-        return 1.0
-
-
 def test_beside_other_weights_of_the_mean(go):
-    assert bytes_of(go({HERE + "Weigher": {}, "fedavgm": {}})) != bytes_of(go({"fedavgm": {}}))
+    assert model_bytes(go({EqualWeights: {}, "fedavgm": {}})) != model_bytes(go({"fedavgm": {}}))
 
 
 def test_the_readme_names_every_option_with_its_default():
