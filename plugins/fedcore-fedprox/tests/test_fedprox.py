@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import io
-import tempfile
-import tokenize
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,31 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-import fedcore
 import fedcore_fedprox
-from fedcore import RunConfig, SplitModel
 from fedcore.errors import FedcoreError
 from fedcore.functional import proximal_term
-from fedcore.rundir import RunDirectory
+from fedcore.testing import federate, lines_of_code, model_bytes, records
+from fedcore.testing.problems import with_batch_norm
 from fedcore_fedprox import FedProx, FedProxOptions
-
-DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 2, "batch_size": 64}
 
 
 @pytest.fixture
 def go(tmp_path):
-    def run(plugins, **options):
-        return fedcore.run(RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=tmp_path)))
-
-    return run
-
-
-def weights_of(result) -> bytes:
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
+    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **{"local_epochs": 2, **options})
 
 
 def term(mu, parameters, reference):
@@ -141,45 +122,40 @@ def test_the_term_compiles_into_one_graph():
 
 def test_mu_0_is_fedavg_to_the_bit(go):
     fedavg, fedprox = go({}), go({"fedprox": {"mu": 0.0}})
-    assert weights_of(fedprox) == weights_of(fedavg)
-    assert [line["losses"] for line in lines(fedprox)] == [line["losses"] for line in lines(fedavg)]
+    assert model_bytes(fedprox) == model_bytes(fedavg)
+    assert [line["losses"] for line in records(fedprox)] == [line["losses"] for line in records(fedavg)]
     assert FedProx.neutral == {"mu": 0.0}
 
 
 def test_mu_changes_the_trajectory_and_is_logged_apart_from_the_task(go):
     result = go({"fedprox": {"mu": 0.5}})
-    assert weights_of(result) != weights_of(go({}))
-    assert weights_of(result) == weights_of(go({"fedprox": {"mu": 0.5}}))
-    for line in lines(result):
+    assert model_bytes(result) != model_bytes(go({}))
+    assert model_bytes(result) == model_bytes(go({"fedprox": {"mu": 0.5}}))
+    for line in records(result):
         assert set(line["losses"]) == {"task", "fedprox.proximal"}
         assert line["losses"]["fedprox.proximal"] > 0
 
 
 def test_a_larger_mu_keeps_the_client_nearer_to_w_t(go):
     distances = [
-        lines(go({"fedprox": {"mu": mu}}, rounds=1, clients=1))[0]["losses"]["fedprox.proximal"]
+        records(go({"fedprox": {"mu": mu}}, rounds=1, clients=1))[0]["losses"]["fedprox.proximal"]
         for mu in (1e-6, 1.0, 10.0)
     ]
     assert distances[0] > distances[1] > distances[2] > 0
 
 
-def with_buffers(num_classes, input_shape):
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-    return SplitModel(base, 16, num_classes)
-
-
 def test_buffers_have_no_part_in_the_term(go):
     """Weights that cannot move (lr 1e-30) have distance 0, however far BatchNorm's statistics go."""
-    options = {"model": f"module:{__name__}.with_buffers", "lr": 1e-30, "weight_decay": 0.0, "rounds": 1}
+    options = {"model": with_batch_norm, "lr": 1e-30, "weight_decay": 0.0, "rounds": 1}
     result, fedavg = go({"fedprox": {"mu": 5.0}}, **options), go({}, **options)
-    assert lines(result)[0]["losses"]["fedprox.proximal"] == 0.0
-    assert (result.model.encoder.base[2].running_mean != 0).all()
-    assert weights_of(result) == weights_of(fedavg)
+    assert records(result)[0]["losses"]["fedprox.proximal"] == 0.0
+    assert (result.model.encoder.base.norm.running_mean != 0).all()
+    assert model_bytes(result) == model_bytes(fedavg)
 
 
 def test_partial_participation(go):
     result = go({"fedprox": {"mu": 0.1}}, clients=4, participation=0.5, rounds=3)
-    assert [line["accepted"] for line in lines(result)] == [2, 2, 2]
+    assert [line["accepted"] for line in records(result)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -193,29 +169,8 @@ def test_options_out_of_bounds_are_refused(go, options):
 # --- the plugin as a text ----------------------------------------------------------------------------------------
 
 
-def code_lines(module, *options) -> int:
-    """Count lines with code, docstrings and the classes of options left out."""
-    source = inspect.getsource(module)
-    skipped: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name in options:
-            skipped.update(range(node.lineno, node.end_lineno + 1))
-        body = getattr(node, "body", None)
-        first = body[0] if isinstance(body, list) and body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            skipped.update(range(first.lineno, first.end_lineno + 1))
-    no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    used = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in no_code
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(used - skipped)
-
-
 def test_the_whole_method_takes_at_most_15_lines():
-    assert 5 < code_lines(fedcore_fedprox, "FedProxOptions") <= 15
+    assert 5 < lines_of_code(fedcore_fedprox, "FedProxOptions") <= 15
 
 
 def test_the_readme_names_every_option_with_its_default():
