@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,43 +11,30 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, RunConfig, SplitModel, hookimpl
-from fedcore.config import parse_setting
+from fedcore import Plugin, SplitModel, hookimpl
 from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
 from fedcore.errors import FedcoreError, PluginConflictError
-from fedcore.local import train_batch
 from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
-from fedcore.testing import forbid_host_sync
+from fedcore.testing import (
+    commands_of,
+    federate,
+    interrupted,
+    model_bytes,
+    records,
+    steps_without_host_sync,
+    weights,
+)
+from fedcore.testing.problems import linear, one_sample
 from fedcore_fedrs import FedRS, FedRSOptions, frequency_factors, missing_factors, restricted_cross_entropy
 
 README = Path(__file__).parents[1] / "README.md"
-HERE = f"module:{__name__}."
-DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 SKEWED = {"partition": "classes", "classes_per_client": 5}
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, notify=None, **options):
-        config = RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
-        return fedcore.run(config, notify=notify)
-
-    return run
-
-
-def bytes_of(result) -> bytes:
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def weights(result):
-    return read_tensors(result.directory / "model.safetensors")[0]
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
+    return lambda plugins, **options: federate(root, *plugins.items(), **options)
 
 
 def partition_of(result):
@@ -110,8 +95,8 @@ def six_and_two(data_dir=None):
 
 
 TOY = {
-    "dataset": HERE + "six_and_two",
-    "model": HERE + "fixed_logits",
+    "dataset": six_and_two,
+    "model": fixed_logits,
     "partition": "iid",
     "clients": 1,
     "rounds": 1,
@@ -129,7 +114,7 @@ def test_the_hand_case_in_the_round_loop(go, restrict):
     result = go({"fedrs": {"restrict": restrict}}, **TOY)
     assert weights(result)["encoder.base.z"][2].item() == pytest.approx(-1 - gradient, abs=5e-7)
     of_class_1 = loss + 2 * factors[0] - 1 * factors[1]  # log-sum-exp is the same
-    assert lines(result)[0]["losses"] == {"task": pytest.approx((6 * loss + 2 * of_class_1) / 8, abs=5e-7)}
+    assert records(result)[0]["losses"] == {"task": pytest.approx((6 * loss + 2 * of_class_1) / 8, abs=5e-7)}
     plain = go({}, **TOY)
     assert weights(plain)["encoder.base.z"][2].item() == pytest.approx(-1 - 0.0351190, abs=5e-7)
 
@@ -213,24 +198,20 @@ def test_extreme_logits_stay_finite(scale):
 # --- a whole run -------------------------------------------------------------------------------------------------
 
 
-def linear(num_classes, input_shape):
-    return SplitModel(nn.Sequential(nn.Flatten()), 64, num_classes)
-
-
 @pytest.mark.parametrize("options", [{"alpha": 0.3}, {"alpha": 0.6, "restrict": "frequency"}], ids=str)
 def test_a_run_is_the_method_in_numpy(go, options):
     """Two rounds of full batches with momentum and weight decay, part of the clients' samples held out."""
     result = go(
         {"fedrs": options},
         **SKEWED,
-        model=HERE + "linear",
+        model=linear,
         local_epochs=3,
         batch_size=5000,
         lr=0.1,
         weight_decay=1e-2,
         client_test_fraction=0.3,
     )
-    start = go({"fedrs": options}, **SKEWED, model=HERE + "linear", rounds=1, lr=1e-30)
+    start = go({"fedrs": options}, **SKEWED, model=linear, rounds=1, lr=1e-30)
     data, partition = load_dataset("digits", None), partition_of(result)
 
     def by_hand(alpha):
@@ -270,8 +251,8 @@ def test_a_run_is_the_method_in_numpy(go, options):
 def test_alpha_1_is_fedavg_to_the_bit(go, options):
     settings = {**SKEWED, "rounds": 3, "participation": 0.7}
     fedavg, fedrs = go({}, **settings), go({"fedrs": options}, **settings)
-    assert bytes_of(fedrs) == bytes_of(fedavg)
-    assert [line["losses"] for line in lines(fedrs)] == [line["losses"] for line in lines(fedavg)]
+    assert model_bytes(fedrs) == model_bytes(fedavg)
+    assert [line["losses"] for line in records(fedrs)] == [line["losses"] for line in records(fedavg)]
     assert FedRS.neutral == {"alpha": 1.0}
 
 
@@ -283,14 +264,14 @@ def test_a_client_that_has_every_class_trains_as_in_fedavg(go):
 
 def test_every_option_changes_the_trajectory(go):
     changes = [{}, {"alpha": 0.1}, {"alpha": 1.0}, {"restrict": "frequency"}]
-    found = [bytes_of(go({"fedrs": change}, **SKEWED)) for change in changes]
+    found = [model_bytes(go({"fedrs": change}, **SKEWED)) for change in changes]
     assert len(set(found)) == len(changes)
-    assert found[0] == bytes_of(go({"fedrs": {"alpha": 0.5}}, **SKEWED)), "the default, and twice the same bits"
+    assert found[0] == model_bytes(go({"fedrs": {"alpha": 0.5}}, **SKEWED)), "the default, and twice the same bits"
 
 
 @pytest.mark.parametrize(("decay", "shrinks"), [(0.0, False), (0.1, True)])
 def test_alpha_0_freezes_the_rows_of_missing_classes_but_for_weight_decay(go, decay, shrinks):
-    options = {"clients": 1, "partition": HERE + "low_digits", "rounds": 1, "weight_decay": decay}
+    options = {"clients": 1, "partition": low_digits, "rounds": 1, "weight_decay": decay}
     before = weights(go({}, **options, lr=1e-30))
     after = weights(go({"fedrs": {"alpha": 0.0}}, **options))
     for name in ("classifier.weight", "classifier.bias"):  # the bias of a missing class is restricted, too
@@ -303,13 +284,8 @@ def low_digits(labels, num_clients, **_):
     return np.array_split(np.flatnonzero(labels < 4), num_clients)
 
 
-def one_and_rest(labels, num_clients, **_):
-    order = np.random.default_rng(0).permutation(len(labels))
-    return [order[:1], *np.array_split(order[1:], num_clients - 1)]
-
-
 def test_a_client_with_a_single_sample(go):
-    line = lines(go({"fedrs": {}}, partition=HERE + "one_and_rest", rounds=1))[0]
+    line = records(go({"fedrs": {}}, partition=one_sample, rounds=1))[0]
     assert line["accepted"] == 3
     assert line["failures"] == []
 
@@ -328,7 +304,7 @@ SEEN: dict[int, list[float]] = {}
 def test_missing_is_what_the_training_part_lacks_whatever_is_held_out(go):
     SEEN.clear()
     options = {"partition": "dirichlet", "alpha": 0.1, "client_test_fraction": 0.5, "clients": 6}
-    result = go({HERE + "Factors": {"alpha": 0.25}}, **options, rounds=1)
+    result = go({Factors: {"alpha": 0.25}}, **options, rounds=1)
     labels = load_dataset("digits", None).train.labels
     parts = partition_of(result)
     for client, part in enumerate(parts.train):
@@ -350,41 +326,24 @@ def test_evaluation_uses_unscaled_logits(go):
 
 def test_nothing_is_kept_or_sent_beside_the_model(go):
     result, plain = go({"fedrs": {}}, **SKEWED), go({}, **SKEWED)
-    assert [line["bytes"] for line in lines(result)] == [line["bytes"] for line in lines(plain)]
+    assert [line["bytes"] for line in records(result)] == [line["bytes"] for line in records(plain)]
     assert not list(RunDirectory(result.directory).clients.root.rglob("*.safetensors"))
 
 
-def test_partial_participation_and_resume(go):
+def test_partial_participation_and_resume(go, tmp_path):
     options = {**SKEWED, "rounds": 4, "clients": 4, "participation": 0.5}
-    straight, where = go({"fedrs": {}}, **options), {}
-
-    def stop(event, details):
-        where.update(details if event == "start" else {})
-        if event == "round" and details["round"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(FedcoreError, match="interrupted"):
-        go({"fedrs": {}}, notify=stop, **options)
-    assert bytes_of(fedcore.resume(where["directory"], allow_code=True)) == bytes_of(straight)
+    assert model_bytes(interrupted(tmp_path, "fedrs", after=1, **options)) == model_bytes(go({"fedrs": {}}, **options))
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_a_step_does_not_wait_for_the_device(go, monkeypatch, alpha):
-    seen = []
-
-    def watching(*arguments):
-        with forbid_host_sync():
-            batch = train_batch(*arguments)
-        seen.append(set(batch.depends_on))
-        return batch
-
-    monkeypatch.setattr("fedcore.local.train_batch", watching)
-    go({"fedrs": {"alpha": alpha}}, **SKEWED)
-    assert max(seen, key=len) == (set() if alpha == 1 else {"client"})
+def test_a_step_does_not_wait_for_the_device(go, alpha):
+    with steps_without_host_sync() as looked:
+        go({"fedrs": {"alpha": alpha}}, **SKEWED)
+    assert max(looked, key=len) == (set() if alpha == 1 else {"client"})
 
 
 def test_runs_in_bf16(go):
-    assert lines(go({"fedrs": {}}, **SKEWED, precision="bf16", rounds=1))[0]["losses"]["task"] > 0
+    assert records(go({"fedrs": {}}, **SKEWED, precision="bf16", rounds=1))[0]["losses"]["task"] > 0
 
 
 # --- options and company -----------------------------------------------------------------------------------------
@@ -406,7 +365,7 @@ class OtherTask(Plugin):
 
 def test_another_task_loss_is_refused(go):
     with pytest.raises(PluginConflictError, match="'fedrs' and 'othertask' cannot be combined: both implement task_l"):
-        go({"fedrs": {}, HERE + "OtherTask": {}})
+        go({"fedrs": {}, OtherTask: {}})
 
 
 class Small(Plugin):
@@ -424,8 +383,8 @@ UNSCALED: list[torch.Tensor] = []
 
 def test_other_terms_see_unscaled_logits(go):
     UNSCALED.clear()
-    result = go({"fedrs": {"alpha": 0.1}, HERE + "Small": {}}, **SKEWED, rounds=1)
-    assert set(lines(result)[0]["losses"]) == {"task", "small"}
+    result = go({"fedrs": {"alpha": 0.1}, Small: {}}, **SKEWED, rounds=1)
+    assert set(records(result)[0]["losses"]) == {"task", "small"}
     assert UNSCALED
     assert all(scale.item() < 1e-5 for scale in UNSCALED)
 
@@ -440,16 +399,7 @@ def test_the_readme_names_every_option_with_its_default():
 
 
 def test_the_readmes_commands_are_valid():
-    text = README.read_text(encoding="utf-8")
-    commands = re.findall(r"fedcore train (--[^`\n]+)", text)
-    assert len(commands) == 2
-    for command in commands:
-        flags = re.findall(r"--(\S+)((?: (?!--)\S+)?)", command)
-        values = {
-            flag.replace("-", "_"): value.strip() or True for flag, value in flags if flag not in ("plugin", "set")
-        }
-        plugins = {value.strip(): {} for flag, value in flags if flag == "plugin"}
-        for plugin, option, value in (parse_setting(v.strip()) for flag, v in flags if flag == "set"):
-            plugins[plugin][option] = value
-        config = RunConfig.create({**values, "plugins": plugins})
+    configs = commands_of(README)
+    assert len(configs) == 2
+    for config in configs:
         FedRSOptions(**config.plugins["fedrs"])
