@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import io
 import math
-import tempfile
-import tokenize
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pydantic import Field
-from torch import nn
 
-import fedcore
 import fedcore_moon
-from fedcore import Plugin, PluginOptions, RunConfig, SplitModel, hookimpl
+from fedcore import Plugin, hookimpl
 from fedcore.errors import FedcoreError, PluginConflictError
 from fedcore.functional import model_contrastive_loss
-from fedcore.rundir import RunDirectory
+from fedcore.testing import (
+    Cohorts,
+    client_state,
+    committed,
+    federate,
+    lines_of_code,
+    model_bytes,
+    records,
+    same_tensors,
+)
+from fedcore.testing.problems import with_batch_norm
 from fedcore_moon import Moon, MoonOptions
 
-DIGITS = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
-HERE = f"module:{__name__}."
 LOG: list[dict] = []
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return lambda plugins, **options: federate(root, *plugins.items(), **options)
 
 
 @pytest.fixture(autouse=True)
@@ -34,44 +40,8 @@ def _fresh_log():
     LOG.clear()
 
 
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, **options):
-        return fedcore.run(RunConfig(**{**DIGITS, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root)))
-
-    return run
-
-
-def weights_of(result) -> bytes:
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
-
-
 def copied(model):
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def equal(one, other) -> bool:
-    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
-
-
-class CohortOptions(PluginOptions):
-    rounds: list[list[int]] = Field(default_factory=list)
-
-
-class Cohorts(Plugin):
-    """Prescribes every round's cohort."""
-
-    Options = CohortOptions
-
-    @hookimpl
-    def select_clients(self, server):
-        return self.options.rounds[server.round]
 
 
 class Watched(Moon):
@@ -187,27 +157,27 @@ def test_the_loss_compiles_into_one_graph():
 def test_mu_0_without_projection_is_fedavg_to_the_bit(go):
     options = {"rounds": 3, "participation": 0.7}
     fedavg, moon = go({}, **options), go({"moon": {"mu": 0.0, "projection": False}}, **options)
-    assert weights_of(moon) == weights_of(fedavg)
-    assert [line["losses"] for line in lines(moon)] == [line["losses"] for line in lines(fedavg)]
+    assert model_bytes(moon) == model_bytes(fedavg)
+    assert [line["losses"] for line in records(moon)] == [line["losses"] for line in records(fedavg)]
     assert Moon.neutral == {"mu": 0.0, "projection": False}
 
 
 def test_mu_0_is_fedavg_with_the_projection_head(go):
-    assert weights_of(go({"moon": {"mu": 0.0}})) == weights_of(go({}, projection=True))
+    assert model_bytes(go({"moon": {"mu": 0.0}})) == model_bytes(go({}, projection=True))
 
 
 def test_the_first_round_is_fedavg(go):
     """A client without a previous model has no term, as in the official code."""
     result = go({"moon": {"mu": 5.0}}, rounds=1)
-    assert weights_of(result) == weights_of(go({}, rounds=1, projection=True))
-    assert set(lines(result)[0]["losses"]) == {"task"}
+    assert model_bytes(result) == model_bytes(go({}, rounds=1, projection=True))
+    assert set(records(result)[0]["losses"]) == {"task"}
 
 
 # --- the term in the round loop ----------------------------------------------------------------------------------
 
 
 def test_the_term_is_equation_3_of_the_three_models(go):
-    go({HERE + "Watched": {"mu": 5.0, "temperature": 0.3}}, rounds=3)
+    go({Watched: {"mu": 5.0, "temperature": 0.3}}, rounds=3)
     assert all(e["value"] is None for e in kept("step", round=0))
     later = [e for e in kept("step") if e["round"] > 0]
     assert later
@@ -223,15 +193,15 @@ def test_the_term_is_equation_3_of_the_three_models(go):
 )
 def test_every_option_changes_the_trajectory(go, options):
     default = go({"moon": {"mu": 1.0}})
-    assert weights_of(default) == weights_of(go({"moon": {}})), "the default, and twice the same bits"
-    assert weights_of(go({"moon": options})) != weights_of(default)
+    assert model_bytes(default) == model_bytes(go({"moon": {}})), "the default, and twice the same bits"
+    assert model_bytes(go({"moon": options})) != model_bytes(default)
 
 
 COHORTS = [[0, 1], [1, 2], [1, 2], [0, 2], [0, 1]]
 
 
 def test_previous_is_the_model_of_the_last_participation_however_long_ago(go):
-    result = go({HERE + "Watched": {}, HERE + "Cohorts": {"rounds": COHORTS}}, rounds=len(COHORTS))
+    result = go({Watched: {}, Cohorts: {"rounds": COHORTS}}, rounds=len(COHORTS))
     trained = {(e["round"], e["client"]): e["model"] for e in kept("end")}
     last: dict[int, int] = {}
     for number, cohort in enumerate(COHORTS):
@@ -243,34 +213,27 @@ def test_previous_is_the_model_of_the_last_participation_however_long_ago(go):
                     assert e["previous"] is None
                     assert e["value"] is None
                 else:
-                    assert equal(e["previous"], trained[last[client], client])
-                    assert not equal(e["previous"], e["global"])
+                    assert same_tensors(e["previous"], trained[last[client], client])
+                    assert not same_tensors(e["previous"], e["global"])
                     assert e["value"] > 0
             last[client] = number
     assert last == {0: 4, 1: 4, 2: 3}
     # What lies in the clients' state is what was trained last, also by those who then sat out.
-    directory = RunDirectory(result.directory)
-    manifest = directory.checkpoints.load().manifest
-    assert manifest == last
+    assert committed(result).manifest == last
     for client, number in last.items():
-        state = directory.clients.read(client, manifest[client])["fedcore"]
+        state = client_state(result, client)["fedcore"]
         previous = {n.removeprefix("previous."): t for n, t in state.items() if n.startswith("previous.")}
-        assert equal(previous, trained[number, client])
+        assert same_tensors(previous, trained[number, client])
 
 
 def test_the_term_begins_with_each_clients_second_participation(go):
-    result = go({"moon": {}, HERE + "Cohorts": {"rounds": [[0], [1], [2], [1]]}}, rounds=4)
-    logged = ["moon.contrast" in line["losses"] for line in lines(result)]
+    result = go({"moon": {}, Cohorts: {"rounds": [[0], [1], [2], [1]]}}, rounds=4)
+    logged = ["moon.contrast" in line["losses"] for line in records(result)]
     assert logged == [False, False, False, True]
 
 
-def with_buffers(num_classes, input_shape):
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5))
-    return SplitModel(base, 16, num_classes)
-
-
 def test_frozen_models_are_in_eval_mode_without_gradient_and_keep_their_statistics(go):
-    go({HERE + "Watched": {}}, model=HERE + "with_buffers", rounds=2, local_epochs=2, clients=2)
+    go({Watched: {}}, model=with_batch_norm, rounds=2, local_epochs=2, clients=2)
     steps = kept("step", round=1)
     assert steps
     for e in steps:
@@ -281,7 +244,9 @@ def test_frozen_models_are_in_eval_mode_without_gradient_and_keep_their_statisti
     for client in (0, 1):  # BatchNorm's statistics of neither frozen model drift while the client trains
         own = kept("step", round=1, client=client)
         assert len(own) > 1
-        assert all(equal(e["global"], own[0]["global"]) and equal(e["previous"], own[0]["previous"]) for e in own)
+        assert all(
+            same_tensors(e["global"], own[0]["global"]) and same_tensors(e["previous"], own[0]["previous"]) for e in own
+        )
 
 
 def test_the_frozen_models_are_not_asked_for_where_there_is_no_term():
@@ -307,7 +272,7 @@ def test_options_out_of_bounds_are_refused(go, options):
 
 def test_with_fedprox(go):
     result = go({"moon": {}, "fedprox": {"mu": 0.1}})
-    assert set(lines(result)[1]["losses"]) == {"task", "moon.contrast", "fedprox.proximal"}
+    assert set(records(result)[1]["losses"]) == {"task", "moon.contrast", "fedprox.proximal"}
 
 
 class Narrow(Plugin):
@@ -318,35 +283,14 @@ class Narrow(Plugin):
 
 def test_another_width_of_the_projection_head_is_refused(go):
     with pytest.raises(PluginConflictError, match="width"):
-        go({"moon": {}, HERE + "Narrow": {}})
+        go({"moon": {}, Narrow: {}})
 
 
 # --- the plugin as a text ----------------------------------------------------------------------------------------
 
 
-def code_lines(module, *options) -> int:
-    """Count lines with code, docstrings and the classes of options left out."""
-    source = inspect.getsource(module)
-    skipped: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name in options:
-            skipped.update(range(node.lineno, node.end_lineno + 1))
-        body = getattr(node, "body", None)
-        first = body[0] if isinstance(body, list) and body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-            skipped.update(range(first.lineno, first.end_lineno + 1))
-    no_code = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    used = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type not in no_code
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(used - skipped)
-
-
 def test_the_whole_method_takes_at_most_40_lines():
-    assert 10 < code_lines(fedcore_moon, "MoonOptions") <= 40
+    assert 10 < lines_of_code(fedcore_moon, "MoonOptions") <= 40
 
 
 def test_the_readme_names_every_option_with_its_default():
