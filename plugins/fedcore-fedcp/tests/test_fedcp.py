@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import doctest
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, PluginOptions, RunConfig, SplitModel, hookimpl, registry
+from fedcore import Plugin, RunConfig, SplitModel, hookimpl, registry
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, FedcoreError, PluginConflictError
 from fedcore.local import train_batch
 from fedcore.plugins import create_plugin
-from fedcore.rundir import RunDirectory
-from fedcore.testing import forbid_host_sync
+from fedcore.testing import SMALL, client_state, company, federate, forbid_host_sync, model_bytes
+from fedcore.testing import records as lines
 from fedcore_fedcp import (
     ConditionalHead,
     FedCPOptions,
@@ -31,7 +29,6 @@ from fedcore_fedcp import (
     mixed_head,
 )
 
-SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 HERE = f"module:{__name__}."
 SEEN: dict = {}
 
@@ -44,11 +41,7 @@ def _fresh():
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, **options):
-        return fedcore.run(RunConfig(**{**SMALL, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root)))
-
-    return run
+    return lambda plugins, **options: federate(root, *plugins.items(), **options)
 
 
 @pytest.fixture
@@ -57,20 +50,11 @@ def without_noise(monkeypatch):
     monkeypatch.setattr(F, "gumbel_softmax", lambda scores, dim: scores.softmax(dim))
 
 
-def model_bytes(result):
-    return (result.directory / "model.safetensors").read_bytes()
-
-
 def kept(result, client):
     """What a client keeps, of the core's: its personal parameters by name."""
-    directory = RunDirectory(result.directory)
-    state = directory.clients.read(client, directory.checkpoints.load().manifest.get(client))
+    state = client_state(result, client)
     assert set(state) <= {"fedcore"}
     return {name.removeprefix("personal.classifier."): t for name, t in state.get("fedcore", {}).items()}
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
 
 
 def tiny(num_classes, input_shape):
@@ -81,19 +65,13 @@ def with_batch_norm(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, num_classes)
 
 
-class CohortOptions(PluginOptions):
-    rounds: list[list[int]] = Field(default_factory=list)
-
-
-class Cohorts(Plugin):
-    """Prescribes every round's cohort and notes the first model."""
-
-    Options = CohortOptions
+class Cohorts(company.Cohorts):
+    """Notes the first model, too."""
 
     @hookimpl
     def select_clients(self, server):
         SEEN.setdefault("start", {name: tensor.clone() for name, tensor in server.model.items()})
-        return self.options.rounds[server.round]
+        return super().select_clients(server)
 
 
 class Uploads(Plugin):
