@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-import fedcore
-from fedcore import Plugin, RunConfig, SplitModel, hookimpl
+from fedcore import Plugin, hookimpl
 from fedcore.errors import FedcoreError, PluginConflictError
-from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
+from fedcore.testing import (
+    EqualWeights,
+    OwnsClassifier,
+    PersonalClassifier,
+    StepsOnServer,
+    federate,
+    model_bytes,
+    records,
+    weights,
+)
+from fedcore.testing.problems import with_batch_norm
 from fedcore_robust import Krum, Median, NormClip, RobustnessWarning, TrimmedMean
 
-HERE = f"module:{__name__}."
-SMALL = {"workers": 0, "device": "cpu", "clients": 5, "rounds": 1, "local_epochs": 1, "batch_size": 64}
+FIVE = {"clients": 5, "rounds": 1}
 ARENA = {"clients": 10, "rounds": 4, "local_epochs": 3, "batch_size": 32, "partition": "iid", "eval_every": 4}
 ATTACKERS = (0, 4, 7)
 PLUGINS = {"median": Median, "trimmed-mean": TrimmedMean, "krum": Krum, "norm-clip": NormClip}
@@ -32,24 +37,7 @@ RULES = ["median", "trimmed-mean", "krum"]
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, **options):
-        config = RunConfig(**{**SMALL, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root))
-        return fedcore.run(config)
-
-    return run
-
-
-def weights(result):
-    return read_tensors(result.directory / "model.safetensors")[0]
-
-
-def bytes_of(result) -> bytes:
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
+    return lambda plugins, **options: federate(root, *plugins.items(), **{**FIVE, **options})
 
 
 def accuracy(result) -> float:
@@ -104,7 +92,7 @@ def arena(go):
     def run(attack, defence):
         key = (attack, repr(defence))
         if key not in known:
-            attacks = {HERE + attack: {}} if attack else {}
+            attacks = {attack: {}} if attack else {}
             known[key] = go({**attacks, **defence}, **ARENA)
         return known[key]
 
@@ -125,12 +113,12 @@ def test_fedavg_learns_where_nobody_attacks(arena):
     assert accuracy(arena(None, {})) > 0.85
 
 
-@pytest.mark.parametrize("attack", ["SignFlip", "LabelFlip"])
+@pytest.mark.parametrize("attack", [SignFlip, LabelFlip])
 def test_the_attack_breaks_fedavg(arena, attack):
     assert accuracy(arena(attack, {})) < 0.5
 
 
-@pytest.mark.parametrize("attack", ["SignFlip", "LabelFlip"])
+@pytest.mark.parametrize("attack", [SignFlip, LabelFlip])
 @pytest.mark.parametrize("defence", DEFENCES, ids=str)
 def test_the_defence_holds(arena, attack, defence):
     alone = set(defence) == {"norm-clip"}  # every attacker still has a vote, of the same length as the others
@@ -165,18 +153,10 @@ class BadBuffers(Plugin):
         return replace(update, model={**update.model, **bad})
 
 
-def with_buffers(num_classes, input_shape):
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-    return SplitModel(base, 16, num_classes)
-
-
-NORM = {"model": HERE + "with_buffers"}
-
-
 def observed(go, plugins, **options):
     """Run; return the model, where it started, and the clients' values stacked by name."""
     SEEN.clear()
-    result = go({**plugins, HERE + "Spy": {}}, **{**NORM, **options})
+    result = go({**plugins, Spy: {}}, **{"model": with_batch_norm, **options})
     start = {name: tensor.double().numpy() for name, tensor in SEEN[0][0].items()}
     stacks = {name: np.stack([model[name].double().numpy() for _, model in SEEN]) for name in SEEN[0][1]}
     return {name: tensor.double().numpy() for name, tensor in weights(result).items()}, start, stacks
@@ -191,24 +171,24 @@ def near(found, expected):
 
 
 def test_the_median_of_everything_buffers_too(go):
-    found, _, stacks = observed(go, {HERE + "BadBuffers": {}, "median": {}})
+    found, _, stacks = observed(go, {BadBuffers: {}, "median": {}})
     assert len([name for name in stacks if is_buffer(name)]) == 3
     for name, values in stacks.items():
         near(found[name], np.median(values, axis=0))
-    assert np.abs(found["encoder.base.2.running_mean"]).max() < 100
+    assert np.abs(found["encoder.base.norm.running_mean"]).max() < 100
 
 
 def test_the_trimmed_mean_of_everything_buffers_too(go):
-    found, _, stacks = observed(go, {HERE + "BadBuffers": {}, "trimmed-mean": {}})
+    found, _, stacks = observed(go, {BadBuffers: {}, "trimmed-mean": {}})
     for name, values in stacks.items():
         whole = name.endswith("tracked")
         near(found[name], np.median(values) if whole else np.sort(values, axis=0)[1:-1].mean(axis=0))
-    assert (found["encoder.base.2.running_var"] > 0).all()
+    assert (found["encoder.base.norm.running_var"] > 0).all()
 
 
 @pytest.mark.parametrize("select", [1, 3, 99])
 def test_krum_takes_the_best_by_weights_and_the_median_of_buffers(go, select):
-    found, _, stacks = observed(go, {HERE + "BadBuffers": {}, "krum": {"select": select}})
+    found, _, stacks = observed(go, {BadBuffers: {}, "krum": {"select": select}})
     vectors = np.concatenate([values.reshape(5, -1) for name, values in stacks.items() if not is_buffer(name)], axis=1)
     distances = np.square(vectors[:, None] - vectors[None]).sum(axis=2)
     scores = np.sort(distances + np.diag([np.inf] * 5), axis=1)[:, : 5 - 1 - 2].sum(axis=1)
@@ -225,21 +205,21 @@ def test_norm_clip_shortens_to_the_bound(go):
     clipped, _, _ = observed(go, {"norm-clip": {"bound": norm / 4}}, **options)
     for name in trainable:
         np.testing.assert_allclose(clipped[name] - start[name], (plain[name] - start[name]) / 4, atol=1e-6)
-    mean = "encoder.base.2.running_mean"
+    mean = "encoder.base.norm.running_mean"
     np.testing.assert_allclose(clipped[mean], plain[mean] / 4, atol=1e-6)
-    assert clipped["encoder.base.2.num_batches_tracked"] == plain["encoder.base.2.num_batches_tracked"]
+    assert clipped["encoder.base.norm.num_batches_tracked"] == plain["encoder.base.norm.num_batches_tracked"]
 
 
 def test_a_bound_that_nobody_reaches_is_fedavg_to_the_bit(go):
-    assert bytes_of(go({"norm-clip": NormClip.neutral})) == bytes_of(go({}))
-    assert bytes_of(go({"norm-clip": {"bound": 0.1}})) != bytes_of(go({}))
+    assert model_bytes(go({"norm-clip": NormClip.neutral})) == model_bytes(go({}))
+    assert model_bytes(go({"norm-clip": {"bound": 0.1}})) != model_bytes(go({}))
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_buffers_that_stay_on_the_clients_are_no_ones_business(go, rule):
-    result = go({rule: {}}, **NORM, buffers="local")
-    assert lines(result)[0]["failures"] == []
-    assert weights(result)["encoder.base.2.running_mean"].abs().max() == 0
+    result = go({rule: {}}, model=with_batch_norm, buffers="local")
+    assert records(result)[0]["failures"] == []
+    assert weights(result)["encoder.base.norm.running_mean"].abs().max() == 0
 
 
 # --- few clients -------------------------------------------------------------------------------------------------
@@ -251,10 +231,10 @@ def test_few_clients(go, rule, clients):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RobustnessWarning)
         result = go({rule: {}}, clients=clients, partition="iid")
-    assert lines(result)[0]["accepted"] == clients
+    assert records(result)[0]["accepted"] == clients
     assert all(torch.isfinite(tensor).all() for tensor in weights(result).values())
     if clients == 1:
-        assert bytes_of(result) == bytes_of(go({}, clients=1, partition="iid"))
+        assert model_bytes(result) == model_bytes(go({}, clients=1, partition="iid"))
 
 
 @pytest.mark.parametrize(
@@ -279,8 +259,8 @@ def test_enough_updates_are_not(go, plugins):
 @pytest.mark.parametrize("rule", RULES)
 def test_partial_participation_and_the_same_bits_twice(go, rule):
     first, second = (go({rule: {"fraction": 0.0} if rule == "krum" else {}}, participation=0.6, rounds=2) for _ in "ab")
-    assert [line["accepted"] for line in lines(first)] == [3, 3]
-    assert bytes_of(first) == bytes_of(second)
+    assert [line["accepted"] for line in records(first)] == [3, 3]
+    assert model_bytes(first) == model_bytes(second)
 
 
 # --- options and company -----------------------------------------------------------------------------------------
@@ -303,42 +283,22 @@ def test_options_out_of_bounds_are_refused(go, name, options):
         go({name: options})
 
 
-class Owner(Plugin):
-    owns = ("classifier.*",)
-
-
-class Weigher(Plugin):
-    @hookimpl
-    def weight(self, update):
-        return 1.0
-
-
-class Optimizer(Plugin):
-    server_optimizer = True
-
-
-class Keeper(Plugin):
-    @hookimpl
-    def personal_parameters(self, model):
-        return ["classifier.*"]
-
-
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("Owner", "both declare owns"),
-        ("Weigher", "both implement weight"),
-        ("Optimizer", "owns the aggregation"),
-        ("Keeper", "keeps on each client"),
+        (OwnsClassifier, "both declare owns"),
+        (EqualWeights, "both implement weight"),
+        (StepsOnServer, "owns the aggregation"),
+        (PersonalClassifier, "keeps on each client"),
     ],
 )
 def test_other_owners_are_refused_with_both_names_and_the_reason(go, rule, other, reason, order):
     with pytest.raises(PluginConflictError, match=reason) as refusal:
-        go({name: {} for name in [rule, HERE + other][::order]})
+        go({name: {} for name in [rule, other][::order]})
     assert repr(rule) in str(refusal.value)
-    assert repr(other.lower()) in str(refusal.value)
+    assert repr(other.__name__.lower()) in str(refusal.value)
 
 
 @pytest.mark.parametrize("pair", [("median", "krum"), ("krum", "trimmed-mean")])
@@ -350,7 +310,7 @@ def test_two_rules_are_refused(go, pair):
 def test_beside_a_local_term(go):
     pytest.importorskip("fedcore_fedprox")
     result = go({"fedprox": {"mu": 0.5}, "norm-clip": {}, "median": {}})
-    assert set(lines(result)[0]["losses"]) == {"task", "fedprox.proximal"}
+    assert set(records(result)[0]["losses"]) == {"task", "fedprox.proximal"}
 
 
 def test_the_readme_names_every_option_with_its_default():
