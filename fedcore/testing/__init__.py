@@ -11,6 +11,7 @@ from fedcore.testing.company import (
     OwnsClassifier,
     PersonalClassifier,
     PersonalModel,
+    PrefersClass0,
     StepsOnServer,
 )
 from fedcore.testing.engine_contract import check_engine
@@ -19,6 +20,7 @@ from fedcore.testing.federation import (
     client_state,
     committed,
     federate,
+    installed,
     interrupted,
     killed,
     model_bytes,
@@ -49,6 +51,7 @@ __all__ = [
     "OwnsClassifier",
     "PersonalClassifier",
     "PersonalModel",
+    "PrefersClass0",
     "Quadratic",
     "StepsOnServer",
     "Verdict",
@@ -65,6 +68,7 @@ __all__ = [
     "distance_by_hand",
     "federate",
     "forbid_host_sync",
+    "installed",
     "interrupted",
     "killed",
     "lines_of_code",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from fedcore import hookimpl
 from fedcore.client import ClientContext
 from fedcore.contract import Plugin, PluginOptions
 from fedcore.server_context import ServerContext
+from fedcore.types import ClientUpdate, Tensors
 
 
 class CohortsOptions(PluginOptions):
@@ -86,6 +90,19 @@ class CorrectsClassifier(Plugin):
     """Declares that it corrects the classifier after the last round."""
 
     corrects = ("classifier.*",)
+
+
+class PrefersClass0(Plugin):
+    """Adds 8 to the bias of class 0 after every round, as training on skewed data might."""
+
+    owns = ("classifier.bias",)
+
+    @hookimpl
+    def aggregate(self, updates: Sequence[ClientUpdate]) -> Tensors:
+        """Return the plain mean of the biases, and 8 more for class 0."""
+        bias = torch.stack([update.model["classifier.bias"] for update in updates]).mean(dim=0)
+        bias[0] += 8.0
+        return {"classifier.bias": bias}
 
 
 class StepsOnServer(Plugin):

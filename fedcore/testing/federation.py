@@ -144,6 +144,15 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
     return None
 
 
+def installed(name: str) -> str:
+    """Return a plugin's name; skips the test where that plugin is not installed."""
+    import pytest
+
+    if name not in registry.available("plugin"):
+        pytest.skip(f"{name} is not installed")
+    return name
+
+
 def model_bytes(result: RunResult) -> bytes:
     """Return the bytes of the run's model file: equal for equal bits."""
     return (result.directory / "model.safetensors").read_bytes()

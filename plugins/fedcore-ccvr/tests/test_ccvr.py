@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import doctest
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,38 +14,31 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Answer, Plugin, RunConfig, ServerContext, SplitModel, hookimpl, registry
+from fedcore import Answer, Plugin, ServerContext, hookimpl
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, RoundFailedError
 from fedcore.plugins import create_plugin
-from fedcore.rundir import RunDirectory
 from fedcore.statistics import feature_statistics
+from fedcore.testing import (
+    CorrectsClassifier,
+    PersonalClassifier,
+    PrefersClass0,
+    federate,
+    installed,
+    model_bytes,
+    records,
+)
+from fedcore.testing.problems import with_batch_norm
 from fedcore_ccvr import Ccvr, CcvrOptions, TukeyLinear, head, plugin, tukey
 
-SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 QUICK = {"epochs": 2, "per_class": 50}
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}
-HERE = f"module:{__name__}."
 
 
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-
-    def run(plugins, **options):
-        return fedcore.run(RunConfig(**{**SMALL, **options}, plugins=plugins, out=tempfile.mkdtemp(dir=root)))
-
-    return run
-
-
-def model_bytes(result):
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def installed(name):
-    if name not in registry.available("plugin"):
-        pytest.skip(f"{name} is not installed")
-    return name
+    return lambda plugins, **options: federate(root, *plugins.items(), **options)
 
 
 # --- hand cases ---------------------------------------------------------------------------------------------
@@ -174,19 +166,8 @@ def test_it_corrects_a_classifier_trained_on_skewed_clients(go):
     assert result.metrics["global"]["accuracy"] > plain.metrics["global"]["accuracy"] + 0.1
 
 
-class Biased(Plugin):
-    """Lets the aggregated classifier prefer class 0."""
-
-    owns = ("classifier.bias",)
-
-    @hookimpl
-    def aggregate(self, updates):
-        bias = sum(update.model["classifier.bias"] for update in updates) / len(updates)
-        return {"classifier.bias": bias + torch.tensor([8.0] + [0.0] * 9)}
-
-
 def test_it_repairs_a_classifier_that_prefers_a_class(go):
-    result = go({HERE + "Biased": {}, "ccvr": {}}, local_epochs=4, rounds=1)
+    result = go({PrefersClass0: {}, "ccvr": {}}, local_epochs=4, rounds=1)
     before, after = result.metrics["global_before_correction"], result.metrics["global"]
     assert before["accuracy"] < 0.4
     assert after["accuracy"] > before["accuracy"] + 0.3
@@ -218,9 +199,8 @@ def test_a_run_that_stopped_before_calibrating_resumes_to_the_same_bits(go, monk
     original = ServerContext.retrain_classifier
     with monkeypatch.context() as patch:
         patch.setattr(ServerContext, "retrain_classifier", stopping)
-        config = RunConfig(**SMALL, plugins={"ccvr": {**QUICK, "tukey": 0.5}}, out=tmp_path / "run")
         with pytest.raises(RoundFailedError, match="stop"):
-            fedcore.run(config)
+            go({"ccvr": {**QUICK, "tukey": 0.5}}, out=tmp_path / "run")
     resumed = fedcore.resume(tmp_path / "run", allow_code=True)
     assert model_bytes(resumed) == model_bytes(go({"ccvr": {**QUICK, "tukey": 0.5}}))
 
@@ -231,14 +211,9 @@ def test_what_travels_is_in_the_ledger(go):
     assert result.summary["bytes"]["by_plugin"]["ccvr"] == {"down": 0, "up": 2 * 10 * 8 * (2 + doubles)}
 
 
-def with_buffers(num_classes, input_shape):
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-    return SplitModel(base, 16, num_classes)
-
-
 @pytest.mark.parametrize("power", [None, 0.5])
 def test_batch_norm_is_left_as_it_is(go, power):
-    options = {"model": HERE + "with_buffers"}
+    options = {"model": with_batch_norm}
     after = go({"ccvr": {**QUICK, "tukey": power}}, **options).model.state_dict()
     for name, tensor in go({}, **options).model.state_dict().items():
         assert torch.equal(tensor, after[name]) == name.startswith("encoder.")
@@ -320,10 +295,10 @@ class Deep(Plugin):
 
 def test_tukey_refuses_what_it_cannot_transform(go):
     with pytest.raises(ConfigError, match=r"ccvr\.tukey needs a linear classifier.*Sequential"):
-        go({HERE + "Deep": {}, "ccvr": {"tukey": 0.5}})
+        go({Deep: {}, "ccvr": {"tukey": 0.5}})
     with pytest.raises(ConfigError, match="--buffers local"):
         go({"ccvr": {"tukey": 0.5}}, buffers="local")
-    go({HERE + "Deep": {}, "ccvr": QUICK}, rounds=1)
+    go({Deep: {}, "ccvr": QUICK}, rounds=1)
 
 
 # --- options and company ------------------------------------------------------------------------------------
@@ -342,32 +317,21 @@ def test_options_out_of_bounds_are_refused(options):
         create_plugin("ccvr", options)
 
 
-class Corrector(Plugin):
-    """Another plugin that corrects the classifier."""
-
-    corrects = ("classifier.bias",)
-
-
-class Keeper(Plugin):
-    """Keeps the classifier on the clients."""
-
-    @hookimpl
-    def personal_parameters(self, model):
-        return ["classifier.*"]
-
-
-@pytest.mark.parametrize("other", ["uscc", "fedeccr", HERE + "Corrector"])
+@pytest.mark.parametrize("other", ["uscc", "fedeccr", CorrectsClassifier])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_second_corrector_is_refused(go, other, first):
-    names = ["ccvr", other if other.startswith("module:") else installed(other)]
+    names = ["ccvr", installed(other) if isinstance(other, str) else other]
     names = names if first else names[::-1]
     with pytest.raises(PluginConflictError, match="cannot be combined: both declare corrects = 'classifier"):
         go({name: {} for name in names})
 
 
 def test_a_personal_classifier_is_refused(go):
-    with pytest.raises(PluginConflictError, match=r"'ccvr' and 'keeper' cannot.*which 'keeper' keeps on each client"):
-        go({"ccvr": {}, HERE + "Keeper": {}})
+    with pytest.raises(
+        PluginConflictError,
+        match=r"'ccvr' and 'personalclassifier' cannot.*which 'personalclassifier' keeps on each client",
+    ):
+        go({"ccvr": {}, PersonalClassifier: {}})
 
 
 @pytest.mark.parametrize("other", ["fedprox", "moon", "fedproc"])
@@ -381,10 +345,10 @@ def test_it_runs_behind_any_method(go, other):
 
 def test_partial_participation_asks_everybody(go):
     result = go({"ccvr": QUICK}, clients=4, participation=0.25, rounds=1)
-    records = RunDirectory(result.directory).read_metrics()
-    assert len(records[0]["cohort"]) == 1
-    assert records[-1]["phase"] == "post_train"
-    assert records[-1]["bytes"]["by_plugin"]["ccvr"]["up"] > 3 * 8 * 64 * 65 / 2
+    lines = records(result)
+    assert len(lines[0]["cohort"]) == 1
+    assert lines[-1]["phase"] == "post_train"
+    assert lines[-1]["bytes"]["by_plugin"]["ccvr"]["up"] > 3 * 8 * 64 * 65 / 2
 
 
 def test_the_readme_names_every_option_with_its_default():
