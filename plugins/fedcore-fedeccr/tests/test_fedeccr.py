@@ -12,37 +12,20 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-import fedcore
-from fedcore import Answer, Plugin, RunConfig, hookimpl, registry
+from fedcore import Answer
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.plugins import create_plugin
-from fedcore.rundir import RunDirectory
 from fedcore.statistics import feature_statistics
+from fedcore.testing import PrefersClass0, committed, federate, installed, model_bytes
 from fedcore_fedeccr import FedECCROptions, uscc
 
-SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 QUICK = {"epochs": 2, "per_class": 50}
 
 
 @pytest.fixture
 def go(tmp_path):
-    counter = iter(range(100))
-
-    def run(plugins, **options):
-        return fedcore.run(RunConfig(**{**SMALL, **options}, plugins=plugins, out=tmp_path / str(next(counter))))
-
-    return run
-
-
-def model_bytes(result):
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def installed(name):
-    if name not in registry.available("plugin"):
-        pytest.skip(f"{name} is not installed")
-    return name
+    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **options)
 
 
 # --- stage 1: the loss --------------------------------------------------------------------------------------
@@ -130,7 +113,7 @@ def test_stage_1_at_temperature_1_is_fedproc_bit_by_bit(go, init):
     stage_1 = go({"fedeccr": {"temperature": 1.0, "correct": False, "init": init}}, **SKEWED)
     fedproc = go({"fedproc": {"init": init}}, **SKEWED)
     assert model_bytes(stage_1) == model_bytes(fedproc)
-    states = [RunDirectory(r.directory).checkpoints.load().plugins for r in (stage_1, fedproc)]
+    states = [committed(r).plugins for r in (stage_1, fedproc)]
     assert all(torch.equal(states[0]["fedeccr"][n], states[1]["fedproc"][n]) for n in ("prototypes", "known"))
     assert model_bytes(stage_1) != model_bytes(go({"fedeccr": {"correct": False, "init": init}}, **SKEWED))
 
@@ -193,20 +176,9 @@ def test_the_pooled_statistics_are_those_of_all_training_features(go, monkeypatc
     assert seen["per_class"] == 50
 
 
-class Biased(Plugin):
-    """Lets the aggregated classifier prefer class 0, as training on skewed data might."""
-
-    owns = ("classifier.bias",)
-
-    @hookimpl
-    def aggregate(self, updates):
-        bias = sum(update.model["classifier.bias"] for update in updates) / len(updates)
-        return {"classifier.bias": bias + torch.tensor([8.0] + [0.0] * 9)}
-
-
 def test_uscc_repairs_a_classifier_that_prefers_a_class(go):
     """After the last round a prior of e^8 for class 0 stands in the classifier; the encoder is fine."""
-    result = go({f"module:{__name__}.Biased": {}, "uscc": {}}, local_epochs=4, rounds=1)
+    result = go({PrefersClass0: {}, "uscc": {}}, local_epochs=4, rounds=1)
     before, after = result.metrics["global_before_correction"], result.metrics["global"]
     assert before["accuracy"] < 0.4
     assert after["accuracy"] > before["accuracy"] + 0.3
