@@ -11,15 +11,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-import fedcore
-from fedcore import Plugin, RunConfig, hookimpl, registry
+from fedcore import Plugin, hookimpl
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.plugins import create_plugin
-from fedcore.rundir import RunDirectory
+from fedcore.testing import committed, federate, installed, model_bytes, records
 from fedcore_fedproc import FedProcOptions
 
-SMALL = {"workers": 0, "device": "cpu", "clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 64}
 LOG: list[tuple] = []
 
 
@@ -37,21 +35,12 @@ class Probe(Plugin):
 
 @pytest.fixture
 def go(tmp_path):
-    counter = iter(range(100))
     LOG.clear()
-
-    def run(plugins, **options):
-        return fedcore.run(RunConfig(**{**SMALL, **options}, plugins=plugins, out=tmp_path / str(next(counter))))
-
-    return run
+    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **options)
 
 
-def model_bytes(result):
-    return (result.directory / "model.safetensors").read_bytes()
-
-
-def committed(result):
-    return RunDirectory(result.directory).checkpoints.load().plugins["fedproc"]
+def state_of(result):
+    return committed(result).plugins["fedproc"]
 
 
 def noted(kind, key):
@@ -113,12 +102,12 @@ def test_two_rounds_by_hand(go):
     """A cohort of two, classes missing on clients and unknown to the cohort, one full batch per client."""
     lr = 0.5
     result = go(
-        {"fedproc": {}, f"module:{__name__}.Probe": {}},
+        {"fedproc": {}, Probe: {}},
         clients=4, participation=0.5, partition="classes", classes_per_client=3, batch_size=2000, lr=lr,
         momentum=0.0, weight_decay=0.0,
     )  # fmt: skip
     data = clients_of(result)
-    cohorts = [record["cohort"] for record in RunDirectory(result.directory).read_metrics() if "cohort" in record]
+    cohorts = [record["cohort"] for record in records(result) if "cohort" in record]
     w = {name: tensor.double() for name, tensor in noted("round", 0).items()}
     prototypes = over_holders([own_prototypes(w, *data[k]) for k in cohorts[0]], {})
     assert len(prototypes) < 10  # some class is not known
@@ -132,7 +121,7 @@ def test_two_rounds_by_hand(go):
         w = {name: sum(sizes[k] * local[k][name] for k in cohort) / sum(sizes.values()) for name in w}
     for name, tensor in result.model.state_dict().items():
         np.testing.assert_allclose(tensor.numpy(), w[name].numpy(), rtol=1e-4, atol=2e-6, err_msg=name)
-    state = committed(result)
+    state = state_of(result)
     assert state["known"].nonzero().flatten().tolist() == sorted(prototypes)
     for c, prototype in prototypes.items():
         np.testing.assert_allclose(state["prototypes"][c].numpy(), prototype, rtol=1e-3, atol=2e-5)
@@ -140,10 +129,10 @@ def test_two_rounds_by_hand(go):
 
 
 def test_prototypes_are_those_of_the_trained_models_in_eval_mode_over_all_samples(go):
-    result = go({"fedproc": {}, f"module:{__name__}.Probe": {}}, rounds=1, alpha=0.1)
+    result = go({"fedproc": {}, Probe: {}}, rounds=1, alpha=0.1)
     trained = {k: {n: t.double() for n, t in noted("client", k).items()} for k in range(3)}
     expected = over_holders([own_prototypes(trained[k], *d) for k, d in enumerate(clients_of(result))], {})
-    state = committed(result)
+    state = state_of(result)
     for c, prototype in expected.items():
         np.testing.assert_allclose(state["prototypes"][c].numpy(), prototype, rtol=1e-4, atol=1e-5)
 
@@ -213,21 +202,20 @@ def test_the_loss_never_reads_the_device():
 
 
 def test_round_0_is_pure_contrast(go):
-    go({"fedproc": {}, f"module:{__name__}.Probe": {}})
+    go({"fedproc": {}, Probe: {}})
     first, second = noted("round", 0), noted("round", 1)
     for name in first:
         assert torch.equal(first[name], second[name]) == name.startswith("classifier.")
 
 
 def test_two_stages(go):
-    result = go({"fedproc": {"two_stage": True}, f"module:{__name__}.Probe": {}}, rounds=3)
+    result = go({"fedproc": {"two_stage": True}, Probe: {}}, rounds=3)
     models = [noted("round", t) for t in range(3)] + [result.model.state_dict()]
     for t, trained in enumerate(("encoder.", "encoder.", "classifier.")):
         for name in models[0]:
             assert torch.equal(models[t][name], models[t + 1][name]) != name.startswith(trained)
-    records = RunDirectory(result.directory).read_metrics()
-    assert [set(record["losses"]) for record in records] == [{"fedproc.contrast"}] * 2 + [{"task"}]
-    sent = [record["bytes"]["by_plugin"].get("fedproc", {}) for record in records]
+    assert [set(record["losses"]) for record in records(result)] == [{"fedproc.contrast"}] * 2 + [{"task"}]
+    sent = [record["bytes"]["by_plugin"].get("fedproc", {}) for record in records(result)]
     assert sent[0]["up"] > 0
     assert not sent[2]
 
@@ -288,15 +276,12 @@ def test_two_schedules_are_refused():
 
 @pytest.mark.parametrize("other", ["fedprox", "moon"])
 def test_runs_beside(go, other):
-    if other not in registry.available("plugin"):
-        pytest.skip(f"{other} is not installed")
-    assert model_bytes(go({"fedproc": {}, other: {}})) != model_bytes(go({"fedproc": {}}))
+    assert model_bytes(go({"fedproc": {}, installed(other): {}})) != model_bytes(go({"fedproc": {}}))
 
 
 @pytest.mark.parametrize("other", ["fedcd", "fedeccr"])
 def test_is_refused_beside_what_scales_the_task_too(go, other):
-    if other not in registry.available("plugin"):
-        pytest.skip(f"{other} is not installed")
+    installed(other)
     with pytest.raises(PluginConflictError, match=f"'fedproc' and '{other}'.*both scale the task loss"):
         go({"fedproc": {}, other: {}})
 
