@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pydantic import Field
 from torch.nn import functional as F
 
-import fedcore
-from fedcore import Loss, Plugin, PluginOptions, hookimpl
+from fedcore import Loss, Plugin, hookimpl
 from fedcore.errors import FedcoreError, PluginConflictError
-from fedcore.experiment import Interrupted
-from fedcore.rundir import RunDirectory
+from fedcore.testing import Cohorts, StepsOnServer, interrupted, model_bytes, records
 from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
 
-HERE = f"module:{__name__}."
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
 LOG: list[dict] = []
 
@@ -29,20 +24,6 @@ def _fresh_log():
 
 
 # --- plugins and partitions of these tests ---------------------------------------------------------------------
-
-
-class CohortOptions(PluginOptions):
-    rounds: list[list[int]] = Field(default_factory=list)
-
-
-class Cohorts(Plugin):
-    """Prescribes every round's cohort."""
-
-    Options = CohortOptions
-
-    @hookimpl
-    def select_clients(self, server):
-        return self.options.rounds[server.round]
 
 
 class Watched(FedCD):
@@ -180,20 +161,12 @@ def kept(kind, log=None, **filters):
     return [e for e in entries if e["kind"] == kind and all(e[name] == value for name, value in filters.items())]
 
 
-def weights_of(result) -> bytes:
-    return (Path(result.directory) / "model.safetensors").read_bytes()
+SKEWED = {"clients": 2, "rounds": 2, "local_epochs": 2, "partition": skewed, "batch_size": 32}
 
 
-def lines(result):
-    return RunDirectory(result.directory).read_metrics()
-
-
-SMALL = {"clients": 2, "rounds": 2, "local_epochs": 2, "partition": HERE + "skewed", "batch_size": 32}
-
-
-def hand_run(go, cohorts, options=None, plugin="Watched", **config):
-    plugins = {HERE + plugin: options or {}, HERE + "Cohorts": {"rounds": cohorts}}
-    config = {"partition": HERE + "by_hand", "rounds": len(cohorts), "batch_size": 16, **config}
+def hand_run(go, cohorts, options=None, plugin=Watched, **config):
+    plugins = {plugin: options or {}, Cohorts: {"rounds": cohorts}}
+    config = {"partition": by_hand, "rounds": len(cohorts), "batch_size": 16, **config}
     return go(plugins, **config)
 
 
@@ -359,7 +332,7 @@ def test_class_vectors_in_a_run(go):
 
 def test_one_client_alone_gives_fedavgs_classifier(go):
     """v^j of one client is 1: adaptive aggregation and FedAvg's agree to the bit."""
-    one = [weights_of(hand_run(go, [[0], [0]], {"aggregation": a})) for a in ("adaptive", "fedavg", "count")]
+    one = [model_bytes(hand_run(go, [[0], [0]], {"aggregation": a})) for a in ("adaptive", "fedavg", "count")]
     assert one[0] == one[1] == one[2]
 
 
@@ -376,7 +349,7 @@ def test_the_weights_of_equation_11(go):
 
 @pytest.mark.parametrize("rebalance", ["appended", "mixed", "none"])
 def test_which_part_of_the_local_problem_each_loss_reaches(go, rebalance):
-    hand_run(go, [[0], [0]], {"rebalance": rebalance}, plugin="Probed", local_epochs=2)
+    hand_run(go, [[0], [0]], {"rebalance": rebalance}, plugin=Probed, local_epochs=2)
     expected = {
         "dcl": {"encoder", "classifier", "features"},
         "hpc": {"encoder", "prototypes", "features"},
@@ -389,7 +362,7 @@ def test_which_part_of_the_local_problem_each_loss_reaches(go, rebalance):
 
 
 def test_gid_is_zero_before_the_first_step_of_a_round_and_positive_after_it(go):
-    hand_run(go, [[0], [0]], plugin="Probed", local_epochs=2)
+    hand_run(go, [[0], [0]], plugin=Probed, local_epochs=2)
     entries = kept("gradients", loss="gid")
     assert sum(e["same_as_global"] for e in entries) == 2, "the first batch of each round"
     for e in entries:
@@ -397,7 +370,7 @@ def test_gid_is_zero_before_the_first_step_of_a_round_and_positive_after_it(go):
 
 
 def test_z_reaches_gid_through_the_student_only(go):
-    hand_run(go, [[0], [0]], {"rebalance": "none"}, plugin="Probed", local_epochs=2)
+    hand_run(go, [[0], [0]], {"rebalance": "none"}, plugin=Probed, local_epochs=2)
     entries = [e for e in kept("gradients", loss="gid") if e["epoch"] == 1]
     assert entries
     for e in entries:
@@ -406,11 +379,11 @@ def test_z_reaches_gid_through_the_student_only(go):
 
 def test_global_prototypes_train_the_classifier_and_not_the_encoder(go):
     """With appended prototypes z's gradient of L_dcl is the batch's own; mixed ones share its divisor."""
-    hand_run(go, [[0], [0]], {"rebalance": "appended"}, plugin="Probed")
+    hand_run(go, [[0], [0]], {"rebalance": "appended"}, plugin=Probed)
     for e in kept("gradients", loss="dcl"):
         torch.testing.assert_close(e["z"], e["z_expected"])
     LOG.clear()
-    hand_run(go, [[0], [0]], {"rebalance": "mixed"}, plugin="Probed")
+    hand_run(go, [[0], [0]], {"rebalance": "mixed"}, plugin=Probed)
     shares = [float(e["z"].norm() / e["z_expected"].norm()) for e in kept("gradients", loss="dcl", round=1)]
     assert min(shares) < 0.5
     assert max(shares) <= 1 + 1e-5
@@ -422,12 +395,12 @@ def test_global_prototypes_train_the_classifier_and_not_the_encoder(go):
 @pytest.mark.parametrize("rebalance", ["appended", "mixed", "none"])
 def test_a_client_with_one_sample_trains_from_the_first_round_on(go, rebalance):
     result = hand_run(go, [[3], [3, 2], [3]], {"rebalance": rebalance})
-    assert [line["accepted"] for line in lines(result)] == [1, 2, 1]
-    assert all(line["failures"] == [] for line in lines(result))
+    assert [line["accepted"] for line in records(result)] == [1, 2, 1]
+    assert all(line["failures"] == [] for line in records(result))
 
 
 def test_mixed_puts_every_known_prototype_into_exactly_one_batch_of_an_epoch(go):
-    hand_run(go, [[0, 1], [0]], {"rebalance": "mixed"}, plugin="Probed", local_epochs=1)
+    hand_run(go, [[0, 1], [0]], {"rebalance": "mixed"}, plugin=Probed, local_epochs=1)
     n, known = 75, kept("state", round=0)[0]["state"]["counts"]
     entries = kept("gradients", loss="dcl", round=1)
     # The batch's share of z's gradient is |batch| / (|batch| + N_of_its_prototypes); put together: all counts.
@@ -439,26 +412,19 @@ def test_mixed_puts_every_known_prototype_into_exactly_one_batch_of_an_epoch(go)
 
 
 def test_what_travels(go):
-    ledger = go({"fedcd": {}}, **SMALL).summary["bytes"]["by_plugin"]["fedcd"]
+    ledger = go({"fedcd": {}}, **SKEWED).summary["bytes"]["by_plugin"]["fedcd"]
     size = 10 * 3 * 256 * 4 + 10 * 3 * 8  # prototypes and counts
     assert ledger == {"down": 2 * size, "up": 2 * 2 * size}, "P^g goes down from the second round on"
 
 
-def test_a_resumed_run_has_the_same_bits(go):
-    def stop(event, details):
-        if event == "round" and details["round"] == 1:
-            raise KeyboardInterrupt
-
-    options = {**SMALL, "rounds": 4, "participation": 0.5}
-    with pytest.raises(Interrupted) as interruption:
-        go({"fedcd": {}}, notify=stop, **options)
-    directory = Path(re.search(r"resume (\S+)", str(interruption.value)).group(1))
-    assert weights_of(fedcore.resume(directory, allow_code=True)) == weights_of(go({"fedcd": {}}, **options))
+def test_a_resumed_run_has_the_same_bits(go, tmp_path):
+    options = {**SKEWED, "rounds": 4, "participation": 0.5}
+    assert model_bytes(interrupted(tmp_path, "fedcd", after=1, **options)) == model_bytes(go({"fedcd": {}}, **options))
 
 
 @pytest.mark.slow
 def test_worker_processes_give_the_same_bits(go, final):
-    assert weights_of(go({"fedcd": {}}, **SMALL, workers=2)) == final({})
+    assert model_bytes(go({"fedcd": {}}, **SKEWED, workers=2)) == final({})
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -496,16 +462,16 @@ def final(go):
     def weights(options):
         key = str(sorted(options.items()))
         if key not in done:
-            result = go({"fedcd": options}, **SMALL)
-            assert [line["accepted"] for line in lines(result)] == [2, 2]
-            done[key] = weights_of(result)
+            result = go({"fedcd": options}, **SKEWED)
+            assert [line["accepted"] for line in records(result)] == [2, 2]
+            done[key] = model_bytes(result)
         return done[key]
 
     return weights
 
 
 def test_the_same_options_give_the_same_bits(go, final):
-    assert weights_of(go({"fedcd": {}}, **SMALL)) == final({})
+    assert model_bytes(go({"fedcd": {}}, **SKEWED)) == final({})
 
 
 @pytest.mark.parametrize("options", CHANGES, ids=str)
@@ -552,7 +518,7 @@ def test_options_out_of_bounds_are_refused(go, options):
 
 
 def test_it_learns(go):
-    result = go({"fedcd": {}}, partition=HERE + "all_classes", clients=2, rounds=4, local_epochs=2, batch_size=16)
+    result = go({"fedcd": {}}, partition=all_classes, clients=2, rounds=4, local_epochs=2, batch_size=16)
     assert result.metrics["global"]["accuracy"] > 0.7
 
 
@@ -561,17 +527,17 @@ def test_it_learns(go):
 
 @pytest.mark.parametrize("order", [("fedcd", "moon"), ("moon", "fedcd")])
 def test_with_moon(go, order):
-    result = go({name: {} for name in order}, **SMALL)
-    names = [set(line["losses"]) for line in lines(result)]
+    result = go({name: {} for name in order}, **SKEWED)
+    names = [set(line["losses"]) for line in records(result)]
     own = {"task", "fedcd.bpr", "fedcd.gid"}
     assert names == [own, own | {"fedcd.hpc", "moon.contrast"}], "L_hpc has weight 0 in round 0"
 
 
 def test_with_fedprox(go, final):
-    result = go({"fedcd": {}, "fedprox": {"mu": 1.0}}, **SMALL)
-    assert set(lines(result)[1]["losses"]) == {"task", "fedcd.hpc", "fedcd.bpr", "fedcd.gid", "fedprox.proximal"}
-    assert lines(result)[1]["losses"]["fedprox.proximal"] > 0
-    assert weights_of(result) != final({})
+    result = go({"fedcd": {}, "fedprox": {"mu": 1.0}}, **SKEWED)
+    assert set(records(result)[1]["losses"]) == {"task", "fedcd.hpc", "fedcd.bpr", "fedcd.gid", "fedprox.proximal"}
+    assert records(result)[1]["losses"]["fedprox.proximal"] > 0
+    assert model_bytes(result) != final({})
 
 
 class OtherTask(Plugin):
@@ -600,21 +566,17 @@ class OtherScale(Plugin):
         return Loss(step.features.sum(), task_scale=0.5)
 
 
-class ServerMomentum(Plugin):
-    server_optimizer = True
-
-
-@pytest.mark.parametrize("other", ["OtherTask", "OtherOwner", "OtherShape", "OtherScale", "ServerMomentum"])
+@pytest.mark.parametrize("other", [OtherTask, OtherOwner, OtherShape, OtherScale, StepsOnServer])
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_cannot_be_combined_is_refused_with_both_names(go, other, order):
-    plugins = dict([("fedcd", {}), (HERE + other, {})][::order])
+    plugins = dict([("fedcd", {}), (other, {})][::order])
     with pytest.raises(PluginConflictError, match="fedcd") as refusal:
         go(plugins)
-    assert other.lower() in str(refusal.value)
+    assert other.__name__.lower() in str(refusal.value)
 
 
 def test_without_adaptive_aggregation_a_server_optimizer_is_welcome(go):
-    assert go({"fedcd": {"acla": False}, HERE + "ServerMomentum": {}}, **SMALL).metrics["global"]
+    assert go({"fedcd": {"acla": False}, StepsOnServer: {}}, **SKEWED).metrics["global"]
 
 
 # --- the method card ------------------------------------------------------------------------------------------
