@@ -10,16 +10,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Plugin, RunConfig, hookimpl
+from fedcore import Plugin, hookimpl
 from fedcore.config import parse_setting
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, PluginConflictError
 from fedcore.evaluation import evaluate
 from fedcore.models import build_model
-from fedcore.registry import available
+from fedcore.rundir import RunDirectory
+from fedcore.testing import PersonalClassifier, commands_of, federate, installed, model_bytes, records, weights
 from fedcore_fdcl import FDCL, FDCLOptions
 
 README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture
+def go(tmp_path):
+    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **{"batch_size": 100, **options})
+
+
+def run_partition(run):
+    return load_partition(RunDirectory(run.directory).partition_file, load_dataset("digits", None))
 
 
 class Recorder(Plugin):
@@ -46,14 +56,6 @@ class Own(Plugin):
     @hookimpl
     def personal_model(self, client):
         return None
-
-
-class KeepsClassifier(Plugin):
-    """FedPer."""
-
-    @hookimpl
-    def personal_parameters(self, model):
-        return ["classifier.*"]
 
 
 class NewClassifier(Plugin):
@@ -88,7 +90,7 @@ HAND = {
 def by_hand(run, *, mu, tau=0.5, encoder=1.0, classifier=1.0, config=HAND):
     """FDCL in float64 with full batches, from the paper's text; +1 is its sign of a term, -1 the opposite."""
     dataset = load_dataset("digits", None)
-    partition = load_partition(run.directory.partition_file, dataset)
+    partition = run_partition(run)
     start = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=0, projection=False)[0].state_dict()
     w = {name: tensor.double() for name, tensor in start.items()}
     previous = {}
@@ -143,16 +145,16 @@ def distance(weights, other):
 def test_a_run_is_the_paper_computed_by_hand(go, options, scales):
     run = go({"fdcl": options}, **HAND)
     mu = options["mu"]
-    assert distance(run.weights, by_hand(run, mu=mu, **scales)) < 1e-5
+    assert distance(weights(run), by_hand(run, mu=mu, **scales)) < 1e-5
     for term in ("encoder", "classifier"):
         wrong = {**scales, term: -1.0 if scales.get(term, 1.0) else 1.0}  # the other sign, or the term that is off
-        assert distance(run.weights, by_hand(run, mu=mu, **wrong)) > 1e-3
+        assert distance(weights(run), by_hand(run, mu=mu, **wrong)) > 1e-3
 
 
 def test_recorded_losses_are_those_of_the_frozen_models(go, recorded):
     run = go({"fdcl": {"mu": 0.5, "temperature": 0.3}, Recorder: {}}, clients=3, participation=2 / 3, rounds=3)
     joined: set[int] = set()
-    for number, record in enumerate(run.rounds):
+    for number, record in enumerate(records(run)):
         means = {}
         for client in record["cohort"]:
             batches = [outputs for t, k, outputs in recorded.batches if (t, k) == (number, client)]
@@ -180,26 +182,22 @@ def test_recorded_losses_are_those_of_the_frozen_models(go, recorded):
     assert len(firsts) > 1  # somebody joined later, in a round in which others had both terms
 
 
-def run_partition(run):
-    return load_partition(run.directory.partition_file, load_dataset("digits", None))
-
-
 # --- neutral and options --------------------------------------------------------------------------------------
 
 
 def test_mu_0_is_fedavg_bit_by_bit(go):
     plain = go({}, rounds=3)
-    assert go({"fdcl": {"mu": 0.0}}, rounds=3).bytes == plain.bytes
-    assert go({"fdcl": {"encoder_term": False, "classifier_term": False}}, rounds=3).bytes == plain.bytes
-    assert go({"fdcl": {}}, rounds=3).bytes != plain.bytes
+    assert model_bytes(go({"fdcl": {"mu": 0.0}}, rounds=3)) == model_bytes(plain)
+    assert model_bytes(go({"fdcl": {"encoder_term": False, "classifier_term": False}}, rounds=3)) == model_bytes(plain)
+    assert model_bytes(go({"fdcl": {}}, rounds=3)) != model_bytes(plain)
 
 
 def test_the_first_round_is_fedavg(go):
-    assert go({"fdcl": {"mu": 5.0}}, rounds=1).bytes == go({}, rounds=1).bytes
+    assert model_bytes(go({"fdcl": {"mu": 5.0}}, rounds=1)) == model_bytes(go({}, rounds=1))
 
 
 def test_mu_0_with_a_moved_split_is_fedavg_under_other_names(go):
-    plain, moved = go({}).weights, go({"fdcl": {"mu": 0.0, "head_layers": 2}}).weights
+    plain, moved = weights(go({})), weights(go({"fdcl": {"mu": 0.0, "head_layers": 2}}))
     assert list(moved) != list(plain)
     renamed = {"encoder.base.fc2": "classifier.0", "classifier": "classifier.2"}
     for name, tensor in plain.items():
@@ -219,7 +217,7 @@ def test_mu_0_with_a_moved_split_is_fedavg_under_other_names(go):
 )
 def test_each_option_changes_the_run(go, change):
     base, changed = go({"fdcl": {}}), go({"fdcl": change})
-    pairs = zip(base.weights.values(), changed.weights.values())
+    pairs = zip(weights(base).values(), weights(changed).values())
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
@@ -285,8 +283,8 @@ def test_too_many_head_layers_are_refused_before_anything_is_written(go, tmp_pat
 
 
 def test_runs_beside_a_personal_classifier(go):
-    run = go({"fdcl": {"mu": 1.0}, KeepsClassifier: {}}, client_test_fraction=0.2)
-    assert "fdcl.classifier" in run.losses(1)
+    run = go({"fdcl": {"mu": 1.0}, PersonalClassifier: {}}, client_test_fraction=0.2)
+    assert "fdcl.classifier" in records(run)[1]["losses"]
     assert run.metrics["global"] is None
     assert run.metrics["personal"]["accuracy"] > 0.1
 
@@ -294,20 +292,19 @@ def test_runs_beside_a_personal_classifier(go):
 @pytest.mark.parametrize("other", ["fedprox", "moon", "uscc", "fedproc", "fedcd"])
 @pytest.mark.parametrize("head_layers", [1, 2])
 def test_runs_beside(go, other, head_layers):
-    if other not in available("plugin"):
-        pytest.skip(f"{other} is not installed")
+    installed(other)
     plugins = {other: {}, "fdcl": {"head_layers": head_layers}}
     if other == "fedcd" and head_layers == 2:
         with pytest.raises(ConfigError, match=r"FineClassifier; use fdcl\.head_layers=1"):
             go(plugins)
         return
     run = go(plugins)
-    assert {"fdcl.encoder", "fdcl.classifier"} <= set(run.losses(1))
+    assert {"fdcl.encoder", "fdcl.classifier"} <= set(records(run)[1]["losses"])
 
 
 def test_runs_in_bf16(go):
     run = go({"fdcl": {"mu": 1.0}}, precision="bf16")
-    assert run.losses(1)["fdcl.encoder"] > 0
+    assert records(run)[1]["losses"]["fdcl.encoder"] > 0
 
 
 # --- the method card ------------------------------------------------------------------------------------------
@@ -320,16 +317,7 @@ def test_readme_names_every_option_with_its_default():
 
 
 def test_readme_commands_are_valid():
-    commands = re.findall(r"fedcore train (--[^`\n]+)", README.read_text(encoding="utf-8"))
-    assert len(commands) == 2
-    for command in commands:
-        values = {"plugins": []}
-        for flag, value in re.findall(r"--(\S+) (\S+)", command):
-            if flag == "plugin":
-                values["plugins"].append(value)
-            else:
-                values[flag.replace("-", "_")] = value
-        assert list(RunConfig.create(values).plugins) == ["fdcl"]
+    assert [list(config.plugins) for config in commands_of(README)] == [["fdcl"]] * 2
     for plugin, option, value in map(parse_setting, re.findall(r"--set (\S+=[^\s`]+)", README.read_text())):
         assert plugin == "fdcl"
         FDCL(FDCLOptions(**{option: value}))
