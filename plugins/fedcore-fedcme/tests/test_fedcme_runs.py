@@ -11,16 +11,46 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import fedcore
-from fedcore import Loss, Plugin, PluginOptions, RunConfig, hookimpl
+from fedcore import Loss, Plugin, PluginOptions, hookimpl
 from fedcore.config import parse_setting
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.errors import PluginConflictError
 from fedcore.models import build_model
-from fedcore.registry import available
+from fedcore.rundir import RunDirectory
+from fedcore.testing import (
+    PersonalClassifier,
+    client_state,
+    commands_of,
+    committed,
+    federate,
+    installed,
+    interrupted,
+    model_bytes,
+    records,
+    weights,
+)
 from fedcore_fedcme import ExchangeWarning, FedCME, FedCMEOptions
 
 README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture
+def go(tmp_path):
+    return lambda plugins, **options: federate(
+        tmp_path, *plugins.items(), **{"local_epochs": 2, "batch_size": 200, **options}
+    )
+
+
+def run_partition(run):
+    return load_partition(RunDirectory(run.directory).partition_file, load_dataset("digits", None))
+
+
+def server_state(run):
+    return committed(run).plugins.get("fedcme", {})
+
+
+def evaluation_part(run, client):
+    return client_state(run, client)["fedcme"]["evaluation"]
 
 
 class Recorder(Plugin):
@@ -75,14 +105,6 @@ class Displacement(Plugin):
     uses_displacement = True
 
 
-class KeepsClassifier(Plugin):
-    """FedPer."""
-
-    @hookimpl
-    def personal_parameters(self, model):
-        return ["classifier.*"]
-
-
 @pytest.fixture
 def recorded():
     Recorder.starts.clear()
@@ -99,10 +121,6 @@ DISJOINT = {
     "local_epochs": 4,
     "batch_size": 200,
 }
-
-
-def run_partition(run):
-    return load_partition(run.directory.partition_file, load_dataset("digits", None))
 
 
 # --- the exchange ---------------------------------------------------------------------------------------------
@@ -147,7 +165,7 @@ def test_the_exchange_is_at_the_start_of_epoch_half(go, recorded, epochs, middle
 def test_one_epoch_has_no_middle(go):
     with pytest.warns(ExchangeWarning, match="one local epoch has no middle"):
         run = go({"fedcme": {"mu": 0.0}}, local_epochs=1)
-    assert run.bytes == go({}, local_epochs=1).bytes
+    assert model_bytes(run) == model_bytes(go({}, local_epochs=1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         go({"fedcme": OFF}, local_epochs=1)
@@ -185,14 +203,17 @@ def least_similar_pairs(vectors):
     return pairs
 
 
-def by_hand(run, *, mu, swap=True, fresh=("classifier",), memory=True, config=HAND):
-    """FedCME in float64 with full batches, from the paper's text; the switches make it wrong on purpose."""
+def by_hand(run, *, mu, swap=True, fresh=("classifier",), memory=True, evaluated=None, config=HAND):
+    """FedCME in float64 with full batches, from the paper's text; the switches make it wrong on purpose.
+
+    :param evaluated: a run whose clients drew the parts to evaluate on, where this one's drew none.
+    """
     dataset, partition = load_dataset("digits", None), run_partition(run)
     start = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=0, projection=False)[0].state_dict()
     w = {name: tensor.double() for name, tensor in start.items()}
     clients = range(config["clients"])
     data = [(dataset.train.gather(i).double(), dataset.train.labels[i]) for i in partition.train]
-    own = [run.client_state(k)["evaluation"] for k in clients]
+    own = [evaluation_part(evaluated or run, k) for k in clients]
     vectors, zeta, matches = {k: np.zeros(10) for k in clients}, {}, []
 
     def forward(weights, x):
@@ -257,9 +278,9 @@ def distance(weights, other):
 def test_a_run_is_the_paper_computed_by_hand(go):
     options = {"mu": 0.1}
     run = go({"fedcme": options}, **HAND)
-    weights, zeta, vectors, matches = by_hand(run, mu=0.1)
-    assert distance(run.weights, weights) < 2e-5
-    state = run.server_state()
+    w, zeta, vectors, matches = by_hand(run, mu=0.1)
+    assert distance(weights(run), w) < 2e-5
+    state = server_state(run)
     assert state["known"].tolist() == [c in zeta for c in range(10)]
     for c, feature in zeta.items():
         torch.testing.assert_close(state["features"][c].double(), feature, rtol=1e-4, atol=1e-5)
@@ -275,17 +296,16 @@ def test_a_run_is_the_paper_computed_by_hand(go):
         "no memory in Eq. 6": {"memory": False},
     }
     for what, switches in wrong.items():
-        assert distance(run.weights, by_hand(run, **{"mu": 0.1, **switches})[0]) > 1e-4, what
-    assert distance(run.weights, by_hand(run, mu=0.0)[0]) > 1e-3
+        assert distance(weights(run), by_hand(run, **{"mu": 0.1, **switches})[0]) > 1e-4, what
+    assert distance(weights(run), by_hand(run, mu=0.0)[0]) > 1e-3
 
 
 def test_alignment_alone_and_exchange_alone_by_hand(go):
     run = go({"fedcme": {"align": False, "mu": 0.1}}, **HAND)
-    assert distance(run.weights, by_hand(run, mu=0.0)[0]) < 2e-5
+    assert distance(weights(run), by_hand(run, mu=0.0)[0]) < 2e-5
     exchanging = run
     run = go({"fedcme": {"exchange": "none", "mu": 0.1}}, **HAND)
-    run.client_state = exchanging.client_state  # the vectors do not matter here
-    assert distance(run.weights, by_hand(run, mu=0.1, swap=False)[0]) < 2e-5
+    assert distance(weights(run), by_hand(run, mu=0.1, swap=False, evaluated=exchanging)[0]) < 2e-5
 
 
 # --- what is observed and sent --------------------------------------------------------------------------------
@@ -295,7 +315,7 @@ def test_alignment_alone_and_exchange_alone_by_hand(go):
 def test_local_features_are_means_over_all_batches_and_epochs(go, recorded):
     run = go({"fedcme": {"mu": 1.0}, Recorder: {}}, **{**DISJOINT, "clients": 1, "classes_per_client": 7})
     z, y = (np.concatenate(parts) for parts in zip(*recorded.batches[0, 0]))
-    state, held = run.server_state(), set(y.tolist())
+    state, held = server_state(run), set(y.tolist())
     assert len(y) == 4 * len(run_partition(run).train[0])
     assert len(held) == 7
     for c in range(10):
@@ -306,9 +326,9 @@ def test_local_features_are_means_over_all_batches_and_epochs(go, recorded):
 
 def test_memory_fills_in_for_the_accepted_clients_only(go, recorded):
     options = {"clients": 4, "partition": "classes", "classes_per_client": 5}
-    before = go({"fedcme": {"exchange": "none"}, Recorder: {}}, **options, rounds=1).server_state()
+    before = server_state(go({"fedcme": {"exchange": "none"}, Recorder: {}}, **options, rounds=1))
     recorded.batches.clear()
-    after = go({"fedcme": {"exchange": "none"}, Fails: {"round": 1}, Recorder: {}}, **options, rounds=2).server_state()
+    after = server_state(go({"fedcme": {"exchange": "none"}, Fails: {"round": 1}, Recorder: {}}, **options, rounds=2))
     filled = {c: [] for c in range(10)}
     for client in (0, 2, 3):
         z, y = (np.concatenate(parts) for parts in zip(*recorded.batches[1, client]))
@@ -320,9 +340,9 @@ def test_memory_fills_in_for_the_accepted_clients_only(go, recorded):
 
 def test_alignment_starts_once_there_are_global_features(go, recorded):
     run = go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=2)
-    assert "fedcme.alignment" not in run.losses(0)
-    assert run.losses(1)["fedcme.alignment"] > 0
-    first = go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=1).server_state()
+    assert "fedcme.alignment" not in records(run)[0]["losses"]
+    assert records(run)[1]["losses"]["fedcme.alignment"] > 0
+    first = server_state(go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=1))
     sizes, means = [], []
     for client, part in enumerate(run_partition(run).train):
         values = []
@@ -332,18 +352,18 @@ def test_alignment_starts_once_there_are_global_features(go, recorded):
         sizes.append(len(part))
         means.append(np.mean(values))
     expected = np.average(means, weights=sizes)
-    assert run.losses(1)["fedcme.alignment"] == pytest.approx(expected, rel=1e-4)
+    assert records(run)[1]["losses"]["fedcme.alignment"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_evaluation_part_is_a_fixed_fifth_of_the_own_data(go):
     one, three = go({"fedcme": {}}, rounds=1), go({"fedcme": {}}, rounds=3)
-    parts = [run.client_state(k)["evaluation"] for run in (one, three) for k in range(3)]
+    parts = [evaluation_part(run, k) for run in (one, three) for k in range(3)]
     for k, part in enumerate(run_partition(one).train):
         assert torch.equal(parts[k], parts[3 + k])
         assert len(parts[k]) == round(0.2 * len(part)) == len(set(parts[k].tolist()))
         assert parts[k].max() < len(part)
     assert not torch.equal(parts[0], torch.arange(len(parts[0])))
-    other = go({"fedcme": {}}, rounds=1, seed=1).client_state(0)["evaluation"]
+    other = evaluation_part(go({"fedcme": {}}, rounds=1, seed=1), 0)
     assert not torch.equal(other[:20], parts[0][:20])
 
 
@@ -352,8 +372,8 @@ def test_the_server_keeps_the_last_vector_of_a_client_that_sits_out(go):
     vectors, cohorts = [], []
     for rounds in (1, 2, 3):
         run = go({"fedcme": {}}, **{**options, "rounds": rounds})
-        vectors.append(run.server_state()["vectors"])
-        cohorts.append(run.rounds[-1]["cohort"])
+        vectors.append(server_state(run)["vectors"])
+        cohorts.append(records(run)[-1]["cohort"])
     assert cohorts[0] != cohorts[1]
     for number, cohort in enumerate(cohorts):
         for client in range(4):
@@ -367,12 +387,12 @@ def test_the_server_keeps_the_last_vector_of_a_client_that_sits_out(go):
 def test_ledger_counts_what_the_card_says(go):
     run = go({"fedcme": {}}, rounds=2, clients=3)
     classifier, vector, features, held = 4 * (64 * 10 + 10), 8 * 10, 4 * 10 * 64, 10
-    sent = [record["bytes"]["by_plugin"]["fedcme"] for record in run.rounds]
+    sent = [record["bytes"]["by_plugin"]["fedcme"] for record in records(run)]
     assert sent[0] == {"down": 2 * classifier, "up": 3 * (classifier + vector + features + held)}
     assert sent[1] == {"down": 2 * classifier + 3 * (features + held), "up": sent[0]["up"]}
     quiet = go({"fedcme": OFF})
-    assert "fedcme" not in quiet.rounds[0]["bytes"]["by_plugin"]
-    assert not quiet.server_state()
+    assert "fedcme" not in records(quiet)[0]["bytes"]["by_plugin"]
+    assert not server_state(quiet)
 
 
 # --- counterparts that fail -----------------------------------------------------------------------------------
@@ -383,17 +403,17 @@ def test_ledger_counts_what_the_card_says(go):
 def test_a_survivor_keeps_its_own_classifier(go, trouble, matching):
     with pytest.warns(ExchangeWarning, match=r"round 0\): client 0 keeps its own classifier.*client 1, failed"):
         run = go({"fedcme": {"mu": 0.0, "matching": matching}, trouble: {}}, **DISJOINT)
-    assert run.server_state()["left_alone"] == [[0, 0, 1]]
-    assert [failure["client"] for failure in run.rounds[0]["failures"]] == [1]
-    assert run.rounds[0]["accepted"] == 1
-    assert run.bytes == go({"fedcme": OFF, trouble: {}}, **DISJOINT).bytes
+    assert server_state(run)["left_alone"] == [[0, 0, 1]]
+    assert [failure["client"] for failure in records(run)[0]["failures"]] == [1]
+    assert records(run)[0]["accepted"] == 1
+    assert model_bytes(run) == model_bytes(go({"fedcme": OFF, trouble: {}}, **DISJOINT))
 
 
 def test_the_others_go_on_exchanging(go, recorded):
     options = {**DISJOINT, "clients": 4, "rounds": 2}
     with pytest.warns(ExchangeWarning):
         run = go({"fedcme": {"mu": 0.0}, Fails: {"client": 1}, Recorder: {}}, **options)
-    assert run.server_state()["left_alone"] == [[0, 0, 1]]  # 0 and 1, 2 and 3 in the first round
+    assert server_state(run)["left_alone"] == [[0, 0, 1]]  # 0 and 1, 2 and 3 in the first round
     swapped = dict(recorded.starts)
     recorded.starts.clear()
     go({"fedcme": OFF, Fails: {"client": 1}, Recorder: {}}, **options)
@@ -401,15 +421,15 @@ def test_the_others_go_on_exchanging(go, recorded):
     assert torch.equal(swapped[0, 0, 2][name], recorded.starts[0, 0, 2][name])
     assert torch.equal(swapped[0, 2, 2][name], recorded.starts[0, 3, 2][name])
     assert torch.equal(swapped[0, 3, 2][name], recorded.starts[0, 2, 2][name])
-    assert run.rounds[1]["accepted"] == 4
+    assert records(run)[1]["accepted"] == 4
 
 
 def test_failing_after_the_exchange_leaves_the_partner_alone(go):
     with warnings.catch_warnings():
         warnings.simplefilter("error", ExchangeWarning)
         run = go({"fedcme": {"mu": 0.0}, Fails: {"epoch": 3}}, **DISJOINT)
-    assert run.rounds[0]["accepted"] == 1
-    assert run.bytes != go({"fedcme": OFF, Fails: {"epoch": 3}}, **DISJOINT).bytes
+    assert records(run)[0]["accepted"] == 1
+    assert model_bytes(run) != model_bytes(go({"fedcme": OFF, Fails: {"epoch": 3}}, **DISJOINT))
 
 
 # --- neutral, options, resume ---------------------------------------------------------------------------------
@@ -417,14 +437,14 @@ def test_failing_after_the_exchange_leaves_the_partner_alone(go):
 
 def test_neutral_is_fedavg_bit_by_bit(go):
     plain = go({}, rounds=3)
-    assert go({"fedcme": OFF}, rounds=3).bytes == plain.bytes
-    assert go({"fedcme": {"align": False, "exchange": "none"}}, rounds=3).bytes == plain.bytes
+    assert model_bytes(go({"fedcme": OFF}, rounds=3)) == model_bytes(plain)
+    assert model_bytes(go({"fedcme": {"align": False, "exchange": "none"}}, rounds=3)) == model_bytes(plain)
 
 
 def test_a_pause_alone_changes_nothing(go):
     """One client is never matched, so that its pause in mid-round must leave no trace."""
     options = {"clients": 1, "local_epochs": 5}
-    assert go({"fedcme": {"mu": 0.0}}, **options).bytes == go({}, **options).bytes
+    assert model_bytes(go({"fedcme": {"mu": 0.0}}, **options)) == model_bytes(go({}, **options))
 
 
 def test_each_option_changes_the_run(go):
@@ -439,24 +459,14 @@ def test_each_option_changes_the_run(go):
         {"matching": "many-to-one"},
         {"evaluation_fraction": 0.02},
     ]
-    found = [go({"fedcme": change}, **options).bytes for change in changes]
+    found = [model_bytes(go({"fedcme": change}, **options)) for change in changes]
     assert len(set(found)) == len(changes)
 
 
-def test_resume_is_bit_identical(go):
-    options = {"rounds": 3, "clients": 4, "participation": 0.75}
-    straight = go({"fedcme": {"mu": 0.1}}, **options)
-    where = {}
-
-    def stop(event, details):
-        where.update(details if event == "start" else {})
-        if event == "round" and details["round"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(FedcoreError, match="interrupted"):
-        go({"fedcme": {"mu": 0.1}}, notify=stop, **options)
-    resumed = fedcore.resume(where["directory"])
-    assert (resumed.directory / "model.safetensors").read_bytes() == straight.bytes
+def test_resume_is_bit_identical(go, tmp_path):
+    options = {"rounds": 3, "clients": 4, "participation": 0.75, "local_epochs": 2, "batch_size": 200}
+    plugin = ("fedcme", {"mu": 0.1})
+    assert model_bytes(interrupted(tmp_path, plugin, after=1, **options)) == model_bytes(go(dict([plugin]), **options))
 
 
 # --- beside other plugins -------------------------------------------------------------------------------------
@@ -469,31 +479,30 @@ def test_displacement_is_refused_while_something_is_exchanged(go):
 
 
 def test_a_personal_classifier_is_refused(go):
-    with pytest.raises(PluginConflictError, match="'fedcme' and 'keepsclassifier' cannot be combined"):
-        go({"fedcme": {}, KeepsClassifier: {}})
-    go({"fedcme": {"exchange": "none"}, KeepsClassifier: {}}, rounds=1)
+    with pytest.raises(PluginConflictError, match="'fedcme' and 'personalclassifier' cannot be combined"):
+        go({"fedcme": {}, PersonalClassifier: {}})
+    go({"fedcme": {"exchange": "none"}, PersonalClassifier: {}}, rounds=1)
 
 
 @pytest.mark.parametrize("other", ["fedprox", "moon", "fdcl", "uscc", "fedproc", "fedcd"])
 def test_runs_beside(go, other):
-    if other not in available("plugin"):
-        pytest.skip(f"{other} is not installed")
+    installed(other)
     run = go({"fedcme": {}, other: {}}, rounds=2)
-    assert "fedcme.alignment" in run.losses(1)
-    assert not [record["failures"] for record in run.rounds if record["failures"]]
-    assert run.bytes != go({other: {}}, rounds=2).bytes
+    assert "fedcme.alignment" in records(run)[1]["losses"]
+    assert not [record for record in records(run) if record.get("failures")]
+    assert model_bytes(run) != model_bytes(go({other: {}}, rounds=2))
 
 
 def test_fedprox_keeps_its_reference_over_the_exchange(go):
     run = go({"fedcme": {"mu": 0.0}, "fedprox": {"mu": 0.5}}, **DISJOINT)
-    assert run.bytes != go({"fedcme": {"mu": 0.0}}, **DISJOINT).bytes
-    assert run.bytes != go({"fedprox": {"mu": 0.5}}, **DISJOINT).bytes
+    assert model_bytes(run) != model_bytes(go({"fedcme": {"mu": 0.0}}, **DISJOINT))
+    assert model_bytes(run) != model_bytes(go({"fedprox": {"mu": 0.5}}, **DISJOINT))
 
 
 def test_runs_in_bf16(go):
     run = go({"fedcme": {"mu": 0.1}}, precision="bf16")
-    assert run.losses(1)["fedcme.alignment"] > 0
-    assert run.server_state()["features"].dtype == torch.float32
+    assert records(run)[1]["losses"]["fedcme.alignment"] > 0
+    assert server_state(run)["features"].dtype == torch.float32
 
 
 # --- the method card ------------------------------------------------------------------------------------------
@@ -506,16 +515,7 @@ def test_readme_names_every_option_with_its_default():
 
 
 def test_readme_commands_are_valid():
-    commands = re.findall(r"fedcore train (--[^`\n]+)", README.read_text(encoding="utf-8"))
-    assert len(commands) == 3
-    for command in commands:
-        values = {"plugins": []}
-        for flag, value in re.findall(r"--(\S+) (\S+)", command):
-            if flag == "plugin":
-                values["plugins"].append(value)
-            else:
-                values[flag.replace("-", "_")] = value
-        assert list(RunConfig.create(values).plugins) == ["fedcme"]
+    assert [list(config.plugins) for config in commands_of(README)] == [["fedcme"]] * 3
     for plugin, option, value in map(parse_setting, re.findall(r"--set (\S+=[^\s`]+)", README.read_text())):
         assert plugin == "fedcme"
         FedCME(FedCMEOptions(**{option: value}))
