@@ -21,11 +21,10 @@ from fedcore.data import load_dataset
 from fedcore.engines.base import ClientFailure, ClientResult
 from fedcore.engines.local import InProcessEngine
 from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
-from fedcore.experiment import Interrupted, resume
 from fedcore.problem import Problem
 from fedcore.rundir import RunDirectory
 from fedcore.seeding import derive_seed
-from fedcore.testing import check_plugin, federate, model_bytes, records, weights
+from fedcore.testing import check_plugin, federate, interrupted, model_bytes, records, weights
 from fedcore.testing.federation import small_config
 from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
 from fedcore_dp.central import default_delta
@@ -410,15 +409,8 @@ def test_secure_noise_differs_from_run_to_run_and_seeded_noise_does_not(tmp_path
 @pytest.mark.parametrize("name", PLUGINS)
 @pytest.mark.parametrize("seeded", [True, False])
 def test_a_resumed_run_ends_at_the_same_bits_where_the_noise_is_seeded(tmp_path, name, seeded):
-    def stop(event, details):
-        if event == "round" and details["round"] == 0:
-            raise KeyboardInterrupt
-
     plugin, options = (name, {"seed_noise": seeded}), {**RUN, "rounds": 2}
-    out = tmp_path / "stopped"
-    with pytest.raises(Interrupted):
-        federate(tmp_path, plugin, out=out, notify=stop, **options)
-    resumed, whole = resume(out), federate(tmp_path, plugin, **options)
+    resumed, whole = interrupted(tmp_path, plugin, after=0, **options), federate(tmp_path, plugin, **options)
     assert (model_bytes(resumed) == model_bytes(whole)) == seeded
     assert reports(resumed, name) == reports(whole, name)
 
