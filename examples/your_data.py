@@ -4,11 +4,10 @@ python examples/your_data.py [ROUNDS]
 
 A run names its data set, its model and its partition, for clients may live in other processes, which make them again.
 A function in a module of yours is named ``module:NAME_OF_THE_MODULE.NAME_OF_THE_FUNCTION``; the module must be
-installed or in a folder on PYTHONPATH. In a package of its own it gets a shorter name through an entry point:
-``fedcore plugins new NAME --kind dataset``.
+installed, in a folder on PYTHONPATH, or, as here, beside the script. In a package of its own it gets a shorter name
+through an entry point: ``fedcore plugins new NAME --kind dataset``.
 """
 
-import os
 import sys
 from collections import OrderedDict
 from math import prod
@@ -73,6 +72,4 @@ def main(rounds: int = 10) -> fedcore.RunResult:
 
 
 if __name__ == "__main__":
-    here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))  # for the workers
     main(*map(int, sys.argv[1:]))

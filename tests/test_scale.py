@@ -44,6 +44,7 @@ def test_ratios_are_to_the_first_number_of_clients(tiny, monkeypatch):
     assert (first.memory_ratio, second.memory_ratio) == (Memory(1, 1), Memory(1.5, 1.5))
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_fresh_process_and_its_workers(tiny):
     ballast = bytearray(1 << 30)
     ballast[:: 1 << 12] = b"x" * (1 << 18)  # this process's own peak is not counted

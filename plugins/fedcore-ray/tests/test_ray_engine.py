@@ -60,13 +60,9 @@ def wait_for(condition, seconds=30.0):
         time.sleep(0.05)
 
 
-def test_it_keeps_the_contract(cluster, tmp_path):
-    check_engine("ray", tmp_path, workers=(2,))
-
-
 @pytest.mark.slow
-def test_it_keeps_the_contract_with_one_worker_and_with_three(cluster, tmp_path):
-    check_engine("ray", tmp_path, workers=(1, 3))
+def test_it_keeps_the_contract(cluster, tmp_path):
+    check_engine("ray", tmp_path, workers=(1, 2, 3))
 
 
 @pytest.mark.parametrize(
