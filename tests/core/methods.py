@@ -12,24 +12,8 @@ from fedcore import Loss, Plugin, PluginOptions, hookimpl
 from fedcore.functional import effective_steps, linear_term, proximal_term
 
 
-class Quadratic(Plugin):
-    """f_i(w) = |w - centre_i|^2 / 2."""
-
-    @hookimpl
-    def task_loss(self, step):
-        return 0.5 * (step.logits - step.x.flatten(1)).pow(2).sum(dim=1).mean()
-
-
 def _parameters(client):
     return {name: parameter.detach().clone() for name, parameter in client.model.named_parameters()}
-
-
-class Uniform(Plugin):
-    """Uniform weights."""
-
-    @hookimpl
-    def weight(self, update):
-        return 1.0
 
 
 class Scaffold(Plugin):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
 
-import fedcore
-from fedcore import Plugin, RunConfig
+from fedcore import RunConfig
 from fedcore.rundir import RunDirectory
-from fedcore.testing import client_state, weights
+from fedcore.testing import Quadratic, client_state, federate, name_of, small_config, weights
+from fedcore.testing.federation import Choice
 
-__all__ = ["client_state", "weights"]  # those of fedcore.testing, beside what is defined here
+__all__ = ["client_state", "name_of", "weights"]  # those of fedcore.testing, beside what is defined here
 
-DIGITS = {"workers": 0, "clients": 4, "rounds": 1, "local_epochs": 1, "batch_size": 64, "device": "cpu"}
+DIGITS = {"clients": 4, "rounds": 1, "model": "auto"}
 TOY = {
-    "workers": 0,
-    "device": "cpu",
     "dataset": "module:tests.core.toy.two_centres",
     "model": "module:tests.core.toy.at_origin",
     "partition": "module:tests.core.toy.first_and_rest",
@@ -30,36 +26,18 @@ TOY = {
 }
 
 
-def name_of(cls: object) -> str:
-    """Return the name under which a config finds a class; one that is local to a test is offered here."""
-    if isinstance(cls, str):
-        return cls
-    module = sys.modules.get(cls.__module__)
-    if getattr(module, cls.__name__, None) is cls:
-        return f"module:{cls.__module__}.{cls.__name__}"
-    setattr(sys.modules[__name__], cls.__name__, cls)
-    return f"module:{__name__}.{cls.__name__}"
-
-
-def config(tmp_path: Path, *plugins: str | type[Plugin] | tuple, **options) -> RunConfig:
+def config(tmp_path: Path, *plugins: Choice, **options) -> RunConfig:
     """Return the configuration of a small run on digits."""
-    chosen = {}
-    for plugin in plugins:
-        cls, settings = plugin if isinstance(plugin, tuple) else (plugin, {})
-        chosen[name_of(cls)] = settings
-    out = options.pop("out", None) or tempfile.mkdtemp(dir=tmp_path)
-    return RunConfig(**{**DIGITS, **options}, plugins=chosen, out=out)
+    return small_config(tmp_path, *plugins, **{**DIGITS, **options})
 
 
-def run(tmp_path: Path, *plugins, notify=None, **options):
+def run(tmp_path: Path, *plugins: Choice, notify=None, **options):
     """Run on digits."""
-    return fedcore.run(config(tmp_path, *plugins, **options), notify=notify)
+    return federate(tmp_path, *plugins, notify=notify, **{**DIGITS, **options})
 
 
 def run_toy(tmp_path: Path, *plugins, **options):
     """Run the TOY; its quadratic task loss comes with it."""
-    from tests.core.methods import Quadratic
-
     return run(tmp_path, Quadratic, *plugins, **{**TOY, **options})
 
 

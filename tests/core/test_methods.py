@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
+from fedcore.testing import EqualWeights
 from tests.core.methods import (
     Ditto,
     FedAvgM,
@@ -16,7 +17,6 @@ from tests.core.methods import (
     Pull,
     Scaffold,
     Solo,
-    Uniform,
 )
 from tests.core.support import TOY, client_state, committed, model_bytes, run, weights
 
@@ -215,7 +215,7 @@ def test_fednova_with_equal_steps_is_fedavg(toy):
 
 
 def test_round_1_of_scaffold_is_fedavg_with_uniform_weights(toy):
-    assert torch.equal(weights(toy(Scaffold))[W], weights(toy(Uniform))[W])
+    assert torch.equal(weights(toy(Scaffold))[W], weights(toy(EqualWeights))[W])
 
 
 def test_round_1_of_moon_is_fedavg(go):

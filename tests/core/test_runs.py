@@ -19,6 +19,7 @@ from fedcore import Loss, Plugin, RejectUpdate, hookimpl
 from fedcore.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError
 from fedcore.experiment import Interrupted, evaluate_run, resume
 from fedcore.rundir import RunDirectory
+from fedcore.testing import EqualWeights
 from tests.core import support
 from tests.core.support import client_state, committed, lines, model_bytes, weights
 
@@ -451,12 +452,7 @@ def test_clip_norm(toy):
 
 
 def test_buffers_are_averaged_by_default_and_never_by_weights(go):
-    class Uniform(Plugin):
-        @hookimpl
-        def weight(self):
-            return 1.0
-
-    one, other = weights(go(**BATCH_NORM)), weights(go(Uniform, **BATCH_NORM))
+    one, other = weights(go(**BATCH_NORM)), weights(go(EqualWeights, **BATCH_NORM))
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(one[f"encoder.base.2.{name}"], other[f"encoder.base.2.{name}"])
     assert not torch.equal(one["classifier.weight"], other["classifier.weight"])

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import SplitModel
+from fedcore.testing.by_hand import Point, PointModel
 
 
 def _samples(points, labels=None) -> ResidentSamples:
@@ -73,24 +74,6 @@ def by_class(labels, num_clients, **_) -> list:
     return [low, *np.array_split(np.flatnonzero(labels >= 2), num_clients - 1)]
 
 
-class Point(nn.Module):
-    """Features are the parameter itself, whatever the input."""
-
-    def __init__(self, values) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(values, dtype=torch.float32))
-
-    def forward(self, x):
-        return self.w.expand(len(x), -1)
-
-
-class PointModel(SplitModel):
-    """Logits are ``encoder.base.w`` (2,)."""
-
-    def make_classifier(self, feature_dim):
-        return nn.Identity()
-
-
 class _Head(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -108,11 +91,11 @@ class BaseAndHead(SplitModel):
 
 
 def at_origin(num_classes, input_shape):
-    return PointModel(Point([0.0, 0.0]), 2, 2)
+    return PointModel([0.0, 0.0])
 
 
 def at_ones(num_classes, input_shape):
-    return PointModel(Point([1.0, 1.0]), 2, 2)
+    return PointModel([1.0, 1.0])
 
 
 def base_and_head(num_classes, input_shape):
