@@ -72,6 +72,7 @@ assert not any(record["failures"] for record in records(result)), records(result
 """
 
 
+@pytest.mark.slow
 def test_workers_find_what_lies_beside_a_script(tmp_path: Path) -> None:
     for name in ("scripts", "elsewhere"):
         (tmp_path / name).mkdir()

@@ -162,6 +162,7 @@ def test_workers_are_processes_of_one_thread(cluster, tmp_path):
     assert seen[:, 1].tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_broken_contract_ends_the_run(cluster, tmp_path):
     with pytest.raises(PluginContractError, match="plugin 'breaks' hook local_loss") as caught:
         federate(tmp_path, Breaks, **ONE_ROUND, engine="ray", workers=2)
