@@ -153,37 +153,42 @@ def installed(name: str) -> str:
     return name
 
 
-def model_bytes(result: RunResult) -> bytes:
+def _directory(result: RunResult | Path) -> Path:
+    """Return the run directory of what may be one already, as where the run did not come to its end."""
+    return result if isinstance(result, Path) else result.directory
+
+
+def model_bytes(result: RunResult | Path) -> bytes:
     """Return the bytes of the run's model file: equal for equal bits."""
-    return (result.directory / "model.safetensors").read_bytes()
+    return (_directory(result) / "model.safetensors").read_bytes()
 
 
-def weights(result: RunResult) -> Tensors:
+def weights(result: RunResult | Path) -> Tensors:
     """Return the final global model by name."""
-    return read_tensors(result.directory / "model.safetensors")[0]
+    return read_tensors(_directory(result) / "model.safetensors")[0]
 
 
-def records(result: RunResult) -> list[dict[str, Any]]:
+def records(result: RunResult | Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without the measured times, which differ from run to run."""
     return [
         {key: value for key, value in record.items() if key != "time"}
-        for record in RunDirectory(result.directory).read_metrics()
+        for record in RunDirectory(_directory(result)).read_metrics()
     ]
 
 
-def committed(result: RunResult) -> ServerState:
+def committed(result: RunResult | Path) -> ServerState:
     """Return the state of the last checkpoint."""
-    state = RunDirectory(result.directory).checkpoints.load()
+    state = RunDirectory(_directory(result)).checkpoints.load()
     assert state is not None
     return state
 
 
-def client_state(result: RunResult, client: int) -> dict[str, dict[str, Any]]:
+def client_state(result: RunResult | Path, client: int) -> dict[str, dict[str, Any]]:
     """Return one client's committed state by plugin."""
-    return RunDirectory(result.directory).clients.read(client, committed(result).manifest.get(client))
+    return RunDirectory(_directory(result)).clients.read(client, committed(result).manifest.get(client))
 
 
-def personal_state(result: RunResult, client: int, plugin: str = "fedcore") -> Tensors:
+def personal_state(result: RunResult | Path, client: int, plugin: str = "fedcore") -> Tensors:
     """Return the parameters and buffers that a client keeps, as committed, by name.
 
     :param plugin: who keeps them; the core does for ``personal_parameters``.

@@ -5,11 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedcore import RunConfig
-from fedcore.rundir import RunDirectory
-from fedcore.testing import Quadratic, client_state, federate, name_of, small_config, weights
+from fedcore.testing import Quadratic, client_state, committed, federate, model_bytes, name_of, small_config, weights
+from fedcore.testing import records as lines
 from fedcore.testing.federation import Choice
 
-__all__ = ["client_state", "name_of", "weights"]  # those of fedcore.testing, beside what is defined here
+__all__ = [
+    "client_state",
+    "committed",
+    "lines",
+    "model_bytes",
+    "name_of",
+    "weights",
+]  # those of fedcore.testing, beside what is defined here
 
 DIGITS = {"clients": 4, "rounds": 1, "model": "auto"}
 TOY = {
@@ -39,19 +46,3 @@ def run(tmp_path: Path, *plugins: Choice, notify=None, **options):
 def run_toy(tmp_path: Path, *plugins, **options):
     """Run the TOY; its quadratic task loss comes with it."""
     return run(tmp_path, Quadratic, *plugins, **{**TOY, **options})
-
-
-def model_bytes(result) -> bytes:
-    """Return the model file's bytes."""
-    return (Path(getattr(result, "directory", result)) / "model.safetensors").read_bytes()
-
-
-def lines(result) -> list[dict]:
-    """Return metrics.jsonl without what was measured."""
-    records = RunDirectory(Path(getattr(result, "directory", result))).read_metrics()
-    return [{key: value for key, value in record.items() if key != "time"} for record in records]
-
-
-def committed(result):
-    """Return the last checkpoint's state."""
-    return RunDirectory(Path(getattr(result, "directory", result))).checkpoints.load()
