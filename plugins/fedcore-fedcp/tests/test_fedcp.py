@@ -12,12 +12,19 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, RunConfig, SplitModel, hookimpl, registry
+from fedcore import Plugin, SplitModel, hookimpl
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, FedcoreError, PluginConflictError
-from fedcore.local import train_batch
 from fedcore.plugins import create_plugin
-from fedcore.testing import SMALL, client_state, company, federate, forbid_host_sync, model_bytes
+from fedcore.testing import (
+    client_state,
+    company,
+    federate,
+    installed,
+    interrupted,
+    model_bytes,
+    steps_without_host_sync,
+)
 from fedcore.testing import records as lines
 from fedcore_fedcp import (
     ConditionalHead,
@@ -414,15 +421,7 @@ def test_the_same_bits_again_in_worker_processes_and_after_a_resume(go, tmp_path
     options = {"participation": 0.7, "rounds": 3}
     once = go({"fedcp": {}}, **options)
     assert model_bytes(go({"fedcp": {}}, **options, workers=1)) == model_bytes(once)
-
-    def stop(event, details):
-        if event == "round" and details["round"] == 1:
-            raise KeyboardInterrupt
-
-    config = RunConfig(**{**SMALL, **options}, checkpoint_every=1, plugins={"fedcp": {}}, out=tmp_path / "run")
-    with pytest.raises(FedcoreError, match="interrupted"):
-        fedcore.run(config, notify=stop)
-    resumed = fedcore.resume(tmp_path / "run", allow_code=True)
+    resumed = interrupted(tmp_path, "fedcp", after=1, **options)
     assert model_bytes(resumed) == model_bytes(once)
     for client in range(3):
         one, other = kept(once, client), kept(resumed, client)
@@ -441,17 +440,9 @@ def test_the_policy_starts_alike_whatever_stands_before_it(go):
 
 
 @pytest.mark.parametrize(("lam", "looked_at"), [(5.0, {"client"}), (0.0, set())])
-def test_a_step_neither_waits_for_the_device_nor_looks_at_more_than_it_needs(go, monkeypatch, lam, looked_at):
-    seen = []
-
-    def watching(*arguments):
-        with forbid_host_sync():
-            batch = train_batch(*arguments)
-        seen.append(set(batch.depends_on))
-        return batch
-
-    monkeypatch.setattr("fedcore.local.train_batch", watching)
-    go({"fedcp": {"lambda": lam}})
+def test_a_step_neither_waits_for_the_device_nor_looks_at_more_than_it_needs(go, lam, looked_at):
+    with steps_without_host_sync() as seen:
+        go({"fedcp": {"lambda": lam}})
     assert seen
     assert all(found == looked_at for found in seen)
 
@@ -487,24 +478,22 @@ class Deep(Plugin):
 
 
 @pytest.mark.parametrize(
-    ("others", "reason"),
+    ("other", "reason"),
     [
-        ([HERE + "Keeper"], "both implement personal_parameters"),
-        (["uscc"], "which 'fedcp' keeps on each client"),
-        (["ccvr"], "which 'fedcp' keeps on each client"),
+        (Keeper, "both implement personal_parameters"),
+        ("uscc", "which 'fedcp' keeps on each client"),
+        ("ccvr", "which 'fedcp' keeps on each client"),
     ],
 )
-def test_refused(go, others, reason):
-    for name in others:
-        if not name.startswith("module:") and name not in registry.available("plugin"):
-            pytest.skip(f"{name} is not installed")
+def test_refused(go, other, reason):
+    if isinstance(other, str):
+        installed(other)
     with pytest.raises(PluginConflictError, match=rf"cannot be combined: .*{reason}"):
-        go({"fedcp": {}, **{name: {} for name in others}})
+        go({"fedcp": {}, other: {}})
 
 
 def test_a_projection_head_goes_before_it(go):
-    if "moon" not in registry.available("plugin"):
-        pytest.skip("moon is not installed")
+    installed("moon")
     with pytest.raises(PluginConflictError, match="list the plugin that projects first"):
         go({"fedcp": {}, "moon": {}})
     result = go({"moon": {}, "fedcp": {}})
@@ -520,8 +509,7 @@ def test_a_classifier_of_two_layers(go):
 
 
 def test_personal_heads_and_fedprox(go):
-    if "fedprox" not in registry.available("plugin"):
-        pytest.skip("fedprox is not installed")
+    installed("fedprox")
     result = go({"fedcp": {}, "fedprox": {"mu": 0.1}})
     assert set(lines(result)[1]["losses"]) == {"task", "fedcp.mmd", "fedprox.proximal"}
 
