@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
-from torch.optim.sgd import sgd
 
 from fedcore.models import build_model
+from fedcore.optimizer import SGD, ParameterGroup
 
 WARM_UP = 3
 
@@ -68,14 +68,12 @@ class OneByOne(Clients):
 
     def __init__(self, case: Case, count: int, device: torch.device) -> None:
         super().__init__(case, count, device)
-        self.weights: list[list[Tensor]] = [list(model.parameters()) for model in self.models]
-        self.velocities = [[torch.zeros_like(weight) for weight in weights] for weights in self.weights]
+        self.optimizers = [optimizer(list(model.parameters())) for model in self.models]
 
     def step(self) -> None:
         """Take one step of every client."""
         for client, model in enumerate(self.models):
-            loss = F.cross_entropy(model(self.x[client]).logits, self.y[client])
-            descend(self.weights[client], loss, self.velocities[client])
+            descend(self.optimizers[client], F.cross_entropy(model(self.x[client]).logits, self.y[client]))
 
 
 class Stacked(Clients):
@@ -83,10 +81,10 @@ class Stacked(Clients):
 
     def __init__(self, case: Case, count: int, device: torch.device) -> None:
         super().__init__(case, count, device)
-        self.names = [name for name, _ in self.models[0].named_parameters()]
         columns = zip(*(model.parameters() for model in self.models), strict=True)
-        self.weights: list[Tensor] = [torch.stack([w.detach() for w in column]).requires_grad_() for column in columns]
-        self.velocities = [torch.zeros_like(weight) for weight in self.weights]
+        stacks = [nn.Parameter(torch.stack([w.detach() for w in column])) for column in columns]
+        self.weights = dict(zip(dict(self.models[0].named_parameters()), stacks, strict=True))
+        self.optimizer = optimizer(stacks)
         model: nn.Module = self.models[0]
 
         def logits(weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -96,27 +94,23 @@ class Stacked(Clients):
 
     def step(self) -> None:
         """Take one step of every client."""
-        logits = self.logits(dict(zip(self.names, self.weights, strict=True)), self.x)  # (K, B, C)
+        logits = self.logits(self.weights, self.x)  # (K, B, C)
         losses = F.cross_entropy(logits.flatten(0, 1), self.y.flatten(), reduction="none").view(self.count, -1)
-        descend(self.weights, losses.mean(1).sum(), self.velocities)  # no client's loss reaches another's weights
+        descend(self.optimizer, losses.mean(1).sum())  # no client's loss reaches another's weights
 
 
-def descend(weights: list[Tensor], loss: Tensor, velocities: list[Tensor]) -> None:
-    """Take a step of fused SGD, as the engine does."""
-    gradients = list(torch.autograd.grad(loss, weights))
-    with torch.no_grad():
-        sgd(
-            weights,
-            gradients,
-            list(velocities),
-            fused=True,
-            weight_decay=1e-5,
-            momentum=0.9,
-            lr=0.01,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+def optimizer(weights: list[nn.Parameter]) -> SGD:
+    """Return the engine's own optimizer."""
+    made = SGD([ParameterGroup(weights, lr=0.01, weight_decay=1e-5)], momentum=0.9)
+    made.velocities = {weight: torch.zeros_like(weight) for weight in weights}
+    return made
+
+
+def descend(optimizer: SGD, loss: Tensor) -> None:
+    """Take a step."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def repeated(step: Callable[[], None], device: torch.device) -> Callable[[int], float]:
