@@ -344,3 +344,26 @@ class TestPlan:
     def test_unknown_name_error_keeps_its_suggestion(self, write):
         with pytest.raises(UnknownNameError, match="Did you mean"):
             read_recipe(write(base={"dataset": "minst"}))
+
+    def test_rows_and_columns_are_chosen_by_their_names_in_the_tables_order(self, write):
+        recipe = read_recipe(write())
+        planned = reproducing.plan(recipe, "paper", rows=["FedProx", "FedAvg"], columns=["b"])
+        assert [(cell.row, cell.column) for cell in planned.cells] == [("FedAvg", "b"), ("FedProx", "b")]
+        assert planned.runs.keys() == {("FedAvg", "b"), ("FedProx", "b")}
+        whole = reproducing.plan(recipe, "paper")
+        assert all(whole.runs[place] == runs for place, runs in planned.runs.items())  # the same runs, found again
+        nothing = reproducing.plan(recipe, "paper", columns=["c"])
+        assert (nothing.sweep, {cell.reason for cell in nothing.cells}) == (None, {"there is no such data set"})
+
+    @pytest.mark.parametrize(
+        ("chosen", "says"),
+        [
+            ({"rows": ["Fedprox"]}, "unknown row of Table VII of fedprox 'Fedprox'. Did you mean 'FedProx'?"),
+            ({"rows": ["FedAvg", "MOON"]}, "unknown row of Table VII of fedprox 'MOON'. Known: FedAvg, FedProx, Lost."),
+            ({"columns": ["alpha"]}, "unknown column of Table VII of fedprox 'alpha'. Known: a, b, c."),
+        ],
+    )
+    def test_a_row_or_column_that_the_table_does_not_have(self, write, chosen, says):
+        with pytest.raises(UnknownNameError) as error:
+            reproducing.plan(read_recipe(write()), "paper", **chosen)
+        assert str(error.value) == says

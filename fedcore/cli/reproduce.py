@@ -44,6 +44,21 @@ def reproduce(
             rich_help_panel=TABLE,
         ),
     ] = "quick",
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--row", metavar="NAME", help="Only this row, named as printed; can be given again.", rich_help_panel=TABLE
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="NAME",
+            help="Only this column, named as printed; can be given again.",
+            rich_help_panel=TABLE,
+        ),
+    ] = None,
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.", rich_help_panel=TABLE)
     ] = "table",
@@ -70,7 +85,7 @@ def reproduce(
 ) -> None:
     """Run a table of a method's paper again, and print the paper's figures, ours and the difference.
 
-    The runs are a sweep: after Ctrl-C, or with another number of seeds, the same command goes on in the same folder.
+    The runs are a sweep: after Ctrl-C, or with other rows, columns or seeds, the command goes on in the same folder.
     What cannot be run here is shown with the reason. Exit code 3: some runs failed.
     """
     from fedcore.reproduce.find import find_recipe
@@ -81,6 +96,9 @@ def reproduce(
     if form not in options.FORMATS:
         raise UnknownNameError("format", form, options.FORMATS)
     if table is None:
+        for flag, names in (("--row", rows), ("--column", columns)):
+            if names:
+                raise ConfigError(f"{flag} {names[0]}: of which table? Add --table N")
         _list(method)
         return
     if method is None:
@@ -92,7 +110,15 @@ def reproduce(
     from fedcore.reproduce import run
 
     changes = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    planned = run.plan(recipe, scale, changes=changes, seeds=seeds, note=output.note)  # type: ignore[arg-type]
+    planned = run.plan(
+        recipe,
+        scale,  # type: ignore[arg-type]
+        changes=changes,
+        seeds=seeds,
+        rows=rows or (),
+        columns=columns or (),
+        note=output.note,
+    )
     if dry_run:
         _show_plan(planned)
         return

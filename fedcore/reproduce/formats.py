@@ -76,7 +76,22 @@ def caption(reproduction: Reproduction) -> list[str]:
     protocols = [f"{heading}: protocol {', '.join(names)}" for heading, names in used.items() if names]
     if protocols:
         lines.append("; ".join(protocols) + ".")
+    chosen = _selection(reproduction)
+    if chosen:
+        lines.append(chosen)
     return [*lines, *recipe.notes]
+
+
+def _selection(reproduction: Reproduction) -> str:
+    """Return which rows and columns of the paper's table are shown, where not all of them are."""
+    recipe = reproduction.recipe
+    rows = {cell.row for cell in reproduction.cells}
+    parts = []
+    if len(rows) < len(recipe.rows):
+        parts.append(f"{len(rows)} of the {len(recipe.rows)} rows")
+    if len(reproduction.columns()) < len(recipe.columns):
+        parts.append(f"{len(reproduction.columns())} of the {len(recipe.columns)} columns")
+    return f"Shown: {' and '.join(parts)} of the paper's table." if parts else ""
 
 
 def markdown(reproduction: Reproduction) -> str:

@@ -12,7 +12,7 @@ from fedcore.compare.records import RunRecord, read_run
 from fedcore.config import Json, RunConfig
 from fedcore.data import load_dataset
 from fedcore.data.datasets import default_data_dir
-from fedcore.errors import ConfigError, DataError, FedcoreError
+from fedcore.errors import ConfigError, DataError, FedcoreError, UnknownNameError
 from fedcore.identity import digest
 from fedcore.reproduce.recipe import Cell, Printed, Recipe, Scale
 from fedcore.sweep.directory import SweepDirectory
@@ -54,7 +54,7 @@ class ResultCell:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table beside the paper's."""
+    """A table beside the paper's, or the rows and columns of it that were chosen."""
 
     recipe: Recipe
     scale: Scale
@@ -73,7 +73,7 @@ class Reproduction:
 class Plan:
     """What a recipe comes down to here.
 
-    :param cells: with those that cannot be run on this machine given their reason.
+    :param cells: of the chosen rows and columns; those that cannot be run on this machine are given their reason.
     :param runs: of each cell that is run, the identities of its runs, one per seed.
     :param sweep: of all runs; None where there is none.
     """
@@ -91,19 +91,23 @@ def plan(
     *,
     changes: Mapping[str, Json] | None = None,
     seeds: int | None = None,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
     note: Note = lambda message: None,
 ) -> Plan:
     """Plan a recipe's runs; a cell whose data set cannot be loaded is not run, and ``note`` is told why.
 
     :param changes: options of this machine, such as ``data_dir`` and ``device``, by name.
     :param seeds: how many, in place of the recipe's number.
+    :param rows: names of the rows to plan, exactly as in the table; none means all. ``columns`` likewise.
     :raises ConfigError: plugins that cannot be combined, or an option that one does not have; with the recipe's file.
+    :raises UnknownNameError: the table has no such row or column.
     """
     spec = recipe.spec(scale, changes, seeds)
     cells: list[Cell] = []
     runs: dict[tuple[str, str], list[str]] = {}
     unavailable: dict[str, str] = {}
-    for cell in recipe.cells(scale):
+    for cell in _chosen(recipe, scale, rows, columns):
         if cell.choice is not None:
             configs = [spec.run(cell.choice, seed) for seed in spec.seeds]
             try:
@@ -147,6 +151,20 @@ def run(
         else:
             reasons[digest(config)] = f"{outcomes[name].status}: {outcomes[name].message}".removesuffix(": ")
     return _table(planned, directory.path, records, reasons), result
+
+
+def _chosen(recipe: Recipe, scale: Scale, rows: Sequence[str], columns: Sequence[str]) -> list[Cell]:
+    """Return the cells where the named rows and columns cross, in the table's order."""
+    for kind, names, parts in (("row", rows, recipe.rows), ("column", columns, recipe.columns)):
+        known = [part.name for part in parts]
+        for name in names:
+            if name not in known:
+                raise UnknownNameError(f"{kind} of {recipe.label} of {recipe.method}", name, known)
+    return [
+        cell
+        for cell in recipe.cells(scale)
+        if (not rows or cell.row in rows) and (not columns or cell.column in columns)
+    ]
 
 
 def _why_not(config: RunConfig, note: Note) -> str:

@@ -96,6 +96,33 @@ def test_a_table_beside_the_papers_and_the_same_command_goes_on(cli, recipe, tmp
     assert {file: file.stat().st_mtime_ns for file in folder.glob("runs/*/summary.json")} == before
 
 
+def test_chosen_rows_share_a_folder_with_the_whole_table(cli, recipe, tmp_path: Path) -> None:
+    def ran() -> dict[str, int]:
+        files = (tmp_path / "reproduce" / "fedprox-table-7-quick").glob("runs/*/summary.json")
+        return {file.parent.name.partition("_")[0]: file.stat().st_mtime_ns for file in files}
+
+    command = ("reproduce", "fedprox", "--table", 7, "--format", "json")
+    chosen = cli(*command, "--row", "FedProx", "--column", "a")
+    assert chosen.exit_code == 0, chosen.output
+    content = json.loads(chosen.stdout)
+    assert [(cell["row"], cell["column"]) for cell in content["cells"]] == [("FedProx", "a")]
+    first = ran()
+    assert first.keys() == {"fedprox"}
+    text = cli(*command[:-2], "--row", "FedProx", "--column", "a", "--quiet").stdout
+    assert "FedAvg" not in text
+    assert "Shown: 1 of the 3 rows and 1 of the 2 columns of the paper's table." in text
+
+    other = cli(*command, "--row", "FedAvg")
+    assert [cell["row"] for cell in json.loads(other.stdout)["cells"]] == ["FedAvg", "FedAvg"]
+    assert ran().keys() == {"fedavg", "fedprox"}
+    whole = json.loads(cli(*command).stdout)
+    assert {(c["row"], c["column"]): c["seeds"] for c in whole["cells"] if c["planned"]} == {
+        ("FedAvg", "a"): 1,
+        ("FedProx", "a"): 1,
+    }
+    assert ran()["fedprox"] == first["fedprox"]  # not run again
+
+
 def jobs_end(monkeypatch: pytest.MonkeyPatch, status: str, message: str = "", *, interrupted: bool) -> None:
     """Let the processes of a sweep end at once."""
     from fedcore.sweep import run
@@ -134,6 +161,10 @@ def test_the_list_and_the_dry_run_start_nothing(cli, recipe: Path, tmp_path: Pat
     assert "a, FedAvg: 3 runs" in dry.stdout
     assert "b, SOLO: not run: there is no such data set" in dry.stdout
     assert "6 runs, none started" in dry.stderr
+    chosen = cli(
+        "reproduce", "fedprox", "--table", 7, "--dry-run", "--row", "FedProx", "--row", "SOLO", "--column", "a"
+    )
+    assert chosen.stdout == "a, FedProx: 1 run\na, SOLO: not run: nobody asks\n"
     assert not (tmp_path / "reproduce").exists()
 
 
@@ -145,6 +176,9 @@ def test_the_list_and_the_dry_run_start_nothing(cli, recipe: Path, tmp_path: Pat
         (("--table", "7"), "of which method?"),
         (("fedprox", "--table", "7", "--scale", "papre"), "unknown scale 'papre'. Did you mean 'paper'?"),
         (("fedprox", "--table", "7", "--format", "html"), "unknown format 'html'"),
+        (("fedprox", "--table", "7", "--row", "fedprox"), "unknown row of Table 7 of fedprox 'fedprox'. Did you mean"),
+        (("fedprox", "--table", "7", "--column", "A"), "unknown column of Table 7 of fedprox 'A'. Known: a, b."),
+        (("fedprox", "--row", "FedAvg"), "--row FedAvg: of which table? Add --table N"),
         (("fedprox", "--table", "7", "--out", "table_7.yaml"), "cannot be written"),
     ],
 )
