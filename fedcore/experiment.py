@@ -24,8 +24,9 @@ from fedcore.errors import FedcoreError, RunDirectoryError
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
 from fedcore.opening import Opened, begin, reopen
-from fedcore.placement import Placement
+from fedcore.placement import Placement, resolve_device
 from fedcore.protocols import Evaluator
+from fedcore.provenance import session
 from fedcore.round import Notify, Round
 from fedcore.rundir import RunDirectory
 from fedcore.server import Federation, run_post_train, run_round
@@ -316,6 +317,7 @@ def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
 @contextmanager
 def _running(opened: Opened, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
     notify = notify or _only_notes
+    opened.directory.add_session(session(opened.problem.model, resolve_device(opened.config.device)))
     notify(
         "start",
         {

@@ -33,7 +33,8 @@ class RunDirectory:
     """Paths and files of one run.
 
     ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round),
-    ``summary.json``, ``model.safetensors``, ``checkpoint/``, ``clients/``.
+    ``sessions.jsonl`` (a line per process that trained it), ``summary.json``, ``model.safetensors``, ``checkpoint/``,
+    ``clients/``.
 
     :param with_clients: whether the clients' states are in it; not where the clients keep them themselves.
     """
@@ -116,6 +117,16 @@ class RunDirectory:
     def metrics_file(self) -> Path:
         """One JSON line per round."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def sessions_file(self) -> Path:
+        """One JSON line for each process that trained the run, see :func:`fedcore.provenance.session`."""
+        return self.path / "sessions.jsonl"
+
+    def add_session(self, session: dict[str, Any]) -> None:
+        """Note that a process begins to train, or goes on with, this run."""
+        before = self.sessions_file.read_text(encoding="utf-8", errors="replace") if self.sessions_file.exists() else ""
+        write_text(self.sessions_file, before + json.dumps(session) + "\n")
 
     def write_config(self, config: RunConfig) -> None:
         """Write the resolved configuration with the versions of what is installed."""
