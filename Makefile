@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # Where this is set, each of the processes that tests start would compile all our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs dist audit check clean
+.PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs results dist audit check clean
 
 setup: $(STAMP)
 
@@ -66,6 +66,10 @@ types: setup
 # The variable silences an announcement about MkDocs itself, which is no warning about our pages.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The tables and pictures of docs/results.md that are made from results/.
+results: setup
+	$(BIN)/fedcore results page docs/results.md --from results
 
 # Wheel and sdist of the core and of every package in plugins/, in dist/.
 dist: setup

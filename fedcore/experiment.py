@@ -26,7 +26,7 @@ from fedcore.models import SplitModel
 from fedcore.opening import Opened, begin, reopen
 from fedcore.placement import Placement, resolve_device
 from fedcore.protocols import Evaluator
-from fedcore.provenance import session
+from fedcore.provenance import now, session
 from fedcore.round import Notify, Round
 from fedcore.rundir import RunDirectory
 from fedcore.server import Federation, run_post_train, run_round
@@ -248,6 +248,7 @@ class Experiment:
             "plugins": list(self.config.plugins),
             "rounds": state.round,
             "seconds": time.perf_counter() - self._began,
+            "finished": now(),
             "metrics": metrics,
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
             "time": self.time_split(),
@@ -257,7 +258,7 @@ class Experiment:
             summary["system"] = participation.totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
         if earlier and not self._timed:  # the run was finished before: what was measured then still holds
-            summary.update(seconds=earlier["seconds"], time=earlier["time"])
+            summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.problem.model).eval()

@@ -25,7 +25,7 @@ def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
     :param device: the GPU is named where it is a CUDA device.
     """
     return {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "started": now(),
         "commit": commit(),
         "versions": installed_versions(),
         "machine": {
@@ -39,6 +39,11 @@ def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
             "projection": model.projection_width,
         },
     }
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @functools.cache  # that of the code which this process has imported

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from fedcore import registry
 from fedcore._version import __version__
-from fedcore.cli import authors, bench, compare, data, plugins, report, reproduce, sweep, training
+from fedcore.cli import authors, bench, compare, data, plugins, report, reproduce, results, sweep, training
 from fedcore.cli.guard import guarded
 from fedcore.errors import FedcoreError
 
@@ -97,3 +97,4 @@ plugins.app.command("new")(authors.new)
 plugins.app.command("check")(authors.check)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(data.app, name="data")
+app.add_typer(results.app, name="results")

@@ -76,6 +76,15 @@ def reproduce(
             rich_help_panel=options.GRID,
         ),
     ] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            "--evidence",
+            metavar="DIR",
+            help="Write each run's evidence there, as fedcore results add does, those in progress too.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
     parallel: options.Parallel = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, and say which runs there would be; start none.")
@@ -129,6 +138,8 @@ def reproduce(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
     with SweepDisplay(output.stderr(), quiet=quiet) as display:
         made, result = run.run(planned, folder, parallel=parallel, listen=display)
+    if evidence is not None and result is not None:
+        _keep(recipe, scale, planned, folder, evidence)
     if result is not None and result.interrupted:
         output.error(
             f"{len(result.named('finished'))} of {len(result.outcomes)} runs are finished. Go on with the same command",
@@ -143,6 +154,23 @@ def reproduce(
         raise typer.Exit(SOME_FAILED)
     if result and form == "table" and not quiet:
         output.note(f"the runs are in {made.directory}: fedcore compare {shlex.quote(str(made.directory))}")
+
+
+def _keep(recipe: Recipe, scale: str, planned: Plan, folder: Path, evidence: Path) -> None:
+    """Write the evidence of a table's runs."""
+    from fedcore.reproduce.collect import collect
+    from fedcore.reproduce.places import cells
+
+    asked = {(cell.row, cell.column) for cell in planned.cells}
+    made = collect(
+        [folder],
+        evidence,
+        list(cells([recipe])),
+        warn=output.note,
+        wanted=lambda place: place.scale == scale and (place.row, place.column) in asked,
+        only_tables=True,
+    )
+    output.note(f"the evidence of {len(made.written)} runs is in {evidence}")
 
 
 def _list(method: str | None) -> None:

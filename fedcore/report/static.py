@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedcore.errors import UnknownNameError
-from fedcore.files import storing
+from fedcore.files import replacing, storing
 from fedcore.report.charts import Bars, Boxes, Chart, Curves, Heatmap, Scatter, legible
 from fedcore.report.palette import SCALES, color, turn
 
@@ -68,9 +68,24 @@ def save(chart: Chart, file: Path) -> None:
     """Draw one chart into a file; what kind of file its name says."""
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as an empty box
-        figure = Figure(figsize=_size(chart), layout="constrained")
-        draw(chart, figure.add_subplot())
-        figure.savefig(file)
+        _figure(chart).savefig(file)
+
+
+def save_svg(chart: Chart, file: Path, *, description: str) -> None:
+    """Draw one chart into an SVG file without date, whose bits depend on the chart and matplotlib alone.
+
+    :param description: stands in the file's metadata.
+    """
+    style = {**_STYLE, "svg.fonttype": "none", "svg.hashsalt": "fedcore"}
+    with mpl.rc_context(style), replacing(file, sync=False) as temporary:
+        metadata = {"Date": None, "Description": description}
+        _figure(chart).savefig(temporary, format="svg", metadata=metadata)
+
+
+def _figure(chart: Chart) -> Figure:
+    figure = Figure(figsize=_size(chart), layout="constrained")
+    draw(chart, figure.add_subplot())
+    return figure
 
 
 def _layers(chart: Chart) -> list[tuple[str, Chart]]:

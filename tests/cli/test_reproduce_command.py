@@ -112,7 +112,9 @@ def test_chosen_rows_share_a_folder_with_the_whole_table(cli, recipe, tmp_path: 
     assert "FedAvg" not in text
     assert "Shown: 1 of the 3 rows and 1 of the 2 columns of the paper's table." in text
 
-    other = cli(*command, "--row", "FedAvg")
+    other = cli(*command, "--row", "FedAvg", "--evidence", "kept")
+    assert "the evidence of 1 runs is in kept" in other.stderr
+    assert [file.name for file in (tmp_path / "kept").glob("*/*")] == ["a_fedavg_seed-0.json"]
     assert [cell["row"] for cell in json.loads(other.stdout)["cells"]] == ["FedAvg", "FedAvg"]
     assert ran().keys() == {"fedavg", "fedprox"}
     whole = json.loads(cli(*command).stdout)
