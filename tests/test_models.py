@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.errors import ConfigError, PluginConflictError, PluginContractError, UnknownNameError
-from fedcore.models import ModelTask, Outputs, PadTo, SplitModel, build_model, has_batch_norm, zoo
+from fedcore.models import ModelTask, Outputs, PadTo, SplitModel, build_model, fedlab_alexnet, has_batch_norm, zoo
 
-SMALL = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "mlp": 64}
+SMALL = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
 
 
@@ -56,6 +56,7 @@ def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: i
         ("simple-cnn", (3, 32, 32), 10, True, 92_626),
         ("fdcl-cnn", (1, 28, 28), 10, False, 582_026),
         ("fedcme-cnn", (1, 28, 28), 10, False, 80_202),
+        ("fedlab-cnn", (1, 28, 28), 10, False, 582_026),
         ("mlp", (1, 8, 8), 10, False, 64 * 128 + 128 + 128 * 64 + 64 + 650),
     ],
 )
@@ -68,6 +69,7 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, proje
 
 def test_parameter_counts_of_the_large_models() -> None:
     with torch.device("meta"):
+        assert count(fedlab_alexnet(10, (3, 32, 32))) == 23_272_266
         assert count(zoo.resnet50(10, (3, 32, 32))) == 23_520_842
         assert count(zoo.alexnet(1000, (3, 224, 224))) == 61_100_840  # torchvision's
         model = zoo.resnet50(100, (3, 32, 32))
@@ -87,11 +89,11 @@ def test_shapes(name: str, shape: tuple[int, ...], classes: int) -> None:
     check_outputs(model, x, 256, classes)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet50"])
-@pytest.mark.parametrize("shape", [*SHAPES, (2, 7, 40), (3, 130, 128)])
+@pytest.mark.parametrize("name", ["alexnet", "fedlab-alexnet", "resnet50"])
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 7, 40), (3, 33, 31), (3, 130, 128)])
 def test_shapes_of_the_large_models(name: str, shape: tuple[int, ...]) -> None:
-    factory = {"alexnet": zoo.alexnet, "resnet50": zoo.resnet50}[name]
-    width = {"alexnet": 4096, "resnet50": 2048}[name]
+    factory = {"alexnet": zoo.alexnet, "fedlab-alexnet": fedlab_alexnet, "resnet50": zoo.resnet50}[name]
+    width = 2048 if name == "resnet50" else 4096
     with torch.device("meta"):  # shapes only: no weight is drawn, nothing is computed
         for classes in (3, 10, 100):
             features, logits = factory(classes, shape)(torch.empty(2, *shape))
@@ -149,7 +151,7 @@ def test_pooling_without_gradients_gives_the_same_values(
         torch.testing.assert_close(pool(x), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn"])
+@pytest.mark.parametrize("name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn", "fedlab-cnn"])
 def test_outputs_are_the_same_with_and_without_gradients(name: str) -> None:
     model, _ = build(name, input_shape=(3, 30, 34))
     model = model.to(memory_format=torch.channels_last)
@@ -158,6 +160,35 @@ def test_outputs_are_the_same_with_and_without_gradients(name: str) -> None:
         frozen = model(x)
     for found, expected in zip(model(x), frozen, strict=True):
         assert torch.equal(found, expected)
+
+
+def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:
+    base = model.encoder.base
+    module = model.classifier if name == "classifier" else base.get_submodule(name)
+    if isinstance(module, nn.Linear):
+        return nn.functional.linear(x, module.weight, module.bias)
+    stride = 2 if name == "conv1" and base.get_parameter("conv1.weight").shape[2] == 3 else 1
+    padding = 1 if module.weight.shape[2] == 3 else 0
+    return nn.functional.conv2d(x, module.weight, module.bias, stride, padding)
+
+
+def test_fedlab_networks_layer_by_layer() -> None:
+    """As FedLab has them: a CNN with no ReLU at its convolutions; an AlexNet with a stem of stride 2 and no dropout."""
+    relu, pool = torch.relu, nn.functional.max_pool2d
+    model, x = build("fedlab-cnn", input_shape=(1, 28, 28))[0].double(), torch.randn(2, 1, 28, 28).double()
+    h = pool(layer(model, "conv2", pool(layer(model, "conv1", x), 2)), 2)
+    assert h.shape == (2, 64, 4, 4)
+    expected = layer(model, "classifier", relu(layer(model, "fc1", h.flatten(1))))
+    torch.testing.assert_close(model.train()(x).logits, expected)
+
+    model, x = build("fedlab-alexnet", input_shape=(3, 32, 32))[0].double(), torch.randn(1, 3, 32, 32).double()
+    h = pool(relu(layer(model, "conv2", pool(relu(layer(model, "conv1", x)), 2))), 2)
+    h = relu(layer(model, "conv4", relu(layer(model, "conv3", h))))
+    h = pool(relu(layer(model, "conv5", h)), 2)
+    assert h.shape == (1, 256, 2, 2)
+    features = relu(layer(model, "fc2", relu(layer(model, "fc1", h.flatten(1)))))
+    torch.testing.assert_close(model.train()(x).features, features)
+    assert not any(isinstance(module, nn.Dropout) for module in model.modules())
 
 
 def test_alexnet_runs() -> None:
@@ -177,7 +208,9 @@ def test_resnet50_runs_on_a_batch_of_one() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn", "alexnet", "resnet50"])
+@pytest.mark.parametrize(
+    "name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn", "fedlab-cnn", "fedlab-alexnet", "alexnet", "resnet50"]
+)
 def test_image_models_say_what_they_need(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"model '{name}' takes images .* have shape \(64,\).*mlp"):
         build(name, input_shape=(64,))

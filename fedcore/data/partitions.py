@@ -96,10 +96,10 @@ def shares_samples(name: str) -> bool:
 
 def iid(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
     """Divide at random into parts of equal size (to within one sample)."""
-    labels = _checked(labels, num_clients)
+    labels = checked_labels(labels, num_clients)
     rng = numpy_generator(seed, "partition")
-    sizes = _even_sizes(len(labels), num_clients)
-    return _index_lists(_deal(sizes[None], np.zeros(len(labels), np.int64), rng), num_clients, rng)
+    sizes = even_sizes(len(labels), num_clients)
+    return index_lists(deal(sizes[None], np.zeros(len(labels), np.int64), rng), num_clients, rng)
 
 
 def dirichlet(
@@ -122,8 +122,8 @@ def dirichlet_partition(
 
     :raises ConfigError: no clients, more clients than samples, alpha not positive.
     """
-    labels = _checked(labels, num_clients)
-    _check_alpha(alpha)
+    labels = checked_labels(labels, num_clients)
+    check_alpha(alpha)
     rng = numpy_generator(seed, "partition")
     _, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
     concentration = np.full(num_clients, alpha)
@@ -167,19 +167,19 @@ def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client:
 
     Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span two classes.
     """
-    labels = _checked(labels, num_clients)
+    labels = checked_labels(labels, num_clients)
     _check_classes_per_client(classes_per_client)
     most = len(labels) // num_clients
     if classes_per_client > most:
-        _report(f"shards: {classes_per_client} shards per client lowered to {most}, one sample each")
+        report(f"shards: {classes_per_client} shards per client lowered to {most}, one sample each")
     each = min(classes_per_client, most)
     rng = numpy_generator(seed, "partition")
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shard_owner = rng.permutation(num_clients * each) // each
     owner = np.empty(len(labels), dtype=np.int64)
-    owner[by_label] = np.repeat(shard_owner, _even_sizes(len(labels), num_clients * each))
-    return _index_lists(owner, num_clients, rng)
+    owner[by_label] = np.repeat(shard_owner, even_sizes(len(labels), num_clients * each))
+    return index_lists(owner, num_clients, rng)
 
 
 def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
@@ -191,7 +191,7 @@ def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client
 
     :raises ConfigError: more classes per client than there are classes.
     """
-    labels = _checked(labels, num_clients)
+    labels = checked_labels(labels, num_clients)
     _check_classes_per_client(classes_per_client)
     names, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
     if classes_per_client > len(names):
@@ -206,20 +206,20 @@ def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client
         # The owners in random order, or the first ones would get every sample that is left over.
         owners = rng.permutation(np.flatnonzero(owns[:, k]))
         if len(owners):
-            counts[k, owners] = _even_sizes(int(size), len(owners))
+            counts[k, owners] = even_sizes(int(size), len(owners))
     unowned = np.flatnonzero(~owns.any(axis=0))
     owner = np.full(len(labels), -1, dtype=np.int64)
     used = ~np.isin(class_of, unowned)
-    owner[used] = _deal(counts, class_of[used], rng)
+    owner[used] = deal(counts, class_of[used], rng)
     if len(unowned):
-        _report(
+        report(
             f"classes: nobody owns the classes {', '.join(str(c) for c in names[unowned])}; "
             f"{int((~used).sum())} samples stay unused"
         )
     moved = _fill_up(owner, num_clients, 1, rng)
     if moved:
-        _report(f"classes: {moved} clients without a sample got one of other classes from the largest clients")
-    return _index_lists(owner, num_clients, rng)
+        report(f"classes: {moved} clients without a sample got one of other classes from the largest clients")
+    return index_lists(owner, num_clients, rng)
 
 
 def quantity(
@@ -229,8 +229,8 @@ def quantity(
 
     Source: NIID-Bench's "quantity skew"; bounded and filled up as :func:`dirichlet_partition`.
     """
-    labels = _checked(labels, num_clients)
-    _check_alpha(alpha)
+    labels = checked_labels(labels, num_clients)
+    check_alpha(alpha)
     rng = numpy_generator(seed, "partition")
     concentration = np.full(num_clients, alpha)
     whole = np.array([len(labels)])
@@ -255,7 +255,7 @@ def _redrawn_lists(
     """Draw counts (C, N) until every client has ``min_size`` samples or the patience ends; then deal."""
     possible = len(class_of) // num_clients
     if min_size > possible:
-        _report(
+        report(
             f"{what}: {num_clients} clients with at least {min_size} samples each need more than the "
             f"{len(class_of)} there are; the minimum was lowered to {possible}"
         )
@@ -266,14 +266,14 @@ def _redrawn_lists(
         if not fewest:
             break
         best, fewest = min((best, fewest), _with_missing(draw(), min_size), key=lambda drawn: drawn[1])
-    owner = _deal(best, class_of, rng)
+    owner = deal(best, class_of, rng)
     moved = _fill_up(owner, num_clients, min_size, rng)
     if moved:
-        _report(
+        report(
             f"{what}: none of {draws} draws gave all {num_clients} clients {min_size} samples; "
             f"{moved} samples of the largest clients were moved to the smallest"
         )
-    return _index_lists(owner, num_clients, rng)
+    return index_lists(owner, num_clients, rng)
 
 
 def _with_missing(counts: IntArray, min_size: int) -> tuple[IntArray, int]:
@@ -281,7 +281,7 @@ def _with_missing(counts: IntArray, min_size: int) -> tuple[IntArray, int]:
     return counts, int(np.maximum(min_size - counts.sum(axis=0), 0).sum())
 
 
-def _deal(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
+def deal(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
     """Return each sample's client, (n,): of class k, client j gets ``counts[k, j]`` random samples."""
     shuffled = rng.permutation(len(class_of))
     by_class = shuffled[np.argsort(class_of[shuffled], kind="stable")]
@@ -315,7 +315,7 @@ def _fill_up(owner: IntArray, num_clients: int, min_size: int, rng: np.random.Ge
     return needed
 
 
-def _index_lists(owner: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+def index_lists(owner: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
     """Return the positions each client owns, in random order; -1 owns what nobody gets."""
     shuffled = rng.permutation(np.flatnonzero(owner >= 0))
     by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
@@ -342,12 +342,16 @@ def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.rando
     return owns
 
 
-def _even_sizes(total: int, parts: int) -> IntArray:
+def even_sizes(total: int, parts: int) -> IntArray:
     """Return ``parts`` sizes that add up to ``total`` and differ by at most one."""
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
 
 
-def _checked(labels: npt.ArrayLike, num_clients: int) -> IntArray:
+def checked_labels(labels: npt.ArrayLike, num_clients: int) -> IntArray:
+    """Return ``labels`` as int64 (n,).
+
+    :raises ConfigError: they are no integers in one dimension, or ``num_clients`` cannot each get one.
+    """
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(f"labels must be integers of shape (n,), not {array.dtype} of shape {array.shape}")
@@ -360,7 +364,11 @@ def _checked(labels: npt.ArrayLike, num_clients: int) -> IntArray:
     return array.astype(np.int64, copy=False)
 
 
-def _check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
+    """Refuse a concentration that is not positive, or beyond any use.
+
+    :raises ConfigError: says what to use for equal parts.
+    """
     # Far above any use; the gamma variates behind the Dirichlet overflow near the end of the float range.
     if not 0 < alpha <= 1e12:
         raise ConfigError(f"alpha must be positive (and at most 1e12), not {alpha}; for equal parts use iid")
@@ -371,5 +379,6 @@ def _check_classes_per_client(classes_per_client: int) -> None:
         raise ConfigError(f"classes_per_client must be at least 1, not {classes_per_client}")
 
 
-def _report(message: str) -> None:
+def report(message: str) -> None:
+    """Warn of what a partitioner, the caller, had to do differently than asked."""
     warnings.warn(message, PartitionWarning, stacklevel=3)

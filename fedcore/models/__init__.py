@@ -5,6 +5,8 @@ line as ``--model module:package.factory`` or installed under the entry point gr
 models take other batches than tensors says so: ``factory.takes = ("graphs",)``.
 """
 
+from fedcore.models.fedlab import fedlab_alexnet, fedlab_cnn
+from fedcore.models.head import move_split
 from fedcore.models.split import ModelTask, Outputs, SplitModel, build_model, has_batch_norm, require_takes
 from fedcore.models.zoo import PadTo, alexnet, embedding_bag, fdcl_cnn, fedcme_cnn, mlp, resnet50, simple_cnn
 
@@ -18,8 +20,11 @@ __all__ = [
     "embedding_bag",
     "fdcl_cnn",
     "fedcme_cnn",
+    "fedlab_alexnet",
+    "fedlab_cnn",
     "has_batch_norm",
     "mlp",
+    "move_split",
     "require_takes",
     "resnet50",
     "simple_cnn",

@@ -110,7 +110,7 @@ def alexnet(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
     :source: Krizhevsky, "One weird trick for parallelizing CNNs" (2014), in torchvision's form; FedCME uses
         AlexNet on CIFAR-10.
     """
-    channels, height, width = _image_shape("alexnet", input_shape)
+    channels, height, width = image_shape("alexnet", input_shape)
     least = 15  # three 3x3 poolings of stride 2: 15 -> 7 -> 3 -> 1
     height, width = max(height, least), max(width, least)
     smallest = min(height, width)
@@ -161,7 +161,7 @@ def resnet50(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
     :source: He et al. (CVPR 2016, arXiv 1512.03385); MOON's code, ``ResNet50_cifar10``.
     """
-    channels, _, _ = _image_shape("resnet50", input_shape)
+    channels, _, _ = image_shape("resnet50", input_shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(channels, 64, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(64), relu=nn.ReLU()
     )
@@ -221,7 +221,7 @@ def _two_convolutions(
     name: str, input_shape: tuple[int, ...], filters: tuple[int, int], widths: tuple[int, ...]
 ) -> nn.Sequential:
     """Return twice (5x5 convolution without padding, ReLU, 2x2 max-pool), then linear layers with ReLUs."""
-    channels, height, width = _image_shape(name, input_shape)
+    channels, height, width = image_shape(name, input_shape)
     least = 16  # 16 -> 12 -> 6 -> 2 -> 1
 
     def side_after(side: int) -> int:
@@ -272,7 +272,11 @@ class _Bottleneck(nn.Module):
         return total
 
 
-def _image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return (channels, height, width) of the images that the model ``name`` is built for.
+
+    :raises ConfigError: the inputs are no images.
+    """
     if len(input_shape) != 3:
         raise ConfigError(
             f"model {name!r} takes images (channels, height, width), but this data set's inputs have shape "

@@ -12,7 +12,7 @@ from fedcore.data import dirichlet_partition
 from fedcore.data.partitions import PartitionWarning, _fill_up, capped_counts, partition
 from fedcore.errors import ConfigError, UnknownNameError
 
-ALL = ["iid", "dirichlet", "shards", "classes", "quantity"]
+ALL = ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity"]
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
 
 
@@ -216,7 +216,7 @@ def test_seeds_matter_and_order_is_random(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "dirichlet" else [pytest.mark.slow]) for name in ALL]
+    "name", [pytest.param(name, marks=[] if name.startswith("dirichlet") else [pytest.mark.slow]) for name in ALL]
 )
 def test_a_hundred_thousand_clients_take_seconds(name):
     labels = np.random.default_rng(0).integers(0, 10, 1_000_000)
@@ -233,7 +233,7 @@ def test_impossible_numbers_of_clients(name, clients):
         partition(name, LABELS, clients, 0.5, 0)
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "quantity"])
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet-clients", "quantity"])
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_alpha(name, alpha):
     with pytest.raises(ConfigError, match="alpha"):

@@ -1,4 +1,4 @@
-"""L_e, L_c and the moved split, against NumPy and by hand."""
+"""L_e and L_c, against NumPy and by hand."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedcore.errors import ConfigError
-from fedcore.models import SplitModel, build_model
-from fedcore_fdcl import classifier_loss, encoder_loss, move_split
+from fedcore_fdcl import classifier_loss, encoder_loss
 
 
 def reference(name, local, received, previous, tau):
@@ -82,79 +79,3 @@ def test_losses_never_ask_the_host():
         local, received, previous = (torch.randn(4, 3, requires_grad=True) for _ in range(3))
         for loss in FUNCTIONS.values():
             loss(local, received, previous).backward()
-
-
-# --- head_layers ----------------------------------------------------------------------------------------------
-
-
-def build(name, shape=(1, 28, 28), projection=False):
-    return build_model(name, num_classes=10, input_shape=shape, seed=0, projection=projection)[0].eval()
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "projection", "head_layers", "width", "linear"),
-    [
-        ("mlp", (1, 8, 8), False, 2, 128, ["Linear", "ReLU", "Linear"]),
-        ("fdcl-cnn", (1, 28, 28), False, 2, 1024, ["Linear", "ReLU", "Linear"]),
-        ("fedcme-cnn", (1, 28, 28), False, 2, 512, ["Linear", "ReLU", "Linear"]),
-        ("simple-cnn", (3, 32, 32), False, 2, 120, ["Linear", "ReLU", "Linear"]),
-        ("simple-cnn", (3, 32, 32), False, 3, 400, ["Linear", "ReLU"] * 2 + ["Linear"]),
-        ("simple-cnn", (3, 32, 32), True, 2, 84, ["Linear", "Linear"]),
-        ("simple-cnn", (3, 32, 32), True, 4, 120, ["Linear", "ReLU", "Linear", "ReLU", "Linear", "Linear"]),
-        ("resnet50", (3, 4, 4), True, 3, 2048, ["Linear", "ReLU", "Linear", "Linear"]),
-    ],
-)
-def test_moved_split_computes_the_same(name, shape, projection, head_layers, width, linear):
-    model, x = build(name, shape, projection), torch.randn(3, *shape)
-    with torch.no_grad():
-        before = model(x).logits
-        parameters = [tensor.clone() for tensor in model.parameters()]
-        move_split(model, head_layers)
-        features, logits = model(x)
-        assert torch.equal(logits, before)
-        assert features.shape == (3, width)
-        assert model.feature_dim == width
-        assert torch.equal(model.classifier(features), logits)
-    assert [type(layer).__name__ for layer in model.classifier] == linear
-    assert len(parameters) == len(list(model.parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(parameters, model.parameters()))
-
-
-def test_one_head_layer_changes_nothing():
-    model = build("mlp", (1, 8, 8))
-    names = list(model.state_dict())
-    move_split(model, 1)
-    assert list(model.state_dict()) == names
-
-
-def test_dropout_before_the_head_moves_with_it():
-    base = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.9), nn.Linear(5, 6), nn.Tanh())
-    model, x = SplitModel(base, 6, 3).train(), torch.randn(2, 4)
-    move_split(model, 2)
-    assert isinstance(model.classifier[0], nn.Dropout)
-    assert torch.equal(model(x).features, model(x).features)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "projection", "head_layers", "message"),
-    [
-        ("resnet50", (3, 8, 8), False, 2, "only 1 linear layer; give at most 1"),
-        ("fdcl-cnn", (1, 28, 28), False, 3, "only 2 linear layers; give at most 2"),
-        ("simple-cnn", (3, 32, 32), False, 4, "only 3 linear layers; give at most 3"),
-        ("simple-cnn", (3, 32, 32), True, 6, "only 5 linear layers"),
-        ("mlp", (1, 8, 8), False, 3, "leaves no trainable layer to the encoder of this model; give at most 2"),
-    ],
-)
-def test_too_many_head_layers_are_refused(name, shape, projection, head_layers, message):
-    model = build(name, shape, projection)
-    names = list(model.state_dict())
-    with pytest.raises(ConfigError, match=rf"fdcl\.head_layers is {head_layers}.*{message}"):
-        move_split(model, head_layers)
-    assert list(model.state_dict()) == names
-
-
-def test_a_replaced_classifier_is_not_split():
-    model = build("mlp", (1, 8, 8))
-    model.classifier = nn.Bilinear(1, 1, 1)
-    with pytest.raises(ConfigError, match=r"Bilinear; use fdcl\.head_layers=1"):
-        move_split(model, 2)

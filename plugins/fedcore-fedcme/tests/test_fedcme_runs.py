@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedcore import Loss, Plugin, PluginOptions, hookimpl
 from fedcore.config import parse_setting
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import PluginConflictError
+from fedcore.errors import ConfigError, PluginConflictError
 from fedcore.models import build_model
 from fedcore.rundir import RunDirectory
 from fedcore.testing import (
@@ -99,6 +99,12 @@ class Diverges(Plugin):
         return None
 
 
+class NewClassifier(Plugin):
+    """A method that declares a classifier of another shape."""
+
+    reshapes = ("classifier.*",)
+
+
 class Displacement(Plugin):
     """Derives state from w_t - y_k, as SCAFFOLD does."""
 
@@ -126,17 +132,20 @@ DISJOINT = {
 # --- the exchange ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(
     ("exchange", "swapped"), [("classifier", "classifier."), ("encoder", "encoder."), ("model", ""), ("none", "-")]
 )
-def test_two_clients_swap_exactly_what_is_asked(go, recorded, exchange, swapped):
-    run = go({"fedcme": OFF, Recorder: {}}, **DISJOINT)
+def test_two_clients_swap_exactly_what_is_asked(go, recorded, exchange, swapped, layers):
+    run = go({"fedcme": {**OFF, "classifier_layers": layers}, Recorder: {}}, **DISJOINT)
     classes = [set(load_dataset("digits", None).train.labels[part].tolist()) for part in run_partition(run).train]
     assert len(classes[0]) == len(classes[1]) == 5
     assert not classes[0] & classes[1]
     alone = dict(recorded.starts)
     recorded.starts.clear()
-    go({"fedcme": {"mu": 0.0, "exchange": exchange}, Recorder: {}}, **DISJOINT)
+    go({"fedcme": {"mu": 0.0, "exchange": exchange, "classifier_layers": layers}, Recorder: {}}, **DISJOINT)
+    names = recorded.starts[0, 0, 0]
+    assert sum(name.startswith("classifier.") for name in names) == 2 * layers
     for client in (0, 1):
         for epoch in (0, 1):
             for name, tensor in recorded.starts[0, client, epoch].items():
@@ -203,9 +212,11 @@ def least_similar_pairs(vectors):
     return pairs
 
 
-def by_hand(run, *, mu, swap=True, fresh=("classifier",), memory=True, evaluated=None, config=HAND):
+def by_hand(run, *, mu, swap=True, head=1, fresh=None, memory=True, evaluated=None, config=HAND):
     """FedCME in float64 with full batches, from the paper's text; the switches make it wrong on purpose.
 
+    :param head: the last layers that are the classifier; features are what goes into them.
+    :param fresh: layers whose momentum starts anew at the exchange; None is those of the classifier.
     :param evaluated: a run whose clients drew the parts to evaluate on, where this one's drew none.
     """
     dataset, partition = load_dataset("digits", None), run_partition(run)
@@ -215,12 +226,15 @@ def by_hand(run, *, mu, swap=True, fresh=("classifier",), memory=True, evaluated
     data = [(dataset.train.gather(i).double(), dataset.train.labels[i]) for i in partition.train]
     own = [evaluation_part(evaluated or run, k) for k in clients]
     vectors, zeta, matches = {k: np.zeros(10) for k in clients}, {}, []
+    fresh = LAYERS[-head:] if fresh is None else fresh
 
     def forward(weights, x):
-        h = x.flatten(1)
-        for layer in LAYERS[:2]:
-            h = (h @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]).clamp(min=0)
-        return h, h @ weights["classifier.weight"].T + weights["classifier.bias"]
+        h = z = x.flatten(1)
+        for layer in LAYERS:
+            z = h if layer == LAYERS[-head] else z
+            h = h @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+            h = h if layer == "classifier" else h.clamp(min=0)
+        return z, h
 
     for t in range(config["rounds"]):
         matches.append(least_similar_pairs(vectors))
@@ -230,7 +244,7 @@ def by_hand(run, *, mu, swap=True, fresh=("classifier",), memory=True, evaluated
         for epoch in range(config["local_epochs"]):
             if swap and epoch == config["local_epochs"] // 2:
                 given = {
-                    k: {n: local[j][n].detach().clone() for n in w if n.startswith("classifier")}
+                    k: {n: local[j][n].detach().clone() for n in w if n.startswith(LAYERS[-head:])}
                     for k, j in matches[-1].items()
                 }
                 for k, part in given.items():
@@ -275,6 +289,20 @@ def distance(weights, other):
     return max(float((weights[name].double() - other[name]).abs().max()) for name in other)
 
 
+MOVED = {"encoder.base.fc2": "classifier.0", "classifier": "classifier.2"}
+
+
+def as_unmoved(weights):
+    """Rename what ``classifier_layers = 2`` moved back to what ``mlp`` calls it."""
+    assert not [name for name in weights if name.startswith("encoder.base.fc2")]
+    back = {new: old for old, new in MOVED.items()}
+    renamed = {}
+    for name, tensor in weights.items():
+        layer, _, kind = name.rpartition(".")
+        renamed[f"{back.get(layer, layer)}.{kind}"] = tensor
+    return renamed
+
+
 def test_a_run_is_the_paper_computed_by_hand(go):
     options = {"mu": 0.1}
     run = go({"fedcme": options}, **HAND)
@@ -298,6 +326,23 @@ def test_a_run_is_the_paper_computed_by_hand(go):
     for what, switches in wrong.items():
         assert distance(weights(run), by_hand(run, **{"mu": 0.1, **switches})[0]) > 1e-4, what
     assert distance(weights(run), by_hand(run, mu=0.0)[0]) > 1e-3
+
+
+def test_a_classifier_of_two_layers_by_hand(go):
+    """Both travel, with fresh momentum, and the features of Eqs. 5, 6 and 9 are what goes into them, 128 wide."""
+    run = go({"fedcme": {"mu": 0.1, "classifier_layers": 2}}, **HAND)
+    found = as_unmoved(weights(run))
+    w, zeta, vectors, matches = by_hand(run, mu=0.1, head=2)
+    assert distance(found, w) < 2e-5
+    state = server_state(run)
+    assert state["features"].shape == (10, 128)
+    for c, feature in zeta.items():
+        torch.testing.assert_close(state["features"][c].double(), feature, rtol=1e-4, atol=1e-5)
+    for k, vector in vectors.items():
+        np.testing.assert_allclose(state["vectors"][k].numpy(), vector, atol=1e-12)
+    assert dict(state["donors"]) == matches[-1]
+    assert distance(found, by_hand(run, mu=0.1, head=1)[0]) > 1e-3
+    assert distance(found, by_hand(run, mu=0.1, head=2, fresh=("classifier",))[0]) > 1e-4
 
 
 def test_alignment_alone_and_exchange_alone_by_hand(go):
@@ -441,6 +486,25 @@ def test_neutral_is_fedavg_bit_by_bit(go):
     assert model_bytes(go({"fedcme": {"align": False, "exchange": "none"}}, rounds=3)) == model_bytes(plain)
 
 
+def test_neutral_with_a_moved_split_is_fedavg_under_other_names(go):
+    moved = as_unmoved(weights(go({"fedcme": {**OFF, "classifier_layers": 2}}, rounds=3)))
+    plain = weights(go({}, rounds=3))
+    assert moved.keys() == plain.keys()
+    assert all(torch.equal(moved[name], tensor) for name, tensor in plain.items())
+
+
+def test_too_many_classifier_layers_are_refused_before_anything_is_written(go, tmp_path):
+    with pytest.raises(ConfigError, match=r"fedcme\.classifier_layers is 3.*give at most 2"):
+        go({"fedcme": {"classifier_layers": 3}})
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_another_shape_of_the_classifier_is_refused_with_a_moved_split_only(go):
+    with pytest.raises(PluginConflictError, match="both declare reshapes"):
+        go({"fedcme": {"classifier_layers": 2}, NewClassifier: {}})
+    go({"fedcme": {}, NewClassifier: {}}, rounds=1)
+
+
 def test_a_pause_alone_changes_nothing(go):
     """One client is never matched, so that its pause in mid-round must leave no trace."""
     options = {"clients": 1, "local_epochs": 5}
@@ -456,6 +520,7 @@ def test_each_option_changes_the_run(go):
         {"exchange": "encoder"},
         {"exchange": "model"},
         {"exchange": "none"},
+        {"classifier_layers": 2},
         {"matching": "many-to-one"},
         {"evaluation_fraction": 0.02},
     ]
@@ -463,10 +528,17 @@ def test_each_option_changes_the_run(go):
     assert len(set(found)) == len(changes)
 
 
-def test_resume_is_bit_identical(go, tmp_path):
+@pytest.mark.parametrize("layers", [1, 2])
+def test_resume_is_bit_identical(go, tmp_path, layers):
     options = {"rounds": 3, "clients": 4, "participation": 0.75, "local_epochs": 2, "batch_size": 200}
-    plugin = ("fedcme", {"mu": 0.1})
+    plugin = ("fedcme", {"mu": 0.1, "classifier_layers": layers})
     assert model_bytes(interrupted(tmp_path, plugin, after=1, **options)) == model_bytes(go(dict([plugin]), **options))
+
+
+def test_two_workers_give_the_bits_of_one_process(go):
+    plugins = {"fedcme": {"mu": 0.1, "classifier_layers": 2}}
+    options = {"rounds": 2, "clients": 4, "partition": "dirichlet-clients", "alpha": 5.0}
+    assert model_bytes(go(plugins, workers=2, **options)) == model_bytes(go(plugins, workers=0, **options))
 
 
 # --- beside other plugins -------------------------------------------------------------------------------------

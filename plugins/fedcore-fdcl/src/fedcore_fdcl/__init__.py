@@ -2,6 +2,5 @@
 
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCL, FDCLOptions
-from fedcore_fdcl.split import move_split
 
-__all__ = ["FDCL", "FDCLOptions", "classifier_loss", "encoder_loss", "move_split"]
+__all__ = ["FDCL", "FDCLOptions", "classifier_loss", "encoder_loss"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, SplitModel, Step, hookimpl
+from fedcore.models import move_split
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
-from fedcore_fdcl.split import move_split
 
 
 class FDCLOptions(PluginOptions):
@@ -38,7 +38,7 @@ class FDCL(Plugin):
     @hookimpl
     def configure_model(self, model: SplitModel) -> None:
         """Move the split between encoder and classifier (section 4.2)."""
-        move_split(model, self.options.head_layers)
+        move_split(model, self.options.head_layers, option="fdcl.head_layers")
 
     @hookimpl
     def local_loss(self, step: Step) -> list[Loss] | None:

@@ -10,7 +10,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, RunConfig, ServerContext, Step, hookimpl
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Loss,
+    Plugin,
+    PluginOptions,
+    RunConfig,
+    ServerContext,
+    SplitModel,
+    Step,
+    hookimpl,
+)
+from fedcore.models import move_split
 from fedcore.tensors import check_tensors
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one
@@ -29,6 +41,9 @@ class FedCMEOptions(PluginOptions):
     align: bool = Field(True, description="Feature alignment; without it exchange only (FedCME-OE).")
     exchange: Literal["classifier", "encoder", "model", "none"] = Field(
         "classifier", description="What matched clients swap: encoder is FedCME-FE, model FedCME-WM, none FedCME-OL."
+    )
+    classifier_layers: int = Field(
+        1, ge=1, description="Last linear layers that form the classifier; the features are taken before them."
     )
     matching: Literal["one-to-one", "many-to-one"] = Field(
         "one-to-one", description="Pairs, or each client takes from the one least like it (FedCME-MTO)."
@@ -54,8 +69,14 @@ class FedCME(Plugin):
         self.exchanges = PARTS[options.exchange]
         self.exchanging = options.exchange != "none"
         self.aligning = options.align and options.mu > 0
+        self.reshapes = ("classifier.*",) if options.classifier_layers > 1 else ()
 
     # --- both sides ----------------------------------------------------------------------------------------
+
+    @hookimpl
+    def configure_model(self, model: SplitModel) -> None:
+        """Move the split between feature extractor and classifier ("the final linear layers", Appendix)."""
+        move_split(model, self.options.classifier_layers, option="fedcme.classifier_layers")
 
     @hookimpl
     def local_epoch_breaks(self, config: RunConfig) -> set[int] | None:

@@ -1,4 +1,4 @@
-"""Where encoder ends and classifier begins: M_e and M_c of the paper's section 4.2."""
+"""Where the encoder ends and the classifier begins: move linear layers from one to the other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fedcore import SplitModel
 from fedcore.errors import ConfigError
+from fedcore.models.split import SplitModel
 
 BETWEEN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)
 """What may stand between two linear layers of a head."""
@@ -19,40 +19,41 @@ class _Leaf(NamedTuple):
     module: nn.Module
 
 
-def move_split(model: SplitModel, head_layers: int) -> None:
-    """Move layers from the encoder's end into the classifier, until it holds ``head_layers`` linear layers.
+def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
+    """Move layers from the encoder's end into the classifier, until it holds ``linear_layers`` linear layers.
 
     The model computes what it computed before, with the same weights; only ``features`` are taken earlier: they
     are the input of the first linear layer that moved. A dropout right before that layer moves with it, so that
-    the features are whole.
+    the features are whole. Call it in ``configure_model``; a plugin that does declares ``reshapes``.
 
+    :param option: the plugin's option that asks for it, such as ``fdcl.head_layers``, for the errors.
     :raises ConfigError: the model does not end with so many linear layers, or nothing trainable would be left
         in the encoder.
     """
-    if head_layers == 1:
+    if linear_layers == 1:
         return
     if not isinstance(model.classifier, nn.Linear):
         raise ConfigError(
-            f"fdcl.head_layers is {head_layers}, but another plugin made the classifier a "
-            f"{type(model.classifier).__name__}; use fdcl.head_layers=1 with it"
+            f"{option} is {linear_layers}, but another plugin made the classifier a "
+            f"{type(model.classifier).__name__}; use {option}=1 with it"
         )
     leaves = _leaves(model.encoder)
     linear = _linear_layers_at_end(leaves)
-    if len(linear) < head_layers - 1:
+    if len(linear) < linear_layers - 1:
         layers = "1 linear layer" if not linear else f"{len(linear) + 1} linear layers"
         raise ConfigError(
-            f"fdcl.head_layers is {head_layers}, but this model ends with only {layers}; "
+            f"{option} is {linear_layers}, but this model ends with only {layers}; "
             f"give at most {len(linear) + 1}, or a --model with more of them"
         )
-    first = linear[head_layers - 2]
+    first = linear[linear_layers - 2]
     layer = leaves[first].module
     assert isinstance(layer, nn.Linear)
     while first and isinstance(dropout := leaves[first - 1].module, nn.Dropout) and not dropout.inplace:
         first -= 1
     if not any(True for leaf in leaves[:first] for _ in leaf.module.parameters()):
         raise ConfigError(
-            f"fdcl.head_layers is {head_layers}, which leaves no trainable layer to the encoder of this model; "
-            f"give at most {head_layers - 1}"
+            f"{option} is {linear_layers}, which leaves no trainable layer to the encoder of this model; "
+            f"give at most {linear_layers - 1}"
         )
     moved = leaves[first:]
     for leaf in moved:

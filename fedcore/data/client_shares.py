@@ -1,0 +1,132 @@
+"""Give every client the same number of samples, and class shares of its own: Dirichlet(alpha * p) per client."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.data.partitions import IntArray, check_alpha, checked_labels, deal, even_sizes, index_lists, report
+from fedcore.seeding import numpy_generator
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+TOLERANCE = 1e-6
+"""Squared distance between the clients' mean shares and the data's at which no client is drawn again."""
+MAX_REDRAWS = 2000
+_CANDIDATES = 32
+# So many (candidate, class) cells are drawn again at most, about a second of work, however many classes there are.
+_REDRAW_BUDGET = 5_000_000
+_WORTH_A_NOTE = 0.01
+# Gamma variates of a smaller shape have logarithms below the range of floats; their shares are 0 and 1 far above it.
+_LEAST_SHAPE = 1e-300
+
+
+def dirichlet_clients(labels: IntArray, num_clients: int, *, alpha: float, seed: int, **_: Any) -> list[IntArray]:
+    """Draw each client's class shares from Dirichlet(alpha * p), p the data's; all clients have the same size.
+
+    ``labels`` (n,) integers; returns ``num_clients`` index arrays that hold every sample once and differ by at most
+    one in size. The clients' mean shares must be p, or some classes are asked for too often: as FLGo does, one client
+    after the other is drawn again while that brings the mean nearer (at most ``MAX_REDRAWS`` times, one of several
+    draws each). A client whose class has none left takes the other classes by the shares it drew for them; where that
+    is more than a hundredth of the samples a :class:`PartitionWarning` says how many.
+
+    With C classes alpha is spread over them, alpha * p_c for each: the same number is more heterogeneous here than as
+    ``dirichlet``'s, which divides each class by Dirichlet(alpha, ..., alpha) over the clients.
+
+    :raises ConfigError: no clients, more clients than samples, alpha not positive.
+    :source: Hsu, Qi, Brown (2019, arXiv 1909.06335), section 2; FLGo (Wang et al., 2023, arXiv 2306.12079).
+    """
+    labels = checked_labels(labels, num_clients)
+    check_alpha(alpha)
+    rng = numpy_generator(seed, "partition")
+    class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)[1:]
+    logs = balanced_log_shares(class_sizes / len(labels), num_clients, alpha, rng)
+    counts, otherwise = deal_by_shares(logs, even_sizes(len(labels), num_clients), class_sizes, rng)
+    if num_clients > 1 and otherwise > _WORTH_A_NOTE * len(labels):
+        report(
+            f"dirichlet-clients with alpha {alpha:g}: the class shares drawn for {num_clients} clients ask for more of "
+            f"some classes than there is; {otherwise} of {len(labels)} samples are of other classes than drawn"
+        )
+    return index_lists(deal(counts.T, class_of.astype(np.int64), rng), num_clients, rng)
+
+
+def log_shares(shapes: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
+    """Return logarithms of ``count`` draws from Dirichlet(shapes), up to a constant per row: (count, C), all finite.
+
+    A gamma variate of shape a is one of shape a + 1 times U^(1/a): so logarithms do not underflow, however small a is.
+    """
+    shapes = np.maximum(shapes, _LEAST_SHAPE)
+    uniform = 1 - rng.random((count, len(shapes)))  # in (0, 1]
+    logs: FloatArray = np.log(rng.standard_gamma(shapes + 1, size=uniform.shape)) + np.log(uniform) / shapes
+    return logs
+
+
+def balanced_log_shares(p: FloatArray, num_clients: int, alpha: float, rng: np.random.Generator) -> FloatArray:
+    """Return log shares of all clients, (N, C), drawn until their mean is near p, (C,), or the redraws are used up."""
+    shapes = alpha * p
+    logs = log_shares(shapes, num_clients, rng)
+    total = normalised(logs).sum(axis=0)  # (C,)
+    distance = _distance(total, p, num_clients)
+    for redraw in range(min(MAX_REDRAWS, 1 + _REDRAW_BUDGET // (_CANDIDATES * len(p)))):
+        if distance <= TOLERANCE:
+            break
+        client = redraw % num_clients
+        candidates = log_shares(shapes, _CANDIDATES, rng)
+        totals = total - normalised(logs[client : client + 1]) + normalised(candidates)  # (candidates, C)
+        distances = _distance(totals, p, num_clients)
+        best = int(np.argmin(distances))
+        if distances[best] < distance:
+            logs[client], total, distance = candidates[best], totals[best], distances[best]
+    return logs
+
+
+def deal_by_shares(
+    logs: FloatArray, sizes: IntArray, class_sizes: IntArray, rng: np.random.Generator
+) -> tuple[IntArray, int]:
+    """Return samples per client and class, (N, C), with exactly these sums, and how many are not as drawn.
+
+    Each client asks for its samples by its shares, rounded at random without bias. A class asked for too often is cut
+    in proportion; who lacks samples asks again among the classes that are left, by its shares of these.
+
+    :param logs: log shares, (N, C), all finite.
+    :param sizes: samples of each client, (N,); their sum is that of ``class_sizes``, (C,).
+    """
+    counts = np.zeros(logs.shape, dtype=np.int64)
+    need, left = sizes.copy(), class_sizes.copy()
+    otherwise = -1
+    while need.any():  # each time all is dealt, or at least one more class has none left
+        asking = np.flatnonzero(need)
+        shares = normalised(np.where(left > 0, logs[asking], -np.inf))
+        asked = _rounded(shares, need[asking], rng)
+        wanted = asked.sum(axis=0)
+        for k in np.flatnonzero(wanted > left):
+            asked[:, k] = np.diff(np.cumsum(asked[:, k]) * left[k] // wanted[k], prepend=0)
+        counts[asking] += asked
+        need[asking] -= asked.sum(axis=1)
+        left -= asked.sum(axis=0)
+        if otherwise < 0:
+            otherwise = int(need.sum())
+    return counts, max(otherwise, 0)
+
+
+def normalised(logs: FloatArray) -> FloatArray:
+    """Return shares, rows that add up to 1, of log shares (..., C); -inf is a share of 0, not in a whole row."""
+    shares = np.exp(logs - logs.max(axis=-1, keepdims=True))
+    return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
+
+
+def _distance(totals: FloatArray, p: FloatArray, num_clients: int) -> FloatArray:
+    """Return the squared distances from p of means given as sums over the clients, (..., C) -> (...)."""
+    return np.asarray(np.square(totals / num_clients - p).sum(axis=-1))
+
+
+def _rounded(shares: FloatArray, sizes: IntArray, rng: np.random.Generator) -> IntArray:
+    """Return integers (N, C) with row sums ``sizes``, each less than 1 from its share of them and right on average."""
+    ends = np.cumsum(shares, axis=1)
+    ends *= sizes[:, None] / ends[:, -1:]
+    ends[:, -1] = sizes
+    offsets = rng.random((len(sizes), 1))
+    cuts = np.minimum(np.floor(ends + offsets), sizes[:, None]).astype(np.int64)
+    return np.diff(cuts, prepend=0)
