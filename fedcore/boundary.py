@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcore.data import Partition
 from fedcore.engines.base import ClientResult, ClientTask
-from fedcore.errors import RejectUpdate
+from fedcore.errors import NonFiniteUpdate, RejectUpdate
 from fedcore.problem import Problem
 from fedcore.state import ClientStore, unflatten
 from fedcore.tensors import bytes_of, first_nonfinite
@@ -219,7 +219,7 @@ class Boundary:
             )
         broken = first_nonfinite(tensors)
         if broken is not None:
-            raise RejectUpdate(f"{what}: {broken!r} of {sender} has values that are not finite")
+            raise NonFiniteUpdate(f"{what}: {broken!r} of {sender} has values that are not finite")
 
 
 def _parsed(model: type[Model], value: Any, what: str) -> Model:

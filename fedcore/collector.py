@@ -54,7 +54,8 @@ class Collector:
                 if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
                     traceback.print_exc()
                 self._current.states.restore(saved)
-                self._current.fail(task.client, "rejected", str(error))
+                kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
+                self._current.fail(task.client, kind, str(error))
         self.seconds += time.perf_counter() - began
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:

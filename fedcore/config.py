@@ -51,12 +51,12 @@ class RunConfig(BaseModel):
         None, ge=1, description="Deal at most so many training samples, drawn class by class by the seed; default all."
     )
 
-    rounds: int = Field(10, ge=1, le=_MANY, description="Communication rounds T.")
+    rounds: int = Field(15, ge=1, le=_MANY, description="Communication rounds T.")
     local_epochs: int = Field(5, ge=1, le=_MANY, description="Local epochs E per round.")
     batch_size: int = Field(
         16, ge=1, le=_MANY, description="Samples per local mini-batch; the last short batch is trained too."
     )
-    lr: float = Field(0.05, gt=0, description="Local learning rate of round 0.")
+    lr: float = Field(0.02, gt=0, description="Local learning rate of round 0.")
     lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD; its buffer is new in each round.")
     weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of local SGD, on every trainable parameter.")

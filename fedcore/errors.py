@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar, Literal
 
 
 class FedcoreError(Exception):
@@ -51,11 +52,26 @@ class PluginCallError(PluginContractError):
 
 
 class RejectUpdate(FedcoreError):
-    """Raised by ``pre_aggregate`` (or by the core) to leave one client's update out of the round."""
+    """Raised by ``pre_aggregate`` (or by the core) to leave one client's update out of the round.
+
+    :cvar kind: how the round's record names the failure.
+    """
+
+    kind: ClassVar[Literal["rejected", "diverged"]] = "rejected"
+
+
+class NonFiniteUpdate(RejectUpdate):
+    """An update holds nan or inf: its local training diverged."""
+
+    kind = "diverged"
 
 
 class RoundFailedError(FedcoreError):
     """Too few clients delivered a usable update; the last committed state stays in the run directory."""
+
+
+class DivergedError(RoundFailedError):
+    """A round failed because training diverged: losses, updates or the new model are not finite."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -81,7 +81,7 @@ class Evaluator:
                         task, outcome, self._samples(task), federation.dataset.num_classes
                     )
                 except RejectUpdate as error:
-                    current.fail(task.client, "rejected", str(error))
+                    current.fail(task.client, error.kind, str(error))
         finally:
             current.close()
         found = summarise_clients(results, set(range(self.federation.config.clients)) - set(state.manifest))

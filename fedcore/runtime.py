@@ -159,7 +159,7 @@ class ClientRuntime:
         losses = session.losses.means()
         for name, value in losses.items():
             if not value - value == 0:  # nan or inf
-                raise Failed("rejected", f"loss {name!r} became {value}")
+                raise Failed("diverged", f"loss {name!r} became {value}")
         layout, plugins = self.problem.layout, self.problem.plugins
         core: dict[str, Any] = {}
         if plugins.reads("previous"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcore.collector import Collector
 from fedcore.engines.base import ClientFailure, ClientTask, Outcome
-from fedcore.errors import PluginContractError, RejectUpdate, RoundFailedError
+from fedcore.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.ledger import Ledger
 from fedcore.manifest import Manifest
 from fedcore.plugins import Plugin
@@ -37,7 +37,8 @@ class RoundResult:
 def run_round(federation: Federation, committed: ServerState, notify: Notify | None = None) -> RoundResult:
     """Run one round from the committed state; nothing outside the result changes.
 
-    :raises RoundFailedError: fewer than ``min_clients`` updates were accepted, or the new model is not finite.
+    :raises RoundFailedError: fewer than ``min_clients`` updates were accepted.
+    :raises DivergedError: the same because updates were not finite, or the new model is not finite.
     """
     current = Round.open(federation, committed)
     try:
@@ -67,7 +68,7 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
         notify("client", {"client": task.client, "failed": isinstance(outcome, ClientFailure)})
     trained = time.perf_counter()
     if len(current.accepted) < config.min_clients:
-        raise RoundFailedError(_too_few(current, config.min_clients))
+        raise _too_few(current, config.min_clients)
     lost = not current.accepted  # a round that nothing came of leaves the model and the state as they are
     model = current.committed.model if lost else aggregate(federation, current, collector)
     ended = time.perf_counter()
@@ -175,7 +176,7 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
                 snapshots[task.client] = federation.boundary.snapshot(task, outcome, exchanged, epoch)
             except RejectUpdate as error:
                 dropped.append(replace(task, id=f"{task.id}-end", kind="end_session", shared=None))
-                yield task, ClientFailure(task.id, "rejected", str(error))
+                yield task, ClientFailure(task.id, error.kind, str(error))
         for _ in federation.engine.run(dropped):
             pass
         patches = _exchange(federation, current, epoch, names, snapshots) if snapshots else {}
@@ -267,8 +268,9 @@ def aggregate(federation: Federation, current: Round, collector: Collector) -> T
         model.update(_checked(federation, plugin, "server_step", part, trainable))
     broken = first_nonfinite(model)
     if broken:
-        raise RoundFailedError(
-            f"round {current.number}: the aggregated {broken!r} is not finite; the last good state is kept"
+        raise DivergedError(
+            f"round {current.number}: the aggregated {broken!r} is not finite. {_steadier(current)} "
+            "The last good state is kept."
         )
     return model
 
@@ -301,15 +303,31 @@ def run_post_train(
     return state, current.failures, current.ignored
 
 
-def _too_few(current: Round, needed: int) -> str:
+def _too_few(current: Round, needed: int) -> RoundFailedError:
     if not current.cohort:
-        return (
+        return RoundFailedError(
             f"round {current.number}: no client is available, --min-clients asks for {needed}. The last good state is "
             "kept; with --min-clients 0 such a round changes nothing and the run goes on."
         )
     reasons = "; ".join(f"client {f['client']}: {f['kind']}, {f['message']}" for f in current.failures[:5])
     more = f"; and {len(current.failures) - 5} more" if len(current.failures) > 5 else ""
-    return (
+    what = (
         f"round {current.number}: {len(current.accepted)} of {len(current.cohort)} clients gave a usable update, "
-        f"--min-clients asks for {needed}. {reasons}{more}. The last good state is kept."
+        f"--min-clients asks for {needed}. {reasons}{more}."
     )
+    diverged = sum(failure["kind"] == "diverged" for failure in current.failures)
+    if diverged and len(current.accepted) + diverged >= needed:  # the others alone would not have failed the round
+        return DivergedError(f"{what} {_steadier(current)} The last good state is kept.")
+    return RoundFailedError(f"{what} The last good state is kept.")
+
+
+def _steadier(current: Round) -> str:
+    """Say which options make local steps smaller, with their values in use."""
+    config = current.federation.config
+    clip = "off" if config.clip_norm is None else f"{config.clip_norm:g}"
+    ways = [f"a smaller --lr ({config.lr:g} now)", f"a smaller bound on gradients, --clip-norm ({clip} now)"]
+    if config.clip_norm is None:
+        ways[1] = f"bounded gradients, such as --clip-norm 10 ({clip} now)"
+    if config.momentum:
+        ways.append(f"less --momentum ({config.momentum:g} now)")
+    return f"Training diverged; try {', '.join(ways[:-1])} or {ways[-1]}."

@@ -126,7 +126,7 @@ class ServerContext:
                 tensors = current.federation.boundary.answer(task, outcome)
                 self._require_usable(task.client, tensors, check)
             except RejectUpdate as error:
-                current.fail(task.client, "rejected", str(error))
+                current.fail(task.client, error.kind, str(error))
                 continue
             current.ledger.up(self._plugin, bytes_of(tensors))
             yield Answer(task.client, tensors)

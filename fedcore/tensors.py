@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedcore.errors import RejectUpdate
+from fedcore.errors import NonFiniteUpdate, RejectUpdate
 
 Tensors = dict[str, Tensor]
 
@@ -65,7 +65,7 @@ class Layout:
                 )
         broken = first_nonfinite(tensors)
         if broken is not None:
-            raise RejectUpdate(f"{what}: {broken!r} has values that are not finite")
+            raise NonFiniteUpdate(f"{what}: {broken!r} has values that are not finite")
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:

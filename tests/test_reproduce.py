@@ -155,7 +155,7 @@ class TestRecipe:
         paper, quick = ({(c.row, c.column): c for c in recipe.cells(scale)} for scale in ("paper", "quick"))
         assert [c.column for c in recipe.cells("paper")] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
         run = recipe.spec("paper").run(paper["FedProx", "b"].choice, 4)
-        assert (run.alpha, run.rounds, run.lr, run.seed) == (5, 9, 0.05, 4)
+        assert (run.alpha, run.rounds, run.lr, run.seed) == (5, 9, 0.02, 4)
         assert run.plugins == {"fedprox": {"mu": 0.5}}  # the column's, for rows that have the plugin
         assert recipe.spec("paper").run(paper["FedAvg", "b"].choice, 0).plugins == {"fedavg": {}}
         small = recipe.spec("quick").run(quick["FedProx", "b"].choice, 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the ``fedcore`` command; leaves by SystemExit with 0, 1 (a bug), 2 (bad input) or 130 (Ctrl-C)."""
+    """Run the ``fedcore`` command; leaves by SystemExit with an exit code of ``fedcore.cli.guard``."""
     import sys
 
     try:

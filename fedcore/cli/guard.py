@@ -12,15 +12,15 @@ from typing import Any
 import typer
 
 from fedcore.cli import output
-from fedcore.errors import FedcoreError
+from fedcore.errors import DivergedError, FedcoreError
 
-BUG, BAD_INPUT, INTERRUPTED = 1, 2, 130
+BUG, BAD_INPUT, DIVERGED, INTERRUPTED = 1, 2, 4, 130
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
     """Print a command's errors as people read them; its ``debug`` argument adds the traceback.
 
-    Exit codes: 2 for a FedcoreError, 130 for Ctrl-C, 1 for what is a bug.
+    Exit codes: 2 for a FedcoreError, but 4 for a DivergedError; 130 for Ctrl-C, 1 for what is a bug.
     """
 
     @functools.wraps(function)
@@ -42,7 +42,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
         except FedcoreError as error:
             _trace(debug)
             output.error(error)
-            raise typer.Exit(BAD_INPUT) from None
+            raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BAD_INPUT) from None
         except Exception as error:
             _trace(debug)
             hint = "" if debug else "; run again with --debug for the traceback"

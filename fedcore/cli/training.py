@@ -13,7 +13,7 @@ import typer
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore.cli.settings import build_config
-from fedcore.errors import FedcoreError
+from fedcore.errors import DivergedError, FedcoreError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder that train printed.")]
 
@@ -106,12 +106,12 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
             raise  # before there was a run
         output.error(f"interrupted. Go on with: {how_to_resume(display.directory)}", label="stopped")
         raise typer.Exit(INTERRUPTED) from None
-    except FedcoreError:
+    except FedcoreError as error:
         if display.directory is not None and (display.directory / "config.yaml").is_file():  # a run that began
-            output.note(
-                f"everything up to the last checkpoint is in {display.directory}; "
-                f"{how_to_resume(display.directory)} goes on from it"
-            )
+            kept = f"everything up to the last checkpoint is in {display.directory}"
+            if not isinstance(error, DivergedError):  # it would diverge again
+                kept += f"; {how_to_resume(display.directory)} goes on from it"
+            output.note(kept)
         raise
 
 

@@ -21,12 +21,14 @@ FailureKind = Literal[
     "session_lost",
     "unreachable",
     "rejected",
+    "diverged",
     "no_steps",
     "unavailable",
     "dropped",
     "deadline",
 ]
-"""Why a client gave nothing; the last three are the simulated system's (``fedcore.system``)."""
+"""Why a client gave nothing; ``diverged`` is a loss, a model or a payload that is not finite. The last three are the
+simulated system's (``fedcore.system``)."""
 
 
 @dataclass(frozen=True)

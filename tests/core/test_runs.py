@@ -385,7 +385,7 @@ class NanPayload(Plugin):
 def test_a_client_with_nan_is_rejected_named_and_counted(go, cls, words):
     result, without = go(cls), go(NotTwo, *([] if cls is not NanLoss else [NanLoss]))
     (failure,) = lines(result)[0]["failures"]
-    assert (failure["client"], failure["kind"]) == (2, "rejected")
+    assert (failure["client"], failure["kind"]) == (2, "diverged")
     assert words in failure["message"]
     assert lines(result)[0]["accepted"] == 3
     assert model_bytes(result) == model_bytes(without)

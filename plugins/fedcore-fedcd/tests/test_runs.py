@@ -347,7 +347,18 @@ def test_the_weights_of_equation_11(go):
         assert e["losses"] == {("hpc", 1 - mu, mu), ("bpr", 0.2, 1.0), ("gid", 0.3, 1.0)}
 
 
-@pytest.mark.parametrize("rebalance", ["appended", "mixed", "none"])
+def test_the_weights_with_t_from_1_as_in_algorithm_2(go):
+    """The last round has no L_dcl, and the classifier moves by L_gid alone."""
+    result = hand_run(go, [[0]] * 4, {"first_t": 1})
+    for e in kept("scales"):
+        mu = 1 - (e["round"] + 1) / 4
+        assert e["losses"] == {("hpc", 1 - mu, mu), ("bpr", 0.1, 1.0), ("gid", 0.1, 1.0)}
+    assert ["task" in line["losses"] for line in records(result)] == [True, True, True, False]
+    moved = (kept("up", round=0)[0]["prototypes"] != kept("up", round=0)[0]["start"]).any()
+    assert moved, "L_hpc has weight 1/T in the first round"
+
+
+@pytest.mark.parametrize("rebalance", ["averaged", "appended", "mixed", "none"])
 def test_which_part_of_the_local_problem_each_loss_reaches(go, rebalance):
     hand_run(go, [[0], [0]], {"rebalance": rebalance}, plugin=Probed, local_epochs=2)
     expected = {
@@ -378,10 +389,14 @@ def test_z_reaches_gid_through_the_student_only(go):
 
 
 def test_global_prototypes_train_the_classifier_and_not_the_encoder(go):
-    """With appended prototypes z's gradient of L_dcl is the batch's own; mixed ones share its divisor."""
+    """With appended prototypes z's gradient of L_dcl is the batch's own; averaged and mixed ones share its divisor."""
     hand_run(go, [[0], [0]], {"rebalance": "appended"}, plugin=Probed)
     for e in kept("gradients", loss="dcl"):
         torch.testing.assert_close(e["z"], e["z_expected"])
+    LOG.clear()
+    hand_run(go, [[0], [0]], {"rebalance": "averaged", "prototype_weight": 3.0}, plugin=Probed)
+    for e in kept("gradients", loss="dcl"):
+        torch.testing.assert_close(e["z"], e["z_expected"] / (1 if e["round"] == 0 else 4))
     LOG.clear()
     hand_run(go, [[0], [0]], {"rebalance": "mixed"}, plugin=Probed)
     shares = [float(e["z"].norm() / e["z_expected"].norm()) for e in kept("gradients", loss="dcl", round=1)]
@@ -392,7 +407,7 @@ def test_global_prototypes_train_the_classifier_and_not_the_encoder(go):
 # --- edges ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rebalance", ["appended", "mixed", "none"])
+@pytest.mark.parametrize("rebalance", ["averaged", "appended", "mixed", "none"])
 def test_a_client_with_one_sample_trains_from_the_first_round_on(go, rebalance):
     result = hand_run(go, [[3], [3, 2], [3]], {"rebalance": rebalance})
     assert [line["accepted"] for line in records(result)] == [1, 2, 1]
@@ -440,8 +455,10 @@ CHANGES = [
     {"lambda": 2.0},
     {"xi": 0.0},
     {"xi": 8.0},
+    {"rebalance": "appended"},
     {"rebalance": "mixed"},
     {"rebalance": "none"},
+    {"first_t": 1},
     {"prototype_weight": 0.5},
     {"W": "mean"},
     {"hpc": False},
@@ -508,6 +525,8 @@ def test_options_that_mean_the_same_give_the_same_bits(final, one, other):
         {"xi": -1},
         {"W": "max"},
         {"rebalance": "all"},
+        {"first_t": 2},
+        {"first_t": 1, "hpc": False, "gid": False, "gamma": 0.0},
         {"mu": 1},
     ],
     ids=str,

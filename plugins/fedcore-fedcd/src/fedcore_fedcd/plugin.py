@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedcore import (
@@ -37,12 +37,17 @@ class FedCDOptions(PluginOptions):
     gamma: float = Field(0.1, ge=0, description="gamma of Eq. 11: weight of L_bpr.")
     lambda_: float = Field(0.1, ge=0, alias="lambda", description="lambda of Eq. 11: weight of L_gid.")
     xi: float = Field(0.5, ge=0, description="xi of Eq. 8: weight of NCKD; 0.5 for 10 classes, 8 for many.")
-    rebalance: Literal["appended", "mixed", "none"] = Field(
-        "appended",
-        description="How the global prototypes enter D^k+: a term of their own in every batch, shuffled among the "
-        "samples (Algorithm 1 to the letter), or not.",
+    rebalance: Literal["averaged", "appended", "mixed", "none"] = Field(
+        "averaged",
+        description="How the global prototypes enter D^k+: a batch's loss is the weighted mean of the samples' and the "
+        "prototypes' means, or their sum; or they are shuffled among the samples (Algorithm 1 to the letter); or not.",
     )
-    prototype_weight: float = Field(1.0, ge=0, description="Weight of the prototypes' mean where they are appended.")
+    prototype_weight: float = Field(
+        1.0, ge=0, description="Weight of the prototypes' mean beside the samples' (averaged, appended)."
+    )
+    first_t: Literal[0, 1] = Field(
+        0, description="t of the first round in mu = 1 - t/T; 1 is Algorithm 2's, whose last round has no L_dcl."
+    )
     W: Literal["sum", "mean"] = Field("sum", description="W of Eq. 6: class logits are sums or means of fine ones.")
     hpc: bool = Field(True, description="L_hpc; without it prototypes are feature means (FedCD-hpc of Table 4).")
     bpr: bool = Field(True, description="L_bpr (FedCD-bpr of Table 4 without it).")
@@ -52,6 +57,14 @@ class FedCDOptions(PluginOptions):
     aggregation: Literal["adaptive", "count", "fedavg"] = Field(
         "adaptive", description="Weights of class vectors: Eqs. 13 and 14, fine sample counts (FedCD/cla), or FedAvg's."
     )
+
+    @model_validator(mode="after")
+    def _a_loss_in_the_last_round(self) -> FedCDOptions:
+        if self.first_t == 1 and not (self.hpc or (self.bpr and self.gamma) or (self.gid and self.lambda_)):
+            raise ValueError(
+                "first_t: 1 leaves the last round no loss without hpc, bpr and gid; use 0, or keep one of them"
+            )
+        return self
 
 
 class FineClassifier(nn.Module):
@@ -139,7 +152,8 @@ class FedCD(Plugin):
     @hookimpl
     def local_loss(self, step: Step) -> list[Loss]:
         """Return L_hpc, L_bpr and L_gid with their weights in Eq. 11."""
-        options, mu = self.options, 1.0 - step.progress
+        options = self.options
+        mu = 1.0 - (step.round + options.first_t) / step.rounds
         hpc = self._hierarchical(step) if options.hpc else step.features.new_zeros(())
         losses = [Loss(hpc, weight=1.0 - mu if options.hpc else 0.0, task_scale=mu, name="hpc")]
         if options.bpr:
@@ -204,8 +218,11 @@ class FedCD(Plugin):
         """Return a loss over D^k+: the batch's samples with importance 1, the prototypes with theirs."""
         if points is None or of_points is None:
             return loss(*samples)
-        if self.options.rebalance == "appended":
-            return loss(*samples) + self.options.prototype_weight * loss(*of_points, importance=points.importance)
+        if self.options.rebalance in ("averaged", "appended"):
+            weight = self.options.prototype_weight
+            total = loss(*samples) + weight * loss(*of_points, importance=points.importance)
+            # One divisor for both, as in Eqs. 5, 9 and 10: two means would take steps twice as long.
+            return total / (1.0 + weight) if self.options.rebalance == "averaged" else total
         joined = [torch.cat(pair) for pair in zip(samples, of_points, strict=True)]
         ones = points.importance.new_ones(len(samples[0]))
         return loss(*joined, importance=torch.cat([ones, points.importance]))

@@ -1,0 +1,90 @@
+"""A run that diverges: what it says, how it exits, and what its records call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedcore import Plugin, hookimpl
+from fedcore.errors import DivergedError, RoundFailedError
+from fedcore.testing import federate
+
+TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
+
+
+def test_divergence_has_an_exit_code_of_its_own_and_says_what_to_change(cli):
+    result = cli("train", *TINY, "--lr", 1e30, "--out", "run")
+    assert result.exit_code == 4
+    said = " ".join(result.stderr.split())
+    assert "loss 'task' became nan" in said
+    assert "--lr (1e+30 now), bounded gradients, such as --clip-norm 10 (off now) or less --momentum (0.9 now)" in said
+    assert "goes on from it" not in said, "the same options diverge again"
+    assert cli("resume", "run").exit_code == 4
+    assert cli("train", *TINY, "--lr", -1).exit_code == 2
+
+
+def test_the_help_lists_the_exit_codes(cli):
+    said = " ".join(cli("--help").stdout.split())
+    assert "2 bad input or a run that cannot go on, 3 some runs of a sweep failed, 4 training diverged" in said
+
+
+def test_the_hint_names_the_options_in_use(tmp_path):
+    with pytest.raises(DivergedError) as failure:
+        federate(tmp_path, lr=1e30, clip_norm=1e30, momentum=0.0)
+    said = str(failure.value)
+    assert "a smaller --lr (1e+30 now) or a smaller bound on gradients, --clip-norm (1e+30 now)." in said
+    assert "--momentum" not in said
+
+
+class Spoils(Plugin):
+    """Makes the updates of the first ``few`` clients nan, after training went well."""
+
+    few = 3
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        if client.id < self.few:
+            update.model["classifier.bias"] = torch.full_like(update.model["classifier.bias"], torch.nan)
+        return update
+
+
+class SpoilsTwo(Spoils):
+    few = 2
+
+
+class AlsoRaises(SpoilsTwo):
+    @hookimpl
+    def begin_local(self, client):
+        if client.id == 2:
+            raise ValueError("no power")
+
+
+def test_an_update_that_is_not_finite_is_recorded_as_diverged(tmp_path):
+    result = federate(tmp_path, SpoilsTwo, rounds=1)
+    (line,) = (json.loads(text) for text in (result.directory / "metrics.jsonl").read_text().splitlines())
+    assert [(failure["client"], failure["kind"]) for failure in line["failures"]] == [(0, "diverged"), (1, "diverged")]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "needed", "error"),
+    [
+        (Spoils, 1, DivergedError),
+        (SpoilsTwo, 2, DivergedError),
+        (AlsoRaises, 1, DivergedError),  # with the two that diverged there would have been enough
+        (AlsoRaises, 3, RoundFailedError),  # without divergence one would still be missing
+    ],
+)
+def test_a_round_diverged_if_the_updates_that_are_not_finite_are_what_it_lacks(tmp_path, plugin, needed, error):
+    with pytest.raises(RoundFailedError) as failure:
+        federate(tmp_path, plugin, min_clients=needed)
+    assert type(failure.value) is error
+    assert ("Training diverged" in str(failure.value)) == (error is DivergedError)
+
+
+def test_state_is_kept_when_a_round_diverges(tmp_path: Path):
+    with pytest.raises(RoundFailedError):
+        federate(tmp_path, Spoils, out=tmp_path / "run")
+    assert (tmp_path / "run" / "config.yaml").is_file()
