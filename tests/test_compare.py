@@ -12,6 +12,7 @@ import yaml
 
 from fedcore import RunConfig
 from fedcore.compare import formats
+from fedcore.compare.cautions import ModelSize
 from fedcore.compare.comparison import compare
 from fedcore.compare.figures import Figure, paired_difference
 from fedcore.compare.records import find_runs, read_run
@@ -267,22 +268,22 @@ class TestRecords:
 class TestFormats:
     @pytest.fixture
     def found(self, make):
-        folders = [make([], seed, [0.5 + seed / 10], alpha=alpha) for seed in (0, 1) for alpha in (0.1, 0.5)]
-        folders += [make(["moon"], seed, [0.6], alpha=alpha) for seed in (0, 1) for alpha in (0.1, 0.5)]
+        folders = [make([], seed, [0.5 + seed / 10], alpha=alpha) for seed in (0, 1, 2) for alpha in (0.1, 0.5)]
+        folders += [make(["moon"], seed, [0.6], alpha=alpha) for seed in (0, 1, 2) for alpha in (0.1, 0.5)]
         return join(folders)[0]
 
     def test_markdown(self, found):
         lines = formats.markdown(found).splitlines()
         assert lines[0] == "**alpha 0.1**"
         assert lines[2] == "| method | seeds | accuracy % | minus fedavg [95 % interval] | s/round |"
-        assert lines[4] == "| fedavg | 2 | 55.00 ± 7.07 | - | 2.000 ± 0.707 |"
-        assert lines[5] == "| moon | 2 | 60.00 ± 0.00 | +5.00 [-58.53, +68.53] | 2.000 ± 0.707 |"
+        assert lines[4] == "| fedavg | 3 | 60.00 ± 10.00 | - | 2.500 ± 1.000 |"
+        assert lines[5] == "| moon | 3 | 60.00 ± 0.00 | +0.00 [-24.84, +24.84] | 2.500 ± 1.000 |"
         assert "dataset digits" in lines[-1]
         assert "alpha" not in lines[-1]
 
     def test_latex_has_no_open_special_character(self, found):
         text = formats.latex(found)
-        assert r"moon & 2 & 60.00 $\pm$ 0.00 & +5.00 [-58.53, +68.53] & 2.000 $\pm$ 0.707 \\" in text
+        assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [-24.84, +24.84] & 2.500 $\pm$ 1.000 \\" in text
         assert r"accuracy \%" in text
         assert text.count(r"\begin{tabular}{lrrrr}") == text.count(r"\end{tabular}") == 2
 
@@ -291,13 +292,79 @@ class TestFormats:
         assert [(row["alpha"], row["row"]) for row in rows] == [
             ("0.1", "fedavg"), ("0.1", "moon"), ("0.5", "fedavg"), ("0.5", "moon"),
         ]  # fmt: skip
-        assert float(rows[1]["difference_mean"]) == pytest.approx(0.05)
+        assert float(rows[1]["difference_mean"]) == pytest.approx(0)
+        assert float(rows[1]["difference_high"]) == pytest.approx(0.248414, abs=1e-6)
         assert (rows[0]["difference_mean"], rows[0]["rounds_n"]) == ("", "0")
 
     def test_json_holds_every_seed(self, found):
         blocks = json.loads(formats.as_json(found))["blocks"]
-        assert blocks[0]["rows"][0]["accuracy"] == {"0": 0.5, "1": 0.6}
+        assert blocks[0]["rows"][0]["accuracy"] == {"0": 0.5, "1": 0.6, "2": 0.7}
         assert blocks[1]["settings"] == {"alpha": 0.5}
+
+
+class TestCautions:
+    @pytest.fixture
+    def sized(self, make):
+        """Write a run whose model has some parameters and, perhaps, a head; returns its folder."""
+
+        def write(plugins, seed, parameters, head=None, **options):
+            folder = make(plugins, seed, [0.5], **options)
+            session = {"model": {"parameters": parameters, "projection": head}}
+            (folder / "sessions.jsonl").write_text(json.dumps(session) + "\n")
+            return folder
+
+        return write
+
+    def test_methods_with_another_model_than_the_baseline_are_named(self, sized):
+        folders = [sized([], 0, 1000), sized(["fedprox"], 0, 1000)]
+        folders += [sized(plugins, 0, 1600, 256) for plugins in (["moon"], ["moon", "uscc"])]
+        (note, _) = join(folders)[0].notes
+        assert note == (
+            "the methods do not train the same model. moon, moon+uscc: 1,600 parameters and a projection head; the "
+            "baseline fedavg: 1,000 parameters and no projection head. To compare like with like run all of them with "
+            "--projection, which gives each the head"
+        )
+        text = formats.markdown(join(folders)[0])
+        assert f"Note: {note}." in text
+        assert f"% Note: {note}." in formats.latex(join(folders)[0])
+        assert json.loads(formats.as_json(join(folders)[0]))["blocks"][0]["notes"][0] == note
+
+    def test_like_with_like_and_unknown_models_are_not_warned_of(self, sized, make):
+        alike = [sized(plugins, 0, 1600, 256, projection=True) for plugins in ([], ["moon"])]
+        assert not any("model" in note for note in join(alike)[0].notes)
+        unknown = [make(plugins, 0, [0.5]) for plugins in ([], ["moon"])]
+        assert not any("model" in note for note in join(unknown)[0].notes)
+        damaged = [sized([], 0, 1000), sized(["moon"], 0, "many", 256)]
+        assert not any("model" in note for note in join(damaged)[0].notes)
+
+    def test_another_model_without_a_head(self, sized):
+        (note, _) = join([sized([], 0, 1000), sized(["fedper"], 0, 900)])[0].notes
+        assert note.endswith("The difference to fedavg is partly that of the models")
+
+    def test_earlier_runs_are_sized_by_the_model_that_they_left(self, make):
+        import numpy as np
+        from safetensors.numpy import save_file
+
+        folder = make(["moon"], 0, [0.5])
+        shapes = {"encoder.base.0.weight": (7, 3), "encoder.base.1.running_mean": (7,), "classifier.bias": (2,)}
+        shapes |= {"encoder.projection.0.weight": (5, 7), "encoder.projection.2.bias": (4,)}
+        save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "model.safetensors")
+        assert read_run(folder, print).model == ModelSize(21 + 2 + 35 + 4, 4)
+        (folder / "model.safetensors").write_bytes(b"no tensors")
+        assert read_run(folder, print).model is None
+
+    @pytest.mark.parametrize(("seeds", "cell"), [(1, "+0.00 (1 seed)"), (2, "+0.00 (2 seeds)"), (3, "+0.00 [+0.00")])
+    def test_few_seeds_have_no_interval(self, make, seeds, cell):
+        found = join([make(plugins, seed, [0.5]) for plugins in ([], ["moon"]) for seed in range(seeds)])[0]
+        (block,) = found.blocks
+        assert formats.cells(found, block, block.rows[1])[3].startswith(cell)
+        assert bool(found.notes) == (seeds < 3)
+
+    def test_a_note_of_some_blocks_names_them(self, make):
+        folders = [make(p, seed, [0.5], alpha=0.1) for p in ([], ["moon"]) for seed in range(3)]
+        folders += [make(p, 0, [0.5], alpha=5.0) for p in ([], ["moon"])]
+        (note,) = join(folders)[0].notes
+        assert note.startswith("alpha 5.0: differences over 1 seed say nothing")
 
 
 def test_the_command(make, tmp_path, monkeypatch):
@@ -311,7 +378,9 @@ def test_the_command(make, tmp_path, monkeypatch):
     assert table.exit_code == 0
     assert "alpha 0.5" in table.stdout
     assert "rounds to 50 %" in table.stdout
-    assert table.stderr == ""
+    few = "differences over 1 seed say nothing about other seeds, and have no interval here; run at least 3"
+    assert table.stderr == f"note: {few}\n"
+    assert "+0.00 (1 seed)" in table.stdout
     as_json = CliRunner().invoke(app, ["compare", *folders, "--format", "json", "--by", "alpha", "--round", "1"])
     assert len(json.loads(as_json.stdout)["blocks"]) == 2
     (tmp_path / "empty").mkdir()

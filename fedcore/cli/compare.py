@@ -60,6 +60,9 @@ def compare(
     )
     from fedcore.compare import formats
 
+    if form not in ("markdown", "latex", "json"):  # these hold the notes themselves
+        for note in comparison.notes:
+            output.note(note)
     if form != "table":
         typer.echo(formats.FORMATS[form](comparison), nl=False)
         return

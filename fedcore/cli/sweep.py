@@ -14,7 +14,7 @@ from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore.cli.settings import typed_code
 from fedcore.config import RunConfig
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, FedcoreError
 from fedcore.sweep.directory import SweepDirectory
 from fedcore.sweep.spec import SweepSpec, override, read_spec
 from fedcore.trust import check_code, code_in
@@ -98,6 +98,8 @@ def sweep(
         result = run_sweep(
             spec, folder, parallel=parallel, listen=display, allow_code=allow_code, allow_outside=allow_outside
         )
+    for note in _cautions(result.directory):
+        output.note(note)
     failed = result.named("failed")
     if as_json:
         runs = [
@@ -116,6 +118,22 @@ def sweep(
         raise typer.Exit(SOME_FAILED)
     if not as_json:
         output.stdout().print(output.text(f"{done}. Compare them with: fedcore compare {path}"), soft_wrap=True)
+
+
+def _cautions(folder: Path) -> list[str]:
+    """Return what a comparison of the sweep's finished runs would have to say of their models."""
+    from fedcore.compare.cautions import other_models
+    from fedcore.compare.comparison import BASELINE
+    from fedcore.compare.groups import grouped
+    from fedcore.compare.records import find_runs
+
+    try:
+        runs = [run for run in find_runs([folder], lambda message: None).runs if run.finished]
+        groups = grouped(runs, ["plugins"])[1] if runs else []
+    except FedcoreError:
+        return []  # compare says what is wrong
+    found = [other_models(group.rows, BASELINE) for group in groups if BASELINE in group.rows]
+    return list(dict.fromkeys(note for note in found if note))
 
 
 def _asked_for(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedcore.compare.cautions import few_seeds, other_models
 from fedcore.compare.figures import Difference, Figure, paired_difference
 from fedcore.compare.groups import by_seed, field, grouped
 from fedcore.compare.records import Evaluation, RunRecord, Warn
@@ -40,11 +41,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows that share all settings but the rows' own; ``settings`` are those in which blocks differ."""
+    """Rows that share all settings but the rows' own; ``settings`` are those in which blocks differ.
+
+    :param notes: what a reader has to know: a baseline with another model, too few seeds.
+    """
 
     settings: dict[str, Json]
     baseline: str | None
     rows: list[Row]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,19 @@ class Comparison:
     confidence: float
     common: dict[str, Json]
     blocks: list[Block]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know of the blocks, each said once, with the block where not all have it."""
+        where: dict[str, list[str]] = {}
+        for block in self.blocks:
+            for note in block.notes:
+                name = ", ".join(f"{name} {value}" for name, value in block.settings.items())
+                where.setdefault(note, []).append(name)
+        return [
+            note if len(named) == len(self.blocks) else f"{' and '.join(named)}: {note}"
+            for note, named in where.items()
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -176,7 +194,10 @@ def _block(
                 Figure.of(seconds),
             )
         )
-    return Block(shown, chosen if reference is not None else None, made)
+    notes = [few_seeds(row.difference for row in made)]
+    if reference is not None:
+        notes.insert(0, other_models(rows, chosen))
+    return Block(shown, chosen if reference is not None else None, made, [note for note in notes if note])
 
 
 def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 
+from fedcore.compare.cautions import FEW
 from fedcore.compare.comparison import Block, Comparison, Row
 from fedcore.compare.figures import Figure
 from fedcore.config import Json
@@ -36,7 +37,9 @@ def cells(comparison: Comparison, block: Block, row: Row) -> list[str]:
         text = "-"
         if difference is not None:
             text = f"{100 * difference.mean:+.2f}"
-            if difference.low is not None and difference.high is not None:
+            if difference.n < FEW:
+                text += f" ({difference.n} seed{'s' if difference.n > 1 else ''})"
+            elif difference.low is not None and difference.high is not None:
                 text += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
         found.append(text)
     if comparison.target is not None:
@@ -74,7 +77,8 @@ def markdown(comparison: Comparison) -> str:
     for block in comparison.blocks:
         rows = [cells(comparison, block, row) for row in block.rows]
         parts.append(markdown_table(title(block), headings(comparison, block), rows))
-    return "\n\n".join([*parts, caption(comparison)]) + "\n"
+    notes = [f"Note: {note}." for note in comparison.notes]
+    return "\n\n".join([*parts, caption(comparison), *notes]) + "\n"
 
 
 def latex(comparison: Comparison) -> str:
@@ -83,7 +87,8 @@ def latex(comparison: Comparison) -> str:
     for block in comparison.blocks:
         rows = [cells(comparison, block, row) for row in block.rows]
         parts.append(latex_table(title(block), headings(comparison, block), rows))
-    return "\n\n".join([f"% {caption(comparison)}", *parts]) + "\n"
+    notes = [f"% Note: {note}." for note in comparison.notes]
+    return "\n\n".join(["\n".join([f"% {caption(comparison)}", *notes]), *parts]) + "\n"
 
 
 def markdown_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

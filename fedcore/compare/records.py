@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedcore.compare.cautions import ModelSize, model_size
 from fedcore.config import RunConfig, read_config_file
 from fedcore.errors import RunDirectoryError
 from fedcore.files import parse_json
@@ -46,6 +47,11 @@ class RunRecord:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return self.summary is not None
+
+    @cached_property
+    def model(self) -> ModelSize | None:
+        """The model's size, where the run recorded it or has left its model."""
+        return model_size(self.path)
 
     @cached_property
     def protocols(self) -> list[str]:

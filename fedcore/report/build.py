@@ -100,7 +100,9 @@ def build(
     sections, telling = [], _telling(groups)
     for number, group in enumerate(groups, start=1):
         progress(f"group {number} of {len(groups)}")
-        sections.append(_section(group, telling, colors, by, data_dir, points))
+        section, cautions = _section(group, telling, colors, by, data_dir, points)
+        sections.append(section)
+        said += [f"{section.title}: {note}" if len(groups) > 1 else note for note in cautions]
     return Report(
         title=title,
         created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -119,7 +121,8 @@ def _section(
     by: Sequence[str],
     data_dir: Path | None,
     points: int,
-) -> Section:
+) -> tuple[Section, list[str]]:
+    """Return a group's section, and what a reader has to know of its tables."""
     from fedcore.report import samples  # torch, scikit-learn
 
     dataset = samples.find_dataset(group, data_dir)
@@ -128,14 +131,16 @@ def _section(
     if points:
         made += samples.embeddings(group, dataset, points)
     told = {name: group.settings[name] for name in telling}
-    return Section(
+    tables, cautions = _results(group, by)
+    section = Section(
         title=_named(told) or "Results",
         settings=_named(group.settings) if len(told) < len(group.settings) else "",
         name=_named(told),
-        tables=_results(group, by),
+        tables=tables,
         charts=[chart for chart in made if isinstance(chart, Chart)],
         omitted=_joined([chart for chart in made if isinstance(chart, Omitted)]),
     )
+    return section, cautions
 
 
 def _telling(groups: Sequence[Group]) -> list[str]:
@@ -151,17 +156,19 @@ def _telling(groups: Sequence[Group]) -> list[str]:
     return chosen
 
 
-def _results(group: Group, by: Sequence[str]) -> list[Table]:
-    """Return what ``compare`` prints of a group's finished runs, a table per protocol."""
-    tables = []
+def _results(group: Group, by: Sequence[str]) -> tuple[list[Table], list[str]]:
+    """Return what ``compare`` prints of a group's finished runs, a table per protocol; and its notes."""
+    tables: list[Table] = []
+    notes: dict[str, None] = {}
     runs = [run for runs in group.rows.values() for run in runs if run.finished]
     for protocol in PROTOCOLS:
         if any(run.final(protocol) for run in runs):
             comparison = compare(runs, protocol=protocol, by=by)
             (block,) = comparison.blocks
+            notes |= dict.fromkeys(block.notes)
             rows = [formats.cells(comparison, block, row) for row in block.rows]
             tables.append(Table(f"Finished runs, {protocol}", formats.headings(comparison, block), rows))
-    return tables
+    return tables, list(notes)
 
 
 def _overview(runs: Sequence[RunRecord]) -> Table:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+COINCIDE = 0.01
+"""Lines nearer to one another than this part of the values' range cannot be told apart in a picture."""
+
 Grid: TypeAlias = "list[list[float | None]]"
 
 
@@ -56,6 +59,23 @@ class Curves(Chart):
     y_title: str
     lines: list[Line]
     log: bool = False
+
+    @property
+    def covers(self) -> list[int]:
+        """For each line, how many lines before it have nearly its values: it is drawn over these, with gaps."""
+        values = [y for line in self.lines for y in line.y]
+        reach = (max(values) - min(values) if values else 0.0) * COINCIDE
+        return [
+            sum(_coincide(line, before, reach) for before in self.lines[:number])
+            for number, line in enumerate(self.lines)
+        ]
+
+
+def _coincide(one: Line, other: Line, reach: float) -> bool:
+    """Whether one of two lines would hide most of the other: half of their common points are within ``reach``."""
+    theirs = dict(zip(other.x, other.y, strict=True))
+    near = [abs(y - theirs[x]) <= reach for x, y in zip(one.x, one.y, strict=True) if x in theirs]
+    return bool(near) and 2 * sum(near) >= len(near)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,10 @@ def themes() -> dict[str, dict[str, Any]]:
 @figure.register
 def _(chart: Curves) -> go.Figure:
     drawn = go.Figure()
-    for line in chart.lines:
-        style = {"color": color(line.color), "dash": DASHES[turn(line.color) % len(DASHES)], "width": 2}
+    for line, covers in zip(chart.lines, chart.covers, strict=True):
+        # What lies on others lets them be seen: gaps in a thinner line, rings for points.
+        dash = DASHES[(turn(line.color) + covers) % len(DASHES)]
+        style = {"color": color(line.color), "dash": dash, "width": 2 if not covers else 1.5}
         name = _text(line.label)
         common = {"legendgroup": name, "name": name}
         low, up = line.band(chart.log)
@@ -55,7 +57,7 @@ def _(chart: Curves) -> go.Figure:
             y=line.y,
             mode="lines+markers" if len(line.x) <= 30 else "lines",
             line=style,
-            marker={"size": 5},
+            marker={"size": 5} if not covers else {"size": 7 + 2 * covers, "symbol": "circle-open"},
             customdata=_hover(line),
             hovertemplate="%{y:.4g}%{customdata}",
             **common,

@@ -112,13 +112,17 @@ def draw(chart: Chart, axes: Axes) -> None:
 
 @draw.register
 def _(chart: Curves, axes: Axes) -> None:
-    for line in chart.lines:
+    for line, covers in zip(chart.lines, chart.covers, strict=True):
         style: dict[str, Any] = {"color": color(line.color)}
         label = legible([line.label])[0]
-        dashes = _DASHES[turn(line.color) % len(_DASHES)]
+        dashes = _DASHES[(turn(line.color) + covers) % len(_DASHES)]
         if line.x:
-            marker = "o" if len(line.x) == 1 else None
-            axes.plot(line.x, line.y, label=label, linestyle=dashes, linewidth=1.4, marker=marker, **style)
+            # What lies on others lets them be seen: gaps in a thinner line, rings for points.
+            marks: dict[str, Any] = {"linewidth": 1.4, "marker": "o" if len(line.x) == 1 else None}
+            if covers:
+                marks = {"linewidth": 1.1, "marker": "o", "markersize": 3 + 2 * covers, "markerfacecolor": "none"}
+                marks["markevery"] = max(1, len(line.x) // 12)
+            axes.plot(line.x, line.y, label=label, linestyle=dashes, **marks, **style)
         low, up = line.band(chart.log)
         if len(low) > 1:
             axes.fill_between(line.x, low, up, alpha=0.18, linewidth=0, **style)

@@ -170,7 +170,6 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         raise ConfigError(f"{run.path}: no round is recorded yet")
     summary = run.summary
     sessions = _sessions(run.path / "sessions.jsonl", warn)
-    model = sessions[-1].get("model", {}) if sessions else {}
     names = [*_LIBRARIES, *_packages(run.config.plugins)]
     known = [
         {**session, "versions": {name: v for name, v in session.get("versions", {}).items() if name in names}}
@@ -183,8 +182,8 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         "identity": digest(run.config),
         "config": _without_paths(settings(run.config)),
         "partition": run.partition,
-        "parameters": model.get("parameters"),
-        "projection": model.get("projection"),
+        "parameters": run.model.parameters if run.model else None,
+        "projection": run.model.projection if run.model else None,
         "rounds": len(run.rounds),
         "planned": run.config.rounds,
         "curves": _curves(run),

@@ -36,12 +36,16 @@ def test_a_failed_run_is_reported_and_the_finished_one_is_not_run_again(cli, tmp
     added = cli("sweep", "s", "--grid", "lr=0.05", "--grid", "plugin=fedavg,fedprox", "--quiet")
     assert added.exit_code == 0
     assert "2 of 2 runs are finished" in added.stdout
+    assert added.stderr == ""  # both train the same model
     assert summary.stat().st_mtime_ns == before
 
     table = json.loads(cli("compare", "s", "--format", "json").stdout)
     (block,) = table["blocks"]
     assert [row["label"] for row in block["rows"]] == ["fedavg", "fedprox"]
     assert block["rows"][1]["difference"]["n"] == 1
+    headed = cli("sweep", "s", "--grid", "lr=0.05", "--grid", "plugin=fedavg,moon", "--quiet")
+    assert "note: the methods do not train the same model. moon: " in headed.stderr
+    assert "run all of them with --projection" in headed.stderr
 
 
 def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(cli, tmp_path: Path) -> None:
