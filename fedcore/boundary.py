@@ -59,6 +59,7 @@ class UpdateMeta(_Strict):
     momentum: float
     metrics: dict[str, Any]
     version: Count | None
+    frozen: list[str] = []
     seconds: Seconds
     plugin_seconds: dict[str, Seconds]
 
@@ -80,6 +81,7 @@ class Boundary:
 
     def __init__(self, problem: Problem, partition: Partition, store: ClientStore) -> None:
         self._layout, self._config, self._partition, self._store = problem.layout, problem.config, partition, store
+        self._trainable = problem.layout.trainable.intersection(problem.layout.shared)
         self._plugins = {plugin.name for plugin in problem.plugins}
         senders = [*problem.plugins.implementers("end_local"), *problem.plugins.implementers("pre_upload")]
         self._senders = {plugin.name for plugin in senders}
@@ -112,6 +114,7 @@ class Boundary:
             momentum=meta.momentum,
             payload=payload,
             metrics={**meta.metrics, "losses": losses},
+            frozen=frozenset(meta.frozen),
         )
         self.check(task, update)
         return update, meta
@@ -182,15 +185,19 @@ class Boundary:
 
     def _check_claims(self, meta: UpdateMeta, task: ClientTask, lr: float) -> None:
         config, held = self._config, len(self._partition.train[task.client])
-        epochs = task.meta.get("epochs", config.local_epochs)
-        most = epochs * math.ceil(held / config.batch_size)
+        unit, work = config.local_work
+        work = task.meta.get(unit, work)
+        most = work * math.ceil(held / config.batch_size) if unit == "epochs" else work
+        at_most = f"at most {most}, in {work} epochs" if unit == "epochs" else f"at most {most}"
         version = meta.version is None or (meta.version == task.round and self._store.has(task.client, task.round))
+        unknown = next((name for name in meta.frozen if name not in self._trainable), None)
         for fits, name, value, expected in (
             (meta.client == task.client, "client", meta.client, f"{task.client}"),
             (meta.samples <= held, "samples", meta.samples, f"at most the {held} that it holds"),
-            (meta.steps <= most, "steps", meta.steps, f"at most {most}, in {epochs} epochs"),
+            (meta.steps <= most, "steps", meta.steps, at_most),
             (meta.lr == lr, "lr", meta.lr, f"the round's {lr}"),
             (meta.momentum == config.momentum, "momentum", meta.momentum, f"the run's {config.momentum}"),
+            (unknown is None, "frozen", f"{_short(unknown)} among others", "names of trainable shared parameters"),
             (version, "version", meta.version, f"a state of round {task.round} that is there, or None"),
         ):
             if not fits:

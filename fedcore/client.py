@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -37,10 +38,14 @@ class LocalSession:
     def __init__(self, runtime: ClientRuntime, task: ClientTask, shared: Shared, *, read_only: str = "") -> None:
         self.runtime = runtime
         self.id, self.round, self.config = task.client, task.round, runtime.config
-        self.epochs = int(task.meta.get("epochs", self.config.local_epochs))
         self.device, self.model, self.frozen = runtime.device, runtime.model, runtime.frozen
-        self.has_batch_norm = runtime.has_batch_norm
+        self.smallest_batch = 2 if runtime.has_batch_norm else 1  # BatchNorm has no variance of one sample
         self.data = runtime.training_data(task.client)
+        unit, work = self.config.local_work
+        work = int(task.meta.get(unit, work))
+        self.most_steps = work if unit == "steps" else None
+        self.epochs = self._passes(work) if unit == "steps" else work
+        self.sees_all_samples = unit == "epochs" or work * self.config.batch_size >= len(self.data)
         self.received, self.lr = shared.received, float(shared.meta["lr"])
         saved = runtime.store.read(task.client, task.state_round)
         self.saved_core: dict[str, Any] = saved.pop(CORE, {})
@@ -62,6 +67,13 @@ class LocalSession:
         self.in_begin_local = False
         self.batch: Batch | None = None
         self._contexts: dict[str, ClientContext] = {}
+
+    def _passes(self, steps: int) -> int:
+        """Return the passes over the samples, the last perhaps cut short, that give so many optimizer steps."""
+        size = self.config.batch_size
+        full, rest = divmod(len(self.data), size)
+        per_pass = full * (size >= self.smallest_batch) + (rest >= self.smallest_batch)
+        return math.ceil(steps / per_pass) if per_pass else 0
 
     def context(self, plugin: str) -> ClientContext:
         """Return what one plugin sees of this client."""

@@ -79,6 +79,7 @@ class Collector:
         for plugin_name, names in self._owners.items():
             own = {name: update.model[name] for name in names}
             self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))
+        current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
         for sender, size in sizes.items():
             current.ledger.up(sender, size)

@@ -53,6 +53,12 @@ class RunConfig(BaseModel):
 
     rounds: int = Field(15, ge=1, le=_MANY, description="Communication rounds T.")
     local_epochs: int = Field(5, ge=1, le=_MANY, description="Local epochs E per round.")
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        le=_MANY,
+        description="Optimizer steps K that every client takes per round, whatever its size, in place of local epochs.",
+    )
     batch_size: int = Field(
         16, ge=1, le=_MANY, description="Samples per local mini-batch; the last short batch is trained too."
     )
@@ -154,9 +160,10 @@ class RunConfig(BaseModel):
         for name in self.trackers:
             if name in self.plugins:
                 raise ValueError(f"{name!r} is both a plugin and a tracker of this run; leave one of them out")
-        if self.system is not None and self.system.stragglers and self.local_epochs < 2:
+        unit, work = self.local_work
+        if self.system is not None and self.system.stragglers and work < 2:
             raise ValueError(
-                "system option stragglers needs --local-epochs 2 or more: there is no fewer than one epoch"
+                f"system option stragglers needs --local-{unit} 2 or more: there is no fewer than one {unit[:-1]}"
             )
         if self.min_clients > self.cohort_size:
             raise ValueError(
@@ -169,6 +176,11 @@ class RunConfig(BaseModel):
     def cohort_size(self) -> int:
         """Clients sampled per round: participation * clients, rounded, at least one."""
         return max(1, round(self.participation * self.clients))
+
+    @property
+    def local_work(self) -> tuple[Literal["epochs", "steps"], int]:
+        """What a client does in a round: the unit, and how many."""
+        return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
 
     @classmethod
     def create(cls, values: dict[str, Any], *, source: str = "") -> RunConfig:

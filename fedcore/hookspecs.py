@@ -90,7 +90,8 @@ def local_epoch_breaks(config: RunConfig) -> set[int] | None:
     """Name the local epochs at whose start the cohort pauses for ``mid_local_epoch``.
 
     When: once per run.
-    :returns: Epoch numbers from 1 to local_epochs - 1; 0 and anything from local_epochs on is an error.
+    :returns: Epoch numbers from 1 to local_epochs - 1; 0 and anything from local_epochs on is an error, and so is
+        any with ``local_steps``, which clients take in different passes over their samples.
     Combining: the union; each plugin is called at its own breaks.
     """
 

@@ -34,8 +34,9 @@ def key(value: Any) -> str:
 def digest(config: RunConfig) -> str:
     """Return 12 hexadecimal digits that two runs share when the same results are expected of them."""
     values = settings(config)
-    if values["system"] is None:
-        del values["system"]  # sweeps that were begun before there was the option find their runs again
+    for name in ("system", "local_steps"):
+        if values[name] is None:
+            del values[name]  # sweeps that were begun before there was the option find their runs again
     return hashlib.sha256(key(values).encode()).hexdigest()[:12]
 
 

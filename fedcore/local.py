@@ -43,7 +43,7 @@ class Batch:
             model = self.session.frozen[name]
             if not model.present:
                 self._frozen[name] = None
-            elif self.session.data.varies:
+            elif self.session.data.varies or not self.session.sees_all_samples:
                 self._frozen[name] = model.outputs(self.x)
             else:
                 self._frozen[name] = model.cached_outputs(self.indices, self.session.data)
@@ -97,7 +97,7 @@ class Step:
 
     @property
     def epoch(self) -> int:
-        """The local epoch, from 0."""
+        """The local epoch, from 0: the pass over the client's samples, the last cut short by ``--local-steps``."""
         self._batch.depends_on.add("epoch")
         return self._batch.epoch
 
@@ -154,7 +154,10 @@ class Step:
 
 
 def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: int) -> None:
-    """Run local epochs ``start`` to ``stop - 1`` of one client on its session; leaves the model in eval mode."""
+    """Run local epochs ``start`` to ``stop - 1`` of one client on its session; leaves the model in eval mode.
+
+    With ``--local-steps`` the last epoch ends with the last step.
+    """
     config, model, data = session.config, session.model, session.data
     model.train()
     for module in session.frozen_modules():
@@ -165,8 +168,10 @@ def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: in
         batches = data.batches(order, config.batch_size, session.generator(f"augment/{epoch}"))
         with random_stream(session.derive_seed(f"epoch/{epoch}"), session.device):
             for number, picked in enumerate(batches):
-                if len(picked.positions) == 1 and session.has_batch_norm:
-                    continue  # BatchNorm has no variance to normalise by
+                if session.steps == session.most_steps:
+                    break
+                if len(picked.positions) < session.smallest_batch:
+                    continue
                 take_step(session, plugins, epoch, number, picked)
                 session.steps += 1
     model.eval()

@@ -93,6 +93,11 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, datase
 def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for plugin, epochs in plugins.each("local_epoch_breaks", config=config):
+        if epochs and config.local_steps is not None:
+            raise ConfigError(
+                f"plugin {plugin.name!r} pauses all clients at the start of a local epoch, but with --local-steps each "
+                "client is in another pass over its samples then; leave out --local-steps"
+            )
         for epoch in epochs or ():
             if not 0 < epoch < config.local_epochs:
                 raise PluginContractError(

@@ -66,6 +66,7 @@ class Round:
     cohort: list[int] = field(default_factory=list)
     fates: dict[int, Fate] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
+    frozen: frozenset[str] = frozenset()
     failures: list[dict[str, Any]] = field(default_factory=list)
     ignored: list[dict[str, Any]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)

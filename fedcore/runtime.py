@@ -177,6 +177,7 @@ class ClientRuntime:
             momentum=self.config.momentum,
             payload=payload,
             metrics={"losses": losses},
+            frozen=frozenset(session.excluded & layout.trainable).intersection(layout.shared),
         )
         for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: plugin.guards_uploads):
             seen = plugins.call(plugin.name, "pre_upload", client=session.context(plugin.name), update=update)
@@ -240,5 +241,6 @@ def pack_update(task_id: str, update: ClientUpdate, version: int | None) -> Clie
         "momentum": update.momentum,
         "metrics": dict(update.metrics),
         "version": version,
+        "frozen": sorted(update.frozen),
     }
     return ClientResult(task_id, tensors, meta)

@@ -124,12 +124,12 @@ def select(federation: Federation, current: Round) -> None:
 
 def who_took_part(federation: Federation, current: Round) -> dict[str, Any]:
     """Return who took part in a round of the simulated system, for its record."""
-    everything = federation.config.local_epochs
+    _, everything = federation.config.local_work
     took_part = sorted(current.accepted)
     return {
         "available": len(current.available),
         "took_part": took_part,
-        "partial": {str(k): current.fates[k].epochs for k in took_part if current.fates[k].epochs < everything},
+        "partial": {str(k): current.fates[k].completed for k in took_part if current.fates[k].completed < everything},
         "seconds": federation.simulator.round_seconds(current.fates.values()),
     }
 
@@ -139,8 +139,8 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
 
     Longest work first, ties by id: a pure function of the cohort, and the workers end together.
     """
-    holds, everything = federation.partition.train, federation.config.local_epochs
-    fates = current.fates
+    holds, fates = federation.partition.train, current.fates
+    unit, everything = federation.config.local_work
     tasks = [
         ClientTask(
             id=f"round-{current.number}-fit-{client}",
@@ -151,8 +151,8 @@ def train_cohort(federation: Federation, current: Round) -> Iterator[tuple[Clien
             state_round=current.committed.manifest.get(client),
             shared=next(reversed(current.shared_keys), None),
             meta={}
-            if fates[client].failure or fates[client].epochs == everything
-            else {"epochs": fates[client].epochs},
+            if fates[client].failure or fates[client].completed == everything
+            else {unit: fates[client].completed},
         )
         for client in sorted(current.cohort, key=lambda client: (-len(holds[client]), client))
     ]

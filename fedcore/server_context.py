@@ -65,6 +65,16 @@ class ServerContext:
         layout = self._round.federation.problem.layout
         return [name for name in layout.shared if name in layout.trainable]
 
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The shared parameters that no client accepted so far trained in this round, as plugins froze them."""
+        return self._round.frozen
+
+    @property
+    def client_sizes(self) -> Tensor:
+        """The training samples n_k of every registered client, (N,) int64."""
+        return self._round.federation.partition.train.sizes
+
     def generator(self, purpose: str) -> torch.Generator:
         """Return the stream of this seed, round and purpose, from its start."""
         return generator(self.config.seed, purpose, round=self.round)

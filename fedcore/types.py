@@ -41,6 +41,7 @@ class ClientUpdate:
     :param momentum: momentum of local SGD.
     :param payload: extra tensors; a hook sees those of its own plugin only.
     :param metrics: mean local losses and the like, JSON values.
+    :param frozen: the shared parameters that plugins excluded from this round's training (``client.freeze``).
     """
 
     client: int
@@ -51,6 +52,7 @@ class ClientUpdate:
     momentum: float
     payload: dict[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
 
     def scoped(self, plugin: str) -> ClientUpdate:
         """Return this update as ``plugin`` sees it: ``payload`` is its own namespace, shared for popping."""

@@ -31,7 +31,11 @@ class SystemOptions(BaseModel):
     no_show: float = Field(0.0, ge=0, le=1, description="Chance that a selected client cannot be reached.")
     dropout: float = Field(0.0, ge=0, le=1, description="Chance that a client is lost during its local training.")
     stragglers: float = Field(
-        0.0, ge=0, le=1, description="Chance that a client completes fewer local epochs, 1 to E - 1, in the same time."
+        0.0,
+        ge=0,
+        le=1,
+        description="Chance that a client completes fewer local epochs, 1 to E - 1, or steps, 1 to K - 1, in the same "
+        "time.",
     )
     partial: Literal["aggregate", "drop"] = Field(
         "aggregate", description="What becomes of the work of clients that completed some of their epochs only."

@@ -22,12 +22,12 @@ from fedcore.system.options import SystemOptions
 class Fate:
     """What becomes of one selected client in one round.
 
-    :param epochs: whole local epochs that it completes.
+    :param completed: whole local epochs that it completes; with ``--local-steps`` optimizer steps.
     :param seconds: virtual seconds until the server has its update, or knows that there will be none.
     :param failure: why there is no update, a kind and a message; None where there is one.
     """
 
-    epochs: int
+    completed: int
     seconds: float
     failure: tuple[FailureKind, str] | None = None
 
@@ -38,7 +38,7 @@ class Fate:
 
     def lost_before(self, epoch: int | None) -> bool:
         """Whether the client never gets to the start of an epoch; None is the end of its training."""
-        return self.failure is not None and (epoch is None or self.epochs < epoch)
+        return self.failure is not None and (epoch is None or self.completed < epoch)
 
 
 class Simulator:
@@ -72,32 +72,34 @@ class Simulator:
 
     def fate(self, round: int, client: int) -> Fate:
         """Return what becomes of a client that was selected."""
-        options, everything = self.options, self._config.local_epochs
+        options = self.options
+        unit, everything = self._config.local_work
         if not self.reachable(round, client):
             return Fate(0, 0.0, ("unavailable", "could not be reached when the round began"))
         latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0
-        epochs, pace = everything, self._epoch_seconds(client)
+        completed, pace = everything, self._unit_seconds(client)
         if self._happens(options.stragglers, "straggler", round, client):
-            epochs = 1 + int(self._uniform("completed", round, client) * (everything - 1))
-            pace *= everything / epochs
+            completed = 1 + int(self._uniform("completed", round, client) * (everything - 1))
+            pace *= everything / completed
         limit = math.inf if options.deadline is None else options.deadline
-        if latency + epochs * pace > limit:
-            epochs = min(epochs, max(0, math.floor((limit - latency) / pace))) if pace else 0
-        if epochs == 0:
-            return Fate(0, limit, ("deadline", f"completed no local epoch within {limit:g} virtual seconds"))
+        if latency + completed * pace > limit:
+            completed = min(completed, max(0, math.floor((limit - latency) / pace))) if pace else 0
+        if completed == 0:
+            return Fate(0, limit, ("deadline", f"completed no local {unit[:-1]} within {limit:g} virtual seconds"))
         if self._happens(options.dropout, "dropout", round, client):
-            part = self._uniform("lost", round, client) * epochs
-            why = f"was lost in the course of local epoch {int(part)} of {everything}"
+            part = self._uniform("lost", round, client) * completed
+            why = f"was lost in the course of local {unit[:-1]} {int(part)} of {everything}"
             return Fate(int(part), latency + part * pace, ("dropped", why))
-        if epochs < everything and options.partial == "drop":
-            why = f"completed {epochs} of {everything} local epochs; partial work is dropped"
-            return Fate(epochs, min(limit, latency + everything * pace), ("deadline", why))
-        if epochs < everything and epochs <= self._last_break:
+        if completed < everything and options.partial == "drop":
+            why = f"completed {completed} of {everything} local {unit}; partial work is dropped"
+            return Fate(completed, min(limit, latency + everything * pace), ("deadline", why))
+        if completed < everything and completed <= self._last_break:
             why = (
-                f"completed {epochs} of {everything} local epochs, none after the exchange at epoch {self._last_break}"
+                f"completed {completed} of {everything} local epochs, none after the exchange at epoch "
+                f"{self._last_break}"
             )
-            return Fate(epochs, latency + epochs * pace, ("dropped", why))
-        return Fate(epochs, latency + epochs * pace)
+            return Fate(completed, latency + completed * pace, ("dropped", why))
+        return Fate(completed, latency + completed * pace)
 
     def round_seconds(self, fates: Iterable[Fate]) -> float:
         """Return how long a round lasts: until the last client is in or known to be lost, at most to the deadline.
@@ -106,8 +108,10 @@ class Simulator:
         """
         return max((fate.seconds for fate in fates), default=self.options.deadline or 0.0)
 
-    def _epoch_seconds(self, client: int) -> float:
-        batches = math.ceil(int(self._samples[client]) / self._config.batch_size)
+    def _unit_seconds(self, client: int) -> float:
+        """Return how long a client takes for a local epoch, or for a step with ``--local-steps``."""
+        epoch = math.ceil(int(self._samples[client]) / self._config.batch_size)
+        batches = epoch if self._config.local_steps is None else 1
         return batches * self.options.step_seconds * (self.options.slow_factor if client in self._slow else 1.0)
 
     def _presence(self, round: int) -> NDArray[np.bool_]:

@@ -110,7 +110,8 @@ def test_dropout_and_batch_norm_are_captured(both, model):
 
 
 @pytest.mark.parametrize(
-    "options", [{"clip_norm": 1.0}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}]
+    "options",
+    [{"local_steps": 30}, {"clip_norm": 1.0}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}],
 )
 def test_options_are_captured(both, options):
     captured, plain, recorder = both("moon", "fedprox", **options)

@@ -143,12 +143,12 @@ def test_latency_has_the_mean_that_was_asked_for():
 )
 def test_the_deadline_leaves_the_epochs_that_fit(deadline, epochs, seconds, kind):
     fate = simulator(deadline=deadline).fate(0, 0)
-    assert (fate.epochs, fate.seconds, fate.failure and fate.failure[0]) == (epochs, seconds, kind)
+    assert (fate.completed, fate.seconds, fate.failure and fate.failure[0]) == (epochs, seconds, kind)
 
 
 def test_partial_work_that_is_dropped_costs_the_time_until_the_deadline():
     fate = simulator(deadline=35, partial="drop").fate(0, 0)
-    assert (fate.epochs, fate.seconds, fate.failure[0]) == (3, 35, "deadline")
+    assert (fate.completed, fate.seconds, fate.failure[0]) == (3, 35, "deadline")
     assert fate.failure[1] == "completed 3 of 10 local epochs; partial work is dropped"
 
 
@@ -161,24 +161,26 @@ def test_latency_beyond_the_deadline_and_a_client_without_samples():
 
 def test_stragglers_complete_fewer_epochs_in_the_same_time():
     fates = [simulator(stragglers=0.5).fate(0, c) for c in range(200)]
-    fewer = [fate for fate in fates if fate.epochs < 10]
+    fewer = [fate for fate in fates if fate.completed < 10]
     assert 70 < len(fewer) < 130
-    assert {fate.epochs for fate in fewer} == set(range(1, 10))
+    assert {fate.completed for fate in fewer} == set(range(1, 10))
     assert all(fate.seconds == pytest.approx(100) and fate.failure is None for fate in fates)
 
 
 def test_a_client_is_lost_somewhere_in_its_training():
     fates = [simulator(dropout=1.0).fate(0, c) for c in range(200)]
     assert {fate.failure[0] for fate in fates} == {"dropped"}
-    assert {fate.epochs for fate in fates} == set(range(10))
-    assert all(10 * fate.epochs <= fate.seconds < 10 * (fate.epochs + 1) for fate in fates)
+    assert {fate.completed for fate in fates} == set(range(10))
+    assert all(10 * fate.completed <= fate.seconds < 10 * (fate.completed + 1) for fate in fates)
 
 
 def test_partial_work_without_an_epoch_after_the_last_exchange_is_lost():
     fates = [simulator(breaks=(2, 5), stragglers=1.0).fate(0, c) for c in range(200)]
-    assert {fate.epochs for fate in fates if fate.failure is None} == {6, 7, 8, 9}
-    assert {(fate.epochs, fate.failure[0]) for fate in fates if fate.failure} == {(e, "dropped") for e in range(1, 6)}
-    reached = next(fate for fate in fates if fate.epochs == 5)
+    assert {fate.completed for fate in fates if fate.failure is None} == {6, 7, 8, 9}
+    assert {(fate.completed, fate.failure[0]) for fate in fates if fate.failure} == {
+        (e, "dropped") for e in range(1, 6)
+    }
+    reached = next(fate for fate in fates if fate.completed == 5)
     assert not reached.lost_before(5), "it takes part in the exchange at epoch 5"
     assert reached.lost_before(None)
 
@@ -383,7 +385,7 @@ def test_who_reaches_the_exchange_takes_part_in_it_and_is_lost_after_it(tmp_path
     after = set()
     for record in records(result):
         fates = {client: there.fate(record["round"], client) for client in record["cohort"]}
-        assert paused[str(record["round"])] == [client for client, fate in fates.items() if fate.epochs >= 2]
+        assert paused[str(record["round"])] == [client for client, fate in fates.items() if fate.completed >= 2]
         assert record["system"]["took_part"] == [client for client, fate in fates.items() if not fate.failure]
         after |= set(paused[str(record["round"])]) - set(record["system"]["took_part"])
     assert after, "somebody was lost after the exchange"

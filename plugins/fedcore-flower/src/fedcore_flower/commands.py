@@ -34,6 +34,7 @@ FLAGS = (
     "participation",
     "rounds",
     "local_epochs",
+    "local_steps",
     "batch_size",
     "lr",
     "lr_decay",
