@@ -39,6 +39,7 @@ from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_feddc import FedDC, FedDCOptions
 
 NAME, OPTIONS = "feddc", FedDCOptions
+UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
 TOY = {**by_hand(CENTRES[:2], SIZES[:2]), "rounds": 1, "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
@@ -94,6 +95,8 @@ def test_the_equations_against_numpy(momentum):
     np.testing.assert_allclose(eq.renewed_drift(h, w, y), h.numpy() + y.numpy() - w.numpy(), rtol=1e-12)
     assert torch.equal(eq.drift_target(w, None), w)
     assert torch.equal(eq.renewed_drift(None, w, y), y - w)
+    np.testing.assert_allclose(eq.gradient_gap(w, s, own, 0.4), s.numpy() / 0.4 - own.numpy(), rtol=1e-12)
+    assert (eq.client_weight(3, None), eq.client_weight(3, 12.0)) == (1.0, 0.25)
     gap = eq.gradient_gap(w, s, own)
     np.testing.assert_allclose(gap, s.numpy() - own.numpy(), rtol=1e-15)
     assert eq.gradient_gap(w, None, None).abs().max() == 0
@@ -117,7 +120,7 @@ def test_the_terms_have_the_gradient_of_the_papers():
     w = nn.Parameter(w)
 
     class Client:
-        scratch = {"target": {w: eq.drift_target(w_t, h)}, "gap": {w: eq.gradient_gap(w, s, own)}}
+        scratch = {"target": {w: eq.drift_target(w_t, h)}, "gap": {w: eq.gradient_gap(w, s, own)}, "alpha": 0.3}
 
     class Step:
         parameters, client = [w], Client
@@ -137,7 +140,7 @@ def test_the_terms_have_the_gradient_of_the_papers():
 
 
 def test_the_hand_case(toy):
-    one, two = toy({NAME: {"alpha": 1.0}}), toy({NAME: {"alpha": 1.0}}, rounds=2)
+    one, two = (toy({NAME: {"alpha": 1.0, **UNIFORM}}, rounds=rounds) for rounds in (1, 2))
     near(weights(one)[W], [1.0, 2.0])
     near(server_state(one)[f"s.{W}"], [-0.5, -1.0])
     near(own_state(one, 0)[f"h.{W}"], [1.0, 0.0])
@@ -152,23 +155,28 @@ def test_the_hand_case(toy):
     near(own_state(two, 1)[f"s.{W}"], [0.75, -0.5])
 
 
-@pytest.mark.parametrize(("alpha", "linear"), [(0.1, True), (1.0, True), (1.0, False)])
-def test_a_simulation_in_numpy(toy, alpha, linear):
+@pytest.mark.parametrize(
+    ("alpha", "linear", "weighting"),
+    [(0.1, True, "uniform"), (1.0, True, "uniform"), (1.0, False, "uniform"), (0.1, True, "samples")],
+)
+def test_a_simulation_in_numpy(toy, alpha, linear, weighting):
     """Momentum, weight decay, lr decay, clients of different K, clients that sit rounds out."""
     w, s, own, h = np.zeros(2), np.zeros(2), np.zeros((3, 2)), np.zeros((3, 2))
+    share = np.ones(3) if weighting == "uniform" else np.array(SIZES) / np.mean(SIZES)
     for number, cohort in enumerate(COHORTS):
         lr, trained = 0.02 * 0.7**number, {}
         for i in cohort:
 
             def gradient(v, i=i, w=w, s=s):
-                return v - CENTRES[i] + alpha * (v - w + h[i]) + linear * (s - own[i])
+                return v - CENTRES[i] + alpha / share[i] * (v - w + h[i]) + linear * (s / share[i] - own[i])
 
             trained[i] = steps_by_hand(w, gradient, STEPS[i], lr=lr, momentum=0.5, weight_decay=0.1)
         for i, y in trained.items():
             h[i] = h[i] + y - w
-            own[i] = linear * (own[i] - s + (w - y) / (lr * distance_by_hand(STEPS[i], 0.5)))
-        w, s = np.mean(list(trained.values()), axis=0) + h.mean(axis=0), own.mean(axis=0)
-    plugins = {NAME: {"alpha": alpha, "linear": linear}, Cohorts: {"rounds": COHORTS}}
+            own[i] = linear * (own[i] - s / share[i] + (w - y) / (lr * distance_by_hand(STEPS[i], 0.5)))
+        w, s = np.mean(list(trained.values()), axis=0) + h.mean(axis=0), (share[:, None] * own).mean(axis=0)
+    options = {"alpha": alpha, "linear": linear, "weighting": weighting}
+    plugins = {NAME: options, Cohorts: {"rounds": COHORTS}}
     result = toy(plugins, **SIMULATED)
     near(weights(result)[W], w, 1e-5)
     near(server_state(result)[f"h.{W}"], h.mean(axis=0))
@@ -183,7 +191,7 @@ def test_a_simulation_in_numpy(toy, alpha, linear):
 
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_s_and_the_servers_drift_are_means_over_all_clients(go, participation):
-    result = go({NAME: {}}, participation=participation, rounds=5, alpha=0.1)
+    result = go({NAME: UNIFORM}, participation=participation, rounds=5, alpha=0.1)
     state = server_state(result)
     assert set(state) == {f"{kind}.{name}" for kind in "hs" for name, _ in result.model.named_parameters()}
     assert (len({tuple(line["cohort"]) for line in records(result)}) > 2) == (participation < 1)
@@ -202,6 +210,49 @@ def test_who_is_not_sampled_keeps_his_state(go):
         assert torch.equal(own_state(last, 0)[name], tensor)
 
 
+@pytest.mark.parametrize("alpha", [0.25, 1.0])
+def test_weighted_by_samples_it_ends_at_the_optimum_of_the_mean_over_samples(toy, alpha):
+    options = {"rounds": 80, "lr": 0.2, "local_epochs": 5, "checkpoint_every": 80}
+    near(weights(toy({NAME: {"alpha": alpha}}, **options))[W], [0.5, 3.0], 1e-3)
+    near(weights(toy({NAME: {"alpha": alpha, **UNIFORM}}, **options))[W], [1.0, 2.0], 1e-3)
+
+
+def one_round(state, *, clients, steps, lr, momentum, alpha, linear):
+    """One round of clients with the losses w^2 / 2, by the package's equations: a linear map in float64."""
+    w, s, h, own = state[0], state[1], list(state[2 : 2 + clients]), list(state[2 + clients :])
+    trained = []
+    for i in range(clients):
+        target, gap = eq.drift_target(w, h[i]), linear * eq.gradient_gap(w, s, own[i])
+        y = w.numpy()
+        y = steps_by_hand(
+            y, lambda v, t=target, g=gap: v + alpha * (v - t.numpy()) + g.numpy(), steps, lr=lr, momentum=momentum
+        )
+        y = torch.from_numpy(np.asarray(y))
+        trained.append(y)
+        h[i] = eq.renewed_drift(h[i], w, y)
+        own[i] = eq.renewed_gradient(w, y, gap, lr=lr, steps=steps, momentum=momentum)
+    mean_drift = torch.stack(h).mean()
+    return torch.stack([eq.corrected_mean(torch.stack(trained).mean(), mean_drift), torch.stack(own).mean(), *h, *own])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_the_drifts_share_out_among_themselves_is_never_undone(momentum):
+    """The linearisation has the eigenvalue 1, N - 1 times: h_i of sum 0 that s_i make up for. The card says so."""
+    federation = {"clients": 4, "steps": 20, "lr": 0.05, "momentum": momentum, "alpha": 0.1}
+    columns = [one_round(unit, **federation, linear=1.0) for unit in torch.eye(10, dtype=torch.float64)]
+    found = np.sort(np.abs(np.linalg.eigvals(torch.stack(columns, dim=1).numpy())))[::-1]
+    np.testing.assert_allclose(found[:3], 1, atol=1e-9)
+    assert found[3] < 0.999
+
+
+def test_what_is_trained_but_does_not_move_is_corrected_all_the_same(toy):
+    """In round 1 the rate is too small to change a bit of any y_i; only what is frozen stays as it is."""
+    options = {NAME: {"alpha": 1.0, "linear": False}}
+    one, two = (toy(options, lr_decay=1e-30, rounds=rounds) for rounds in (1, 2))
+    assert server_state(one)[f"h.{W}"].abs().min() > 0
+    assert torch.equal(weights(two)[W], weights(one)[W] + server_state(one)[f"h.{W}"].float())
+
+
 class Constant(Plugin):
     """Local gradients -1 and 1 everywhere."""
 
@@ -215,7 +266,7 @@ def test_s_i_is_one_gradient_with_momentum_too(go, monkeypatch):
     options = {**TOY, "local_epochs": 50, "rounds": 2, "lr": 0.001, "momentum": 0.9}
 
     def gap():
-        result = go({Constant: {}, NAME: {"alpha": 1e-6}}, **options)
+        result = go({Constant: {}, NAME: {"alpha": 1e-6, **UNIFORM}}, **options)
         return (server_state(result)[f"s.{W}"] - own_state(result, 0)[f"s.{W}"])[0].item()
 
     assert gap() == pytest.approx(1, rel=1e-3)
@@ -242,14 +293,14 @@ def test_without_its_linear_term_it_is_feddyn_to_the_bit(go, participation):
 
 
 def test_the_local_problem_of_round_1_is_fedproxs(go):
-    dc = records(go({NAME: {"alpha": 0.3}}, rounds=1))[0]["losses"]
+    dc = records(go({NAME: {"alpha": 0.3, **UNIFORM}}, rounds=1))[0]["losses"]
     prox = records(go({"fedprox": {"mu": 0.3}, EqualWeights: {}}, rounds=1))[0]["losses"]
     assert dc == {"task": prox["task"], "feddc.drift": prox["fedprox.proximal"]}
 
 
 def test_every_option_changes_the_trajectory(go):
-    runs = [go({NAME: options}, rounds=2) for options in ({}, {"alpha": 0.5}, {"linear": False})]
-    assert len({model_bytes(run) for run in runs}) == 3
+    runs = [go({NAME: options}, rounds=2) for options in ({}, {"alpha": 0.5}, {"linear": False}, UNIFORM)]
+    assert len({model_bytes(run) for run in runs}) == 4
     assert model_bytes(runs[0]) == model_bytes(go({NAME: {"alpha": 0.01, "linear": True}}, rounds=2))
     assert set(records(runs[0])[1]["losses"]) == {"task", "feddc.drift", "feddc.gradient"}
 
@@ -266,11 +317,13 @@ def test_a_step_does_not_wait_for_the_device(go):
 
 
 def test_what_travels(go):
-    result = go({NAME: {}}, rounds=3)
+    result = go({NAME: UNIFORM}, rounds=3)
     size = 4 * sum(p.numel() for p in result.model.parameters())
     found = result.summary["bytes"]["by_plugin"][NAME]
     assert found == {"down": 2 * 4 * size, "up": 3 * 4 * size}, "s goes down from round 1 on, changes go up in each"
-    assert NAME not in go({NAME: {"linear": False}}).summary["bytes"]["by_plugin"]
+    assert NAME not in go({NAME: {"linear": False, **UNIFORM}}).summary["bytes"]["by_plugin"]
+    found = go({NAME: {}}, rounds=3).summary["bytes"]["by_plugin"][NAME]
+    assert found == {"down": 2 * 4 * size + 3 * 4 * 8, "up": 3 * 4 * size}, "and mean n, one number"
 
 
 def test_personal_parameters_are_neither_corrected_nor_sent(go):

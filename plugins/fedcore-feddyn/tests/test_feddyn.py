@@ -36,6 +36,7 @@ from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_feddyn import FedDyn, FedDynOptions
 
 NAME, OPTIONS = "feddyn", FedDynOptions
+UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
 TOY = {**by_hand(CENTRES[:2], SIZES[:2]), "rounds": 1, "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
@@ -101,7 +102,7 @@ def test_the_completed_square_has_the_papers_gradient(alpha):
     w = nn.Parameter(w)
 
     class Client:
-        scratch = {"target": {w: eq.shifted_target(w_t, dual)}}
+        scratch = {"target": {w: eq.shifted_target(w_t, dual)}, "alpha": alpha}
 
     class Step:
         parameters, client = [w], Client
@@ -125,7 +126,7 @@ def gradients(result, client, alpha=1.0):
 
 
 def test_the_hand_case(toy):
-    one, two = toy({NAME: {"alpha": 1.0}}), toy({NAME: {"alpha": 1.0}}, rounds=2)
+    one, two = (toy({NAME: {"alpha": 1.0, **UNIFORM}}, rounds=rounds) for rounds in (1, 2))
     near(weights(one)[W], [1.0, 2.0])
     near(-server_state(one)[W], [-0.5, -1.0])
     near(gradients(one, 0), [-1.0, 0.0])
@@ -138,36 +139,51 @@ def test_the_hand_case(toy):
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
 def test_it_ends_at_the_optimum_of_the_uniform_mean(toy, alpha):
-    result = toy({NAME: {"alpha": alpha}}, rounds=60, lr=0.2, local_epochs=10, checkpoint_every=60)
+    options = {"rounds": 60, "lr": 0.2, "local_epochs": 10, "checkpoint_every": 60}
+    result = toy({NAME: {"alpha": alpha, **UNIFORM}}, **options)
     near(weights(result)[W], [1.0, 2.0], 1e-4)
     for i in range(2):  # and lambda_i holds the clients' gradients there
         near(gradients(result, i, alpha), np.array([1.0, 2.0]) - CENTRES[i], 1e-3)
 
 
+@pytest.mark.parametrize("alpha", [0.25, 1.0])
+def test_weighted_by_samples_it_ends_at_the_optimum_of_the_mean_over_samples(toy, alpha):
+    """n = 1 and 3: (0.5, 3), with alpha_i lambda_i = -grad F_i, alpha_i = 2 alpha and 2/3 alpha."""
+    options = {"rounds": 80, "lr": 0.2, "local_epochs": 10, "checkpoint_every": 80}
+    result = toy({NAME: {"alpha": alpha}}, **options)
+    near(weights(result)[W], [0.5, 3.0], 1e-4)
+    for i in range(2):
+        near(gradients(result, i, alpha * 2 / SIZES[i]), np.array([0.5, 3.0]) - CENTRES[i], 2e-3)
+
+
 def test_a_solved_local_problem_leaves_the_gradient_at_its_solution(toy):
     """First-order condition: g_i = grad F_i(y_i) = y_i - centre_i; y_i lies halfway from w_0 = 0 to the centre."""
-    result = toy({NAME: {"alpha": 1.0}}, local_epochs=60)
+    result = toy({NAME: {"alpha": 1.0, **UNIFORM}}, local_epochs=60)
     for i in range(2):
         near(gradients(result, i), CENTRES[i] / 2 - CENTRES[i])
 
 
-@pytest.mark.parametrize("alpha", [0.1, 1.0])
-def test_a_simulation_in_numpy_with_the_papers_g_and_h(toy, alpha):
-    """Momentum, weight decay, lr decay, clients of different K, clients that sit rounds out."""
+@pytest.mark.parametrize(("alpha", "weighting"), [(0.1, "uniform"), (1.0, "uniform"), (0.1, "samples")])
+def test_a_simulation_in_numpy_with_the_papers_g_and_h(toy, alpha, weighting):
+    """Momentum, weight decay, lr decay, clients of different K, clients that sit rounds out.
+
+    Weighted by samples g_i is alpha_i / alpha times the gradient, and h stays the plain mean of all g_i.
+    """
     w, h, g = np.zeros(2), np.zeros(2), np.zeros((3, 2))
+    stiffness = alpha * (np.ones(3) if weighting == "uniform" else np.mean(SIZES) / np.array(SIZES))
     for number, cohort in enumerate(COHORTS):
         trained = {}
         for i in cohort:
 
             def gradient(v, i=i, w=w):
-                return v - CENTRES[i] - g[i] + alpha * (v - w)
+                return v - CENTRES[i] - stiffness[i] / alpha * g[i] + stiffness[i] * (v - w)
 
             trained[i] = steps_by_hand(w, gradient, STEPS[i], lr=0.02 * 0.7**number, momentum=0.5, weight_decay=0.1)
         for i, y in trained.items():
             g[i] = g[i] - alpha * (y - w)
         h = h - alpha * sum(y - w for y in trained.values()) / 3
         w = np.mean(list(trained.values()), axis=0) - h / alpha
-    result = toy({NAME: {"alpha": alpha}, Cohorts: {"rounds": COHORTS}}, **SIMULATED)
+    result = toy({NAME: {"alpha": alpha, "weighting": weighting}, Cohorts: {"rounds": COHORTS}}, **SIMULATED)
     near(weights(result)[W], w, 1e-5)
     near(-alpha * server_state(result)[W], h)
     for i in range(3):
@@ -201,7 +217,7 @@ def test_who_is_not_sampled_keeps_his_lambda(go):
 
 def test_the_local_problem_of_round_1_is_fedproxs(go):
     """mu = alpha, to the bit; the server then adds the mean displacement once more."""
-    dyn = go({NAME: {"alpha": 0.3}}, rounds=1)
+    dyn = go({NAME: {"alpha": 0.3, **UNIFORM}}, rounds=1)
     prox = go({"fedprox": {"mu": 0.3}, EqualWeights: {}}, rounds=1)
     ours, theirs = records(dyn)[0]["losses"], records(prox)[0]["losses"]
     assert ours["task"] == theirs["task"]
@@ -216,6 +232,23 @@ def test_alpha_changes_the_trajectory_and_a_larger_one_holds_the_client_nearer(g
     assert distances[0] > distances[1] > distances[2] > 0
     assert model_bytes(runs[0]) == model_bytes(go({NAME: {}}, rounds=1)), "the default, and twice the same bits"
     assert len({model_bytes(run) for run in runs}) == 3
+
+
+def test_clients_of_equal_size_count_the_same_to_the_bit(go):
+    runs = [go({NAME: {"weighting": w}}, partition=quarters) for w in ("samples", "uniform")]
+    assert model_bytes(runs[0]) == model_bytes(runs[1])
+    unequal = [go({NAME: {"weighting": w}}, alpha=0.1) for w in ("samples", "uniform")]
+    assert model_bytes(unequal[0]) != model_bytes(unequal[1])
+
+
+def quarters(labels, num_clients, **_):
+    return np.arange(4 * 300).reshape(4, 300)
+
+
+def test_the_alpha_of_a_client():
+    assert eq.client_alpha(0.3, 5, None) == 0.3
+    assert eq.client_alpha(0.3, 5, 10.0) == pytest.approx(0.6)
+    assert eq.client_alpha(0.3, 40, 10.0) == pytest.approx(0.075)
 
 
 def test_a_tiny_alpha_divides_nothing(go):
@@ -233,8 +266,10 @@ def test_a_step_does_not_wait_for_the_device(go):
     assert max(looked, key=len) == {"client"}
 
 
-def test_nothing_travels_but_the_model(go):
-    assert NAME not in go({NAME: {}}).summary["bytes"]["by_plugin"]
+def test_what_travels(go):
+    assert NAME not in go({NAME: UNIFORM}).summary["bytes"]["by_plugin"], "the model alone"
+    found = go({NAME: {}}, rounds=3).summary["bytes"]["by_plugin"][NAME]
+    assert found == {"down": 3 * 4 * 8, "up": 0}, "one number, to every client"
 
 
 def test_personal_parameters_are_not_regularized(go):
@@ -249,6 +284,13 @@ def test_frozen_parameters_keep_their_lambda(go):
     for name, before in own_state(one, 0).items():
         assert torch.equal(own_state(two, 0)[name], before) == name.startswith("encoder")
         assert torch.equal(weights(two)[name], weights(one)[name]) == name.startswith("encoder")
+
+
+def test_what_is_trained_but_does_not_move_is_corrected_all_the_same(toy):
+    """In round 1 the rate is too small to change a bit of any y_i; only what is frozen stays as it is."""
+    one, two = (toy({NAME: {"alpha": 1.0}}, lr_decay=1e-30, rounds=rounds) for rounds in (1, 2))
+    assert server_state(one)[W].abs().min() > 0
+    assert torch.equal(weights(two)[W], weights(one)[W] + server_state(one)[W].float())
 
 
 def test_with_fedprox(go):

@@ -39,6 +39,7 @@ from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_scaffold import Scaffold, ScaffoldOptions
 
 NAME = "scaffold"
+UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
 TOY = {**by_hand(CENTRES[:2], SIZES[:2]), "rounds": 1, "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
@@ -69,6 +70,11 @@ def toy(go):
 
 def server_state(result):
     return committed(result).plugins.get(NAME, {})
+
+
+def controls(result):
+    """c by name, without the clients' sizes."""
+    return {name: value for name, value in server_state(result).items() if name != "sizes"}
 
 
 def own_state(result, client):
@@ -119,7 +125,7 @@ def test_the_wrong_divisor_is_what_the_tests_below_say():
 
 
 def test_the_hand_case(toy):
-    one, two = toy({NAME: {}}), toy({NAME: {}}, rounds=2)
+    one, two = toy({NAME: UNIFORM}), toy({NAME: UNIFORM}, rounds=2)
     near(weights(one)[W], [0.75, 1.5])
     near(server_state(one)[f"c.{W}"], [-0.75, -1.5])
     near(own_state(one, 0)[W], [-1.5, 0.0])
@@ -128,12 +134,21 @@ def test_the_hand_case(toy):
     near(server_state(two)[f"c.{W}"], [-0.1875, -0.375])
     near(own_state(two, 0)[W], [-1.125, 1.5])
     near(own_state(two, 1)[W], [0.75, -2.25])
-    near(weights(toy({NAME: {}}, rounds=20))[W], [1.0, 2.0], 1e-3)
+    near(weights(toy({NAME: UNIFORM}, rounds=20))[W], [1.0, 2.0], 1e-3)
+
+
+def test_the_hand_case_weighted_by_samples(toy):
+    """n = 1 and 3: it ends at the optimum of the mean over samples, (0.5, 3)."""
+    one = toy({NAME: {}})
+    near(weights(one)[W], [0.375, 2.25])
+    near(server_state(one)[f"c.{W}"] / 2, [-0.375, -2.25])
+    near(own_state(one, 0)[W], [-1.5, 0.0])
+    near(weights(toy({NAME: {}}, rounds=20))[W], [0.5, 3.0], 1e-3)
 
 
 def test_the_servers_learning_rate(toy):
-    near(weights(toy({NAME: {"server_lr": 0.5}}))[W], [0.375, 0.75])
-    near(weights(toy({NAME: {"server_lr": 2.0}}))[W], [1.5, 3.0])
+    near(weights(toy({NAME: {**UNIFORM, "server_lr": 0.5}}))[W], [0.375, 0.75])
+    near(weights(toy({NAME: {**UNIFORM, "server_lr": 2.0}}))[W], [1.5, 3.0])
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
@@ -166,7 +181,7 @@ def test_a_simulation_in_numpy(toy, weighting):
 
 def test_local_steps_descend_the_corrected_loss(toy):
     """One step of lr 0.5 from w_1 = (0.5, 1) in round 2: w - 0.5 (w - centre + c - c_i)."""
-    one, two = toy({NAME: {}}, local_epochs=1), toy({NAME: {}}, local_epochs=1, rounds=2)
+    one, two = (toy({NAME: UNIFORM}, local_epochs=1, rounds=rounds) for rounds in (1, 2))
     w, c = weights(one)[W], server_state(one)[f"c.{W}"]
     near(w, [0.5, 1.0])
     expected = np.mean(
@@ -204,7 +219,7 @@ def gaps(go, rounds):
             found.append((state.plugins[NAME][f"c.{W}"] - own)[0].item())
 
     options = {**TOY, "local_epochs": 50, "rounds": rounds, "lr": 0.001, "momentum": 0.9}
-    go({Constant: {}, NAME: {}}, notify=look, **options)
+    go({Constant: {}, NAME: UNIFORM}, notify=look, **options)
     return found
 
 
@@ -226,17 +241,17 @@ def task_losses(result):
 
 
 def test_momentum_many_local_steps_and_dirichlet_01_train_well(go):
-    result = go({NAME: {}}, **HARD)
+    result = go({NAME: UNIFORM}, **HARD)
     assert task_losses(result) == sorted(task_losses(result), reverse=True)
     assert task_losses(result)[-1] < 0.3
-    assert max(t.abs().max() for t in server_state(result).values()) < 0.1
+    assert max(t.abs().max() for t in controls(result).values()) < 0.1
 
 
 def test_with_the_wrong_divisor_the_same_run_diverges(go, monkeypatch):
     plant_the_wrong_divisor(monkeypatch)
-    result = go({NAME: {}}, **HARD)
+    result = go({NAME: UNIFORM}, **HARD)
     assert task_losses(result)[-1] > 1e3
-    assert max(t.abs().max() for t in server_state(result).values()) > 1e2
+    assert max(t.abs().max() for t in controls(result).values()) > 1e2
 
 
 # --- c = mean of all c_i -----------------------------------------------------------------------------------------
@@ -247,7 +262,7 @@ def test_with_the_wrong_divisor_the_same_run_diverges(go, monkeypatch):
 def test_c_is_the_mean_of_all_c_i(go, weighting, participation):
     result = go({NAME: {"weighting": weighting}}, participation=participation, rounds=5, alpha=0.1)
     state = server_state(result)
-    names = [name.removeprefix("c.") for name in state if name != "sizes"]
+    names = [name.removeprefix("c.") for name in controls(result)]
     assert set(names) == {name for name, _ in result.model.named_parameters()}
     assert (len({tuple(line["cohort"]) for line in records(result)}) > 2) == (participation < 1)
     sizes = {int(k): v for k, v in state.get("sizes", {}).items()}
@@ -273,17 +288,17 @@ def test_who_is_not_sampled_keeps_his_c_i(go):
 
 
 def test_round_1_is_fedavg_with_the_same_weights_to_the_bit(go):
-    assert model_bytes(go({NAME: {}}, rounds=1)) == model_bytes(go({EqualWeights: {}}, rounds=1))
-    assert model_bytes(go({NAME: {"weighting": "samples"}}, rounds=1)) == model_bytes(go({}, rounds=1))
+    assert model_bytes(go({NAME: UNIFORM}, rounds=1)) == model_bytes(go({EqualWeights: {}}, rounds=1))
+    assert model_bytes(go({NAME: {}}, rounds=1)) == model_bytes(go({}, rounds=1))
     assert set(records(go({NAME: {}}, rounds=1))[0]["losses"]) == {"task"}
 
 
 def test_round_2_is_not(go):
     result = go({NAME: {}})
-    assert model_bytes(result) != model_bytes(go({EqualWeights: {}}))
+    assert model_bytes(result) != model_bytes(go({}))
     assert model_bytes(result) == model_bytes(go({NAME: {}}))
     assert set(records(result)[1]["losses"]) == {"task", "scaffold.correction"}
-    assert len({model_bytes(go({NAME: o})) for o in ({}, {"weighting": "samples"}, {"server_lr": 0.9})}) == 3
+    assert len({model_bytes(go({NAME: o})) for o in ({}, UNIFORM, {"server_lr": 0.9})}) == 3
 
 
 def test_one_client_is_never_corrected(go):
@@ -295,7 +310,7 @@ def test_one_client_is_never_corrected(go):
 
 def test_a_resumed_run_has_the_same_bits(go, tmp_path):
     options = {**DIGITS, "rounds": 4, "participation": 0.5}
-    plugins = {NAME: {"weighting": "samples", "server_lr": 0.8}}
+    plugins = {NAME: {"server_lr": 0.8}}
     assert model_bytes(interrupted(tmp_path, *plugins.items(), after=1, **options)) == model_bytes(
         go(plugins, **options)
     )
@@ -321,7 +336,7 @@ def test_buffers_have_no_part_in_it(go):
 
 def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     result = go({NAME: {"server_lr": 1.5}}, model=with_batch_norm, rounds=3)
-    corrected = {name.removeprefix("c.") for name in server_state(result)}
+    corrected = {name.removeprefix("c.") for name in controls(result)}
     assert corrected == set(own_state(result, 0)) == {name for name, _ in result.model.named_parameters()}
     norm = result.model.encoder.base.norm
     assert norm.num_batches_tracked.dtype == torch.int64
@@ -339,8 +354,8 @@ def test_frozen_parameters_keep_their_c_i(go):
     one, two = go(plugins, rounds=1), go(plugins, rounds=2)
     for name, before in own_state(one, 0).items():
         assert torch.equal(own_state(two, 0)[name], before) == name.startswith("encoder")
-    for name, before in server_state(one).items():
-        assert torch.equal(server_state(two)[name], before) == name.startswith("c.encoder")
+    for name, before in controls(one).items():
+        assert torch.equal(controls(two)[name], before) == name.startswith("c.encoder")
 
 
 def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
@@ -350,7 +365,7 @@ def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
     skipped = go({NAME: {}}, partition=one_sample, model=with_batch_norm, rounds=3)
     assert [line["failures"][0]["kind"] for line in records(skipped)] == ["no_steps"] * 3
     assert own_state(skipped, 0) == {}
-    assert all(t.isfinite().all() for t in server_state(skipped).values())
+    assert all(t.isfinite().all() for t in controls(skipped).values())
 
 
 # --- the step ----------------------------------------------------------------------------------------------------

@@ -17,15 +17,27 @@ def drift_target(start: Tensor, drift: Tensor | None) -> Tensor:
     return start.clone() if drift is None else start - drift
 
 
-def gradient_gap(like: Tensor, gradient: Tensor | None, own: Tensor | None) -> Tensor:
-    """Return s - s_i, what the term G_i adds to every gradient, laid out in memory like the parameter ``like``.
+def client_weight(samples: int, mean_samples: float | None) -> float:
+    """Return W_i = n_i / mean n over all clients; 1 where all clients count the same (``mean_samples`` is None).
+
+    With alpha / W_i, s / W_i and s the mean of W_i s_i a fixed point has sum of n_i grad F_i = 0, without W_i sum of
+    grad F_i = 0.
+
+    :source: the authors' code.
+    """
+    return 1.0 if mean_samples is None else samples / mean_samples
+
+
+def gradient_gap(like: Tensor, gradient: Tensor | None, own: Tensor | None, weight: float = 1.0) -> Tensor:
+    """Return s / W_i - s_i, what the term G_i adds to every gradient, laid out in memory like the parameter ``like``.
 
     :param gradient: s; ``own`` s_i; None is 0, before the first round and the first participation.
+    :param weight: W_i.
     :source: the gradient correction G_i, of the code's recursion.
     """
     result = torch.zeros_like(like)
     if gradient is not None:
-        result.add_(gradient)
+        result.add_(gradient, alpha=1 / weight)
     return result if own is None else result.sub_(own)
 
 
@@ -40,9 +52,9 @@ def renewed_drift(drift: Tensor | None, start: Tensor, trained: Tensor) -> Tenso
 def renewed_gradient(
     start: Tensor, trained: Tensor, gap: Tensor | None, *, lr: float, steps: int, momentum: float
 ) -> Tensor:
-    """Return s_i - s + (w_t - y_i) / (eta A(K_i)), the client's mean gradient over its local training.
+    """Return s_i - s / W_i + (w_t - y_i) / (eta A(K_i)), the client's mean gradient over its local training.
 
-    :param gap: s - s_i; None is 0.
+    :param gap: s / W_i - s_i; None is 0.
     :param lr: eta of this round; ``steps`` K_i that were executed; ``momentum`` rho of local SGD.
     :source: the code's recursion, which is SCAFFOLD's Option II (Karimireddy et al., ICML 2020, Eq. 4), with the
         effective number of steps A(K) for K, so that s_i stays one gradient under momentum.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -14,12 +15,18 @@ from fedcore.functional import linear_term, proximal_term
 from fedcore.tensors import check_changes
 from fedcore_feddc import equations as eq
 
+MEAN_SAMPLES = "mean_samples"
+
 
 class FedDCOptions(PluginOptions):
     """Options of FedDC."""
 
     alpha: float = Field(0.01, gt=0, description="alpha, strength of the drift's penalty R_i.")
     linear: bool = Field(True, description="The gradient correction G_i = <s - s_i, w>; without it FedDC is FedDyn.")
+    weighting: Literal["uniform", "samples"] = Field(
+        "samples",
+        description="How clients' losses count: by samples (alpha and s over W_i = n_i / mean n), or the same.",
+    )
 
 
 class FedDC(Plugin):
@@ -34,24 +41,33 @@ class FedDC(Plugin):
     uses_displacement = True
     options: FedDCOptions
 
+    def __init__(self, options: FedDCOptions) -> None:
+        super().__init__(options)
+        self.uniform = options.weighting == "uniform"
+
     # --- client --------------------------------------------------------------------------------------------
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Keep w_t, and fix w_t - h_i and s - s_i for the round; h_i, s and s_i begin at 0."""
-        s, own = client.received, client.state
+        """Keep w_t, and fix W_i, w_t - h_i and s / W_i - s_i for the round; h_i, s and s_i begin at 0."""
+        s, own = dict(client.received), client.state
+        mean_samples = s.pop(MEAN_SAMPLES, None)
+        weight = eq.client_weight(client.n, None if mean_samples is None else float(mean_samples))
+        client.scratch["alpha"] = self.options.alpha / weight
         parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
         client.scratch["start"] = start = {name: p.detach().clone() for name, p in parameters.items()}
         client.scratch["target"] = {p: eq.drift_target(start[n], own.get(f"h.{n}")) for n, p in parameters.items()}
         if self.options.linear and (s or own):
-            client.scratch["gap"] = {p: eq.gradient_gap(p, s.get(n), own.get(f"s.{n}")) for n, p in parameters.items()}
+            client.scratch["gap"] = {
+                p: eq.gradient_gap(p, s.get(n), own.get(f"s.{n}"), weight) for n, p in parameters.items()
+            }
 
     @hookimpl
     def local_loss(self, step: Step) -> list[Loss]:
-        """Add alpha/2 R_i and, where s - s_i is known, G_i, over the shared parameters in training."""
+        """Add alpha/(2 W_i) R_i and, where s and s_i are known, G_i, over the shared parameters in training."""
         parameters, scratch = step.parameters, step.client.scratch
         value = proximal_term(parameters, [scratch["target"][p] for p in parameters])
-        terms = [Loss(value, weight=self.options.alpha, name="drift")]
+        terms = [Loss(value, weight=scratch["alpha"], name="drift")]
         if "gap" in scratch:
             terms.append(Loss(linear_term(parameters, [scratch["gap"][p] for p in parameters]), name="gradient"))
         return terms
@@ -77,9 +93,12 @@ class FedDC(Plugin):
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> dict[str, Tensor]:
-        """Send s; nothing before the first round ended."""
+        """Send s, from the first round's end on, and mean n over all clients where they count by samples."""
         state = server.state
-        return {name: state[f"s.{name}"].to(w.dtype) for name, w in server.model.items() if f"s.{name}" in state}
+        sizes = {} if self.uniform else {MEAN_SAMPLES: server.client_sizes.double().mean()}
+        return sizes | {
+            name: state[f"s.{name}"].to(w.dtype) for name, w in server.model.items() if f"s.{name}" in state
+        }
 
     @hookimpl
     def weight(self) -> float:
@@ -88,21 +107,24 @@ class FedDC(Plugin):
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Add the change of s_i to s, the mean over all clients: s += (s_i+ - s_i) / N."""
+        """Add the change of s_i to s, the mean over all clients: s += W_i (s_i+ - s_i) / N."""
         check_changes(update.payload, server.model, server.trainable)
+        sizes = server.client_sizes
+        mean_samples = None if self.uniform else float(sizes.double().mean())
+        share = eq.client_weight(int(sizes[update.client]), mean_samples) / server.num_clients
         for name, change in update.payload.items():
             if f"s.{name}" not in server.state:
                 server.state[f"s.{name}"] = torch.zeros_like(change, dtype=torch.float64)
-            server.state[f"s.{name}"].add_(change, alpha=1 / server.num_clients)
+            server.state[f"s.{name}"].add_(change, alpha=share)
         update.payload.clear()
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Renew the mean drift of all clients and add it to the mean of the models; what nobody moved stays."""
+        """Renew the mean drift of all clients and add it to the mean of the models; what nobody trained stays."""
         new, share = {}, len(server.accepted) / server.num_clients
         for name, m in mean.items():
-            if torch.equal(m, server.model[name]):
-                continue  # frozen in this round: the drift of earlier rounds would carry it away
+            if name in server.frozen:
+                continue  # the drift of earlier rounds would carry it away
             before = server.state.get(f"h.{name}", torch.zeros_like(m, dtype=torch.float64))
             after = eq.renewed_mean_drift(before, server.model[name], m, share)
             server.state[f"h.{name}"], new[name] = after, eq.corrected_mean(m, after)

@@ -19,6 +19,18 @@ def shifted_target(start: Tensor, dual: Tensor | None) -> Tensor:
     return start.clone() if dual is None else start - dual
 
 
+def client_alpha(alpha: float, samples: int, mean_samples: float | None) -> float:
+    """Return alpha_i = alpha / (n_i / mean n): the clients' losses count by their samples then.
+
+    At a fixed point alpha_i lambda_i = -grad F_i and the lambda_i have mean 0, so that the sum of n_i grad F_i is 0;
+    with one alpha for all it is the sum of grad F_i.
+
+    :param samples: n_i; ``mean_samples`` mean n over all clients, None for one alpha for all.
+    :source: the authors' code; the paper has alpha.
+    """
+    return alpha if mean_samples is None else alpha * (mean_samples / samples)
+
+
 def renewed_dual(dual: Tensor | None, start: Tensor, trained: Tensor) -> Tensor:
     """Return lambda_i + (y_i - w_t).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -17,6 +18,9 @@ class FedDynOptions(PluginOptions):
     """Options of FedDyn."""
 
     alpha: float = Field(0.01, gt=0, description="alpha of Eq. 1: strength of the dynamic regularizer.")
+    weighting: Literal["uniform", "samples"] = Field(
+        "samples", description="How clients' losses count: by samples n_i (alpha / (n_i / mean n)), or all the same."
+    )
 
 
 class FedDyn(Plugin):
@@ -35,7 +39,11 @@ class FedDyn(Plugin):
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Keep w_t, and fix the point w_t - lambda_i for the round."""
+        """Keep w_t, and fix alpha_i and the point w_t - lambda_i for the round."""
+        mean_samples = client.received.get("mean_samples")
+        client.scratch["alpha"] = eq.client_alpha(
+            self.options.alpha, client.n, None if mean_samples is None else float(mean_samples)
+        )
         parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
         client.scratch["start"] = start = {name: p.detach().clone() for name, p in parameters.items()}
         client.scratch["target"] = {
@@ -44,10 +52,10 @@ class FedDyn(Plugin):
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss:
-        """Add alpha/2 |w - (w_t - lambda_i)|^2 (Eq. 1) over the shared parameters in training."""
-        target = step.client.scratch["target"]
-        value = proximal_term(step.parameters, [target[p] for p in step.parameters])
-        return Loss(value, weight=self.options.alpha, name="dynamic")
+        """Add alpha_i/2 |w - (w_t - lambda_i)|^2 (Eq. 1) over the shared parameters in training."""
+        scratch = step.client.scratch
+        value = proximal_term(step.parameters, [scratch["target"][p] for p in step.parameters])
+        return Loss(value, weight=scratch["alpha"], name="dynamic")
 
     @hookimpl
     def pre_upload(self, client: ClientContext, update: ClientUpdate) -> None:
@@ -60,17 +68,24 @@ class FedDyn(Plugin):
     # --- server --------------------------------------------------------------------------------------------
 
     @hookimpl
+    def broadcast(self, server: ServerContext) -> dict[str, Tensor]:
+        """Send mean n over all clients, of which alpha_i is made; nothing with one alpha for all."""
+        if self.options.weighting == "uniform":
+            return {}
+        return {"mean_samples": server.client_sizes.double().mean()}
+
+    @hookimpl
     def weight(self) -> float:
         """Take the plain mean of the models (Algorithm 1)."""
         return 1.0
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Renew the mean of all lambda_i and add it to the mean of the models; what nobody moved stays."""
+        """Renew the mean of all lambda_i and add it to the mean of the models; what nobody trained stays."""
         new, share = {}, len(server.accepted) / server.num_clients
         for name, m in mean.items():
-            if torch.equal(m, server.model[name]):
-                continue  # frozen in this round: the mean of earlier displacements would carry it away
+            if name in server.frozen:
+                continue  # the mean of earlier displacements would carry it away
             before = server.state.get(name, torch.zeros_like(m, dtype=torch.float64))
             after = eq.renewed_mean_dual(before, server.model[name], m, share)
             server.state[name], new[name] = after, eq.corrected_mean(m, after)

@@ -17,11 +17,12 @@ from fedcore_scaffold import equations as eq
 
 
 class ScaffoldOptions(PluginOptions):
-    """Options of SCAFFOLD; the defaults are the paper's."""
+    """Options of SCAFFOLD."""
 
     server_lr: float = Field(1.0, gt=0, description="eta_g of Eq. 5: the server's step towards the clients' mean.")
     weighting: Literal["uniform", "samples"] = Field(
-        "uniform", description="Means over clients, of models and of c_i (Eq. 5): uniform, or weighted by samples n_i."
+        "samples",
+        description="Means over clients, of models and of c_i (Eq. 5): by samples n_i, or the paper's uniform.",
     )
 
 
