@@ -62,7 +62,7 @@ def test_the_card_names_what_is_sent(name: str, watched: dict[str, Traffic]) -> 
     ("name", "figure", "each", "times"),
     [
         ("fedcd", "30,960", 10 * 3 * (4 * 256 + 8), 2),
-        ("fedproc", "10,250", 10 * (4 * 256 + 1), 3),  # two rounds, and the question before the first
+        ("fedproc", "10,320", 10 * (4 * 256 + 8), 2),
     ],
 )
 def test_the_cards_bytes_are_the_ledgers(

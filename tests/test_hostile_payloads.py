@@ -25,6 +25,8 @@ HONEST = 3
 RUN = {"model": "mlp", "workers": 0, "device": "cpu", "rounds": 2, "local_epochs": 2, "batch_size": 32}
 RETRAINED = {name: {"per_class": 4, "epochs": 1} for name in ("ccvr", "uscc", "fedeccr")}
 """What a correction of the classifier makes of what was taken does not matter here, so it is a short one."""
+OPTIONS = {**RETRAINED, "fedproc": {"first_round": "contrast"}}
+"""With which a method both asks and receives updates."""
 # Sends the model's names as far as they were trained: one less is a client that froze it.
 MAY_BE_ABSENT = {"scaffold", "feddc"}
 
@@ -55,7 +57,7 @@ def train(tmp_path, plugin, corrupt, clients):
     config = RunConfig(
         **RUN,
         dataset=f"module:{__name__}.few_digits",
-        plugins={plugin: RETRAINED.get(plugin, {})},
+        plugins={plugin: OPTIONS.get(plugin, {})},
         clients=clients,
         partition="iid",
         client_test_fraction=0.0,

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +27,9 @@ from fedcore.registry import call, resolve
 from fedcore.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
+
+BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+"""Of EMNIST's balanced split, in the order of its labels."""
 
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _DOWNLOAD_TIMEOUT = 15.0  # seconds without an answer; torchvision sets none and could hang behind a firewall
@@ -135,13 +139,29 @@ def emnist(data_dir: Path | None = None) -> Dataset:
 
     :raises DataError: files are missing and cannot be downloaded, or they are damaged.
     """
-    prefixes = ("emnist-letters-train", "emnist-letters-test")
-    # The files hold every image transposed, and count the letters from 1.
+    # The files count the letters from 1.
+    return _emnist("emnist", "letters", ascii_lowercase, data_dir, first=1)
+
+
+def emnist_balanced(data_dir: Path | None = None) -> Dataset:
+    """Return EMNIST's balanced split: (1, 28, 28), 47 classes, 112,800 + 18,800 images.
+
+    Digits and letters, upper and lower case; a letter whose cases look alike is one class, with the name in upper case.
+
+    :raises DataError: files are missing and cannot be downloaded, or they are damaged.
+    """
+    return _emnist("emnist-balanced", "balanced", BALANCED_CLASSES, data_dir, first=0)
+
+
+def _emnist(name: str, split: str, class_names: str, data_dir: Path | None, *, first: int) -> Dataset:
+    """Read a split of EMNIST, whose files hold every image transposed and count the classes from ``first``."""
+    prefixes = (f"emnist-{split}-train", f"emnist-{split}-test")
+    last = first + len(class_names) - 1
     train, test = (
-        Split(split.images.transpose(2, 3).contiguous(), split.labels - 1)
-        for split in _read_idx("emnist", "EMNIST", prefixes, data_dir, first=1, last=26, split="letters")
+        Split(part.images.transpose(2, 3).contiguous(), part.labels - first)
+        for part in _read_idx(name, "EMNIST", prefixes, data_dir, first=first, last=last, split=split)
     )
-    return assemble("emnist", train, test, class_names=tuple("abcdefghijklmnopqrstuvwxyz"))
+    return assemble(name, train, test, class_names=tuple(class_names))
 
 
 def cifar10(data_dir: Path | None = None) -> Dataset:

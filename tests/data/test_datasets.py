@@ -41,9 +41,9 @@ def write_idx(path, array):
     path.write_bytes(header + array.astype(np.uint8).tobytes())
 
 
-def write_mnist(root, folder="MNIST", prefixes=("train", "t10k"), labels=range(10)):
+def write_mnist(root, folder="MNIST", prefixes=("train", "t10k"), labels=range(10), sizes=(20, 10)):
     arrays = {}
-    for prefix, n in zip(prefixes, (20, 10), strict=True):
+    for prefix, n in zip(prefixes, sizes, strict=True):
         arrays[prefix] = RNG.integers(0, 256, (n, 28, 28)), np.resize(list(labels), n)
         write_idx(root / folder / "raw" / f"{prefix}-images-idx3-ubyte", arrays[prefix][0])
         write_idx(root / folder / "raw" / f"{prefix}-labels-idx1-ubyte", arrays[prefix][1])
@@ -94,15 +94,32 @@ def test_idx_files_are_read_without_the_network(tmp_path, offline, name, folder,
         np.testing.assert_allclose(samples.gather(torch.arange(len(labels))), expected, atol=1e-5)
 
 
-def test_emnist_letters_are_turned_and_counted_from_zero(tmp_path, offline):
-    arrays = write_mnist(tmp_path, "EMNIST", ("emnist-letters-train", "emnist-letters-test"), labels=range(1, 27))
-    dataset = load_dataset("emnist", tmp_path)
-    images, labels = arrays["emnist-letters-train"]
-    assert (dataset.num_classes, dataset.class_names[0]) == (26, "a")
-    assert dataset.train.labels.tolist() == (labels - 1).tolist()
+@pytest.mark.parametrize(
+    ("name", "split", "classes", "first", "named"),
+    [
+        ("emnist", "letters", 26, 1, {0: "a", 25: "z"}),
+        ("emnist-balanced", "balanced", 47, 0, {0: "0", 10: "A", 46: "t"}),
+    ],
+)
+def test_emnists_images_are_turned_and_its_classes_counted_from_zero(
+    tmp_path, offline, name, split, classes, first, named
+):
+    train = f"emnist-{split}-train"
+    labels = range(first, first + classes)
+    arrays = write_mnist(tmp_path, "EMNIST", (train, f"emnist-{split}-test"), labels=labels, sizes=(60, 10))
+    dataset = load_dataset(name, tmp_path)
+    images, labels = arrays[train]
+    assert (dataset.name, dataset.num_classes) == (name, classes)
+    assert {number: dataset.class_names[number] for number in named} == named
+    assert dataset.train.labels.tolist() == (labels - first).tolist()
     turned = images.transpose(0, 2, 1)[:, None] / 255
     expected = (turned - turned.mean()) / turned.std()
-    np.testing.assert_allclose(dataset.train.gather(torch.arange(20)), expected, atol=1e-4)
+    np.testing.assert_allclose(dataset.train.gather(torch.arange(60)), expected, atol=1e-4)
+
+
+def test_the_balanced_split_names_its_classes_as_torchvision_does():
+    classes = load_torchvision().datasets.EMNIST.classes_split_dict["balanced"]
+    assert "".join(classes) == datasets.BALANCED_CLASSES
 
 
 @pytest.mark.parametrize(
@@ -110,6 +127,7 @@ def test_emnist_letters_are_turned_and_counted_from_zero(tmp_path, offline):
     [
         ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte"),
         ("emnist", "EMNIST/raw/emnist-letters-train-images-idx3-ubyte"),
+        ("emnist-balanced", "EMNIST/raw/emnist-balanced-test-labels-idx1-ubyte"),
         ("cifar10", "cifar10.npz"),
         ("cifar100", "cifar-100-python"),
     ],

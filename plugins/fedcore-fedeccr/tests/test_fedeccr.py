@@ -16,8 +16,9 @@ from fedcore import Answer
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.plugins import create_plugin
+from fedcore.prototypes import PrototypeOptions
 from fedcore.statistics import feature_statistics
-from fedcore.testing import PrefersClass0, committed, federate, installed, model_bytes
+from fedcore.testing import PrefersClass0, committed, federate, installed, interrupted, model_bytes, records
 from fedcore_fedeccr import FedECCROptions, uscc
 
 QUICK = {"epochs": 2, "per_class": 50}
@@ -107,15 +108,44 @@ def test_the_loss_never_reads_the_device():
 SKEWED = {"clients": 5, "participation": 0.6, "partition": "classes", "classes_per_client": 4, "rounds": 3}
 
 
-@pytest.mark.parametrize("init", ["query", "random"])
-def test_stage_1_at_temperature_1_is_fedproc_bit_by_bit(go, init):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"first_round": "contrast", "prototype_weights": "clients"},
+        {"first_round": "contrast", "init": "random", "prototype_weights": "samples"},
+        {"first_round": "task", "prototype_weights": "clients"},
+        {"first_round": "task", "prototype_weights": "samples"},
+    ],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_stage_1_at_temperature_1_is_fedproc_bit_by_bit(go, options):
     installed("fedproc")
-    stage_1 = go({"fedeccr": {"temperature": 1.0, "correct": False, "init": init}}, **SKEWED)
-    fedproc = go({"fedproc": {"init": init}}, **SKEWED)
+    stage_1 = go({"fedeccr": {"temperature": 1.0, "correct": False, **options}}, **SKEWED)
+    fedproc = go({"fedproc": options}, **SKEWED)
     assert model_bytes(stage_1) == model_bytes(fedproc)
     states = [committed(r).plugins for r in (stage_1, fedproc)]
     assert all(torch.equal(states[0]["fedeccr"][n], states[1]["fedproc"][n]) for n in ("prototypes", "known"))
-    assert model_bytes(stage_1) != model_bytes(go({"fedeccr": {"correct": False, "init": init}}, **SKEWED))
+    assert model_bytes(stage_1) != model_bytes(go({"fedeccr": {"correct": False, **options}}, **SKEWED))
+
+
+def test_stage_1s_and_fedprocs_common_options_have_the_same_defaults():
+    installed("fedproc")
+    ours, theirs = (create_plugin(name, {}).options for name in ("fedeccr", "fedproc"))
+    assert all(getattr(ours, name) == getattr(theirs, name) for name in PrototypeOptions.model_fields)
+
+
+@pytest.mark.parametrize("weights", ["clients", "samples"])
+def test_a_first_round_of_the_task_is_fedavgs_to_the_bit(go, weights):
+    stage_1 = {"correct": False, "first_round": "task", "prototype_weights": weights}
+    assert model_bytes(go({"fedeccr": stage_1}, rounds=1)) == model_bytes(go({}, projection=True, rounds=1))
+    losses = [sorted(record["losses"]) for record in records(go({"fedeccr": stage_1}, rounds=2))]
+    assert losses == [["task"], ["fedeccr.contrast", "task"]]
+
+
+def test_an_interrupted_run_ends_in_the_same_bits(tmp_path):
+    choice = ("fedeccr", {**QUICK, "first_round": "task", "prototype_weights": "samples"})
+    whole = federate(tmp_path, choice, rounds=3)
+    assert model_bytes(interrupted(tmp_path, choice, after=0, rounds=3)) == model_bytes(whole)
 
 
 def test_fedeccr_is_its_stage_1_followed_by_uscc_bit_by_bit(go):
@@ -144,8 +174,10 @@ def test_no_epochs_is_fedavg_bit_by_bit(go):
     assert "global_before_correction" not in result.metrics
 
 
-def test_worker_processes_change_no_bit(go):
-    assert model_bytes(go({"fedeccr": QUICK}, workers=1)) == model_bytes(go({"fedeccr": QUICK}))
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_processes_change_no_bit(go, workers):
+    options = {**QUICK, "first_round": "task", "prototype_weights": "samples"}
+    assert model_bytes(go({"fedeccr": options}, workers=workers)) == model_bytes(go({"fedeccr": options}))
 
 
 # --- stage 2 ------------------------------------------------------------------------------------------------
@@ -246,9 +278,11 @@ def test_what_travels_is_in_the_ledger(go):
 def test_every_option_changes_the_result(go):
     choices = [
         {}, {"temperature": 1.0}, {"denominator": "others"}, {"contrast_weight": 0.1}, {"init": "random"},
-        {"projection": False}, {"correct": False}, {"per_class": 60}, {"epochs": 3}, {"lr": 0.02}, {"batch_size": 32},
+        {"first_round": "task"}, {"prototype_weights": "samples"}, {"projection": False}, {"correct": False},
+        {"per_class": 60}, {"epochs": 3}, {"lr": 0.02}, {"batch_size": 32},
     ]  # fmt: skip
-    assert len({model_bytes(go({"fedeccr": {**QUICK, **options}})) for options in choices}) == len(choices)
+    base = {**QUICK, "first_round": "contrast", "prototype_weights": "clients"}
+    assert len({model_bytes(go({"fedeccr": {**base, **options}})) for options in choices}) == len(choices)
 
 
 def test_the_card_lists_every_option_with_its_default():

@@ -15,8 +15,11 @@ from fedcore import Plugin, hookimpl
 from fedcore.data import load_dataset, load_partition
 from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.plugins import create_plugin
-from fedcore.testing import committed, federate, installed, model_bytes, records
-from fedcore_fedproc import FedProcOptions
+from fedcore.testing import committed, federate, installed, interrupted, model_bytes, records
+from fedcore_fedproc import FedProcOptions, UnitLength
+
+CODE = {"first_round": "task", "prototype_weights": "samples", "normalize": True, "schedule_rounds": 100}
+"""How the authors' code reads the paper."""
 
 LOG: list[tuple] = []
 
@@ -70,9 +73,13 @@ def own_prototypes(w, x, y):
     return {c: z[y.numpy() == c].mean(axis=0) for c in range(10) if (y == c).any()}
 
 
-def over_holders(sent, previous):
-    held = {c for prototypes in sent for c in prototypes}
-    return {**previous, **{c: np.mean([p[c] for p in sent if c in p], axis=0) for c in held}}
+def over_holders(sent, previous, labels=None):
+    """Means over the clients that hold a class; with each client's ``labels``, over all its samples."""
+    result = dict(previous)
+    for c in {c for prototypes in sent for c in prototypes}:
+        weights = [1 if labels is None else int((labels[i] == c).sum()) for i, p in enumerate(sent) if c in p]
+        result[c] = np.average([p[c] for p in sent if c in p], axis=0, weights=weights)
+    return result
 
 
 def contrast(z, y, prototypes):
@@ -90,7 +97,7 @@ def contrast(z, y, prototypes):
 def gradient_step(w, x, y, prototypes, alpha, lr):
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in w.items()}
     z = features_of(leaves, x)
-    loss = alpha * contrast(z, y, prototypes)
+    loss = alpha * contrast(z, y, prototypes) if alpha else 0.0
     if alpha < 1:
         logits = z @ leaves["classifier.weight"].T + leaves["classifier.bias"]
         loss = loss + (1 - alpha) * F.cross_entropy(logits, y)
@@ -98,26 +105,36 @@ def gradient_step(w, x, y, prototypes, alpha, lr):
     return {name: (w[name] if g is None else w[name] - lr * g) for name, g in zip(leaves, gradients, strict=True)}
 
 
-def test_two_rounds_by_hand(go):
+@pytest.mark.parametrize("weights", ["clients", "samples"])
+@pytest.mark.parametrize("first_round", ["contrast", "task"])
+def test_two_rounds_by_hand(go, first_round, weights):
     """A cohort of two, classes missing on clients and unknown to the cohort, one full batch per client."""
     lr = 0.5
     result = go(
-        {"fedproc": {}, Probe: {}},
+        {"fedproc": {"first_round": first_round, "prototype_weights": weights}, Probe: {}},
         clients=4, participation=0.5, partition="classes", classes_per_client=3, batch_size=2000, lr=lr,
         momentum=0.0, weight_decay=0.0,
     )  # fmt: skip
     data = clients_of(result)
     cohorts = [record["cohort"] for record in records(result) if "cohort" in record]
     w = {name: tensor.double() for name, tensor in noted("round", 0).items()}
-    prototypes = over_holders([own_prototypes(w, *data[k]) for k in cohorts[0]], {})
-    assert len(prototypes) < 10  # some class is not known
+
+    def collect(models, cohort, previous):
+        labels = [data[k][1] for k in cohort] if weights == "samples" else None
+        return over_holders([own_prototypes(models[k], *data[k]) for k in cohort], previous, labels)
+
+    prototypes = {}
+    if first_round == "contrast":
+        prototypes = collect(dict.fromkeys(cohorts[0], w), cohorts[0], {})
+        assert len(prototypes) < 10  # some class is not known
     held = [{c for k in cohort for c in data[k][1].tolist()} for cohort in cohorts]
     assert held[0] - held[1]  # some prototype is kept
     assert held[1] - held[0]  # some class first gets one in round 1
     for t, cohort in enumerate(cohorts):
-        local = {k: gradient_step(w, *data[k], prototypes, 1 - t / 2, lr) for k in cohort}
+        alpha = 1 - t / 2 if prototypes else 0
+        local = {k: gradient_step(w, *data[k], prototypes, alpha, lr) for k in cohort}
         sizes = {k: len(data[k][1]) for k in cohort}
-        prototypes = over_holders([own_prototypes(local[k], *data[k]) for k in cohort], prototypes)
+        prototypes = collect(local, cohort, prototypes)
         w = {name: sum(sizes[k] * local[k][name] for k in cohort) / sum(sizes.values()) for name in w}
     for name, tensor in result.model.state_dict().items():
         np.testing.assert_allclose(tensor.numpy(), w[name].numpy(), rtol=1e-4, atol=2e-6, err_msg=name)
@@ -129,7 +146,7 @@ def test_two_rounds_by_hand(go):
 
 
 def test_prototypes_are_those_of_the_trained_models_in_eval_mode_over_all_samples(go):
-    result = go({"fedproc": {}, Probe: {}}, rounds=1, alpha=0.1)
+    result = go({"fedproc": {"prototype_weights": "clients"}, Probe: {}}, rounds=1, alpha=0.1)
     trained = {k: {n: t.double() for n, t in noted("client", k).items()} for k in range(3)}
     expected = over_holders([own_prototypes(trained[k], *d) for k, d in enumerate(clients_of(result))], {})
     state = state_of(result)
@@ -162,8 +179,11 @@ def random_step(**where):
 
 @pytest.mark.parametrize(
     ("options", "round", "alpha"),
-    [({}, 0, 1.0), ({}, 1, 0.75), ({}, 3, 0.25), ({"alpha": 0.5}, 0, 0.5), ({"two_stage": True}, 1, 1.0)],
-)
+    [
+        ({}, 0, 1.0), ({}, 1, 0.75), ({}, 3, 0.25), ({"alpha": 0.5}, 0, 0.5), ({"two_stage": True}, 1, 1.0),
+        ({"schedule_rounds": 100}, 3, 0.97), ({"schedule_rounds": 4}, 3, 0.25), ({"schedule_rounds": 2}, 1, 0.5),
+    ],
+)  # fmt: skip
 def test_the_loss_is_alpha_times_eq_4_and_scales_the_task(options, round, alpha):
     step = random_step(round=round)
     loss = local_loss_of(options, step)
@@ -198,18 +218,83 @@ def test_the_loss_never_reads_the_device():
         assert local_loss_of({}, step).value.shape == ()
 
 
+@pytest.mark.parametrize("options", [{}, {"schedule_rounds": 100}, {"alpha": 0.3}])
+def test_without_prototypes_the_task_is_all_there_is(options):
+    client = SimpleNamespace(received={}, scratch={}, round=0, rounds=4)
+    assert local_loss_of(options, SimpleNamespace(client=client, round=0, rounds=4)) is None
+
+
 # --- rounds -------------------------------------------------------------------------------------------------
 
 
 def test_round_0_is_pure_contrast(go):
-    go({"fedproc": {}, Probe: {}})
+    go({"fedproc": {"first_round": "contrast"}, Probe: {}})
     first, second = noted("round", 0), noted("round", 1)
     for name in first:
         assert torch.equal(first[name], second[name]) == name.startswith("classifier.")
 
 
+@pytest.mark.parametrize("weights", ["clients", "samples"])
+def test_a_first_round_of_the_task_is_fedavgs_to_the_bit_and_collects_prototypes(go, weights):
+    """Cross-entropy alone, no exchange of its own before it; the next round has the prototypes of what was trained."""
+    first = {"first_round": "task", "prototype_weights": weights}
+    alone = go({"fedproc": first}, rounds=1)
+    assert model_bytes(alone) == model_bytes(go({}, projection=True, rounds=1))
+    assert state_of(alone)["known"].all()
+    result = go({"fedproc": first})
+    assert [sorted(record["losses"]) for record in records(result)] == [["task"], ["fedproc.contrast", "task"]]
+    sizes = [record["bytes"]["by_plugin"]["fedproc"] for record in records(result)]
+    up = 3 * 10 * (4 * 256 + (1 if weights == "clients" else 8))  # three clients
+    assert sizes == [{"down": 0, "up": up}, {"down": 3 * 10 * (4 * 256 + 1), "up": up}]
+
+
+def test_a_contrast_in_the_first_round_asks_first(go):
+    result = go({"fedproc": {"first_round": "contrast", "prototype_weights": "samples"}}, rounds=1)
+    (record,) = records(result)
+    assert sorted(record["losses"]) == ["fedproc.contrast"]
+    assert record["bytes"]["by_plugin"]["fedproc"] == {"down": 30 * (4 * 256 + 1), "up": 2 * 30 * (4 * 256 + 8)}
+
+
+def test_after_the_schedules_rounds_there_is_cross_entropy_alone(go):
+    """The authors' code: round/100 weighs cross-entropy, and from round 100 on there is nothing else."""
+    result = go({"fedproc": {"schedule_rounds": 2, "first_round": "contrast"}}, rounds=4)
+    losses = [set(record["losses"]) for record in records(result)]
+    assert losses == [{"fedproc.contrast"}, {"fedproc.contrast", "task"}, {"task"}, {"task"}]
+    assert [bool(record["bytes"]["by_plugin"].get("fedproc")) for record in records(result)] == [True] * 2 + [False] * 2
+    same = go({"fedproc": {"schedule_rounds": 4, "first_round": "contrast"}}, rounds=4)
+    assert model_bytes(same) == model_bytes(go({"fedproc": {"first_round": "contrast"}}, rounds=4))
+
+
+def test_features_are_of_unit_length_where_they_are_normalized(go):
+    result = go({"fedproc": {"normalize": True}})
+    plain = go({"fedproc": {}})
+    assert result.model.state_dict().keys() == plain.model.state_dict().keys()
+    x = load_dataset("digits").test.gather(torch.arange(50))
+    for model, unit in ((result.model, True), (plain.model, False)):
+        z = model.eval()(x).features
+        assert torch.allclose(z.norm(dim=1), torch.ones(50)) == unit
+        torch.testing.assert_close(model(x).logits, model.classifier(z))
+    assert (
+        state_of(result)["prototypes"].norm(dim=1) < 1
+    ).all()  # means of unit vectors, as the authors' code has them
+
+
+def test_the_baseline_with_normalized_features_is_alpha_0(go):
+    """The authors' code normalizes for every method: this is FedAvg as it runs there."""
+    result = go({"fedproc": {"alpha": 0.0, "normalize": True}})
+    assert all(set(record["losses"]) == {"task"} for record in records(result))
+    assert "fedproc" not in records(result)[0]["bytes"]["by_plugin"]
+    assert model_bytes(result) != model_bytes(go({}, projection=True))
+
+
+def test_a_projection_of_zero_stays_zero_and_has_a_finite_gradient():
+    z = torch.zeros(2, 5, requires_grad=True)
+    UnitLength()(z).sum().backward()
+    assert torch.isfinite(z.grad).all()
+
+
 def test_two_stages(go):
-    result = go({"fedproc": {"two_stage": True}, Probe: {}}, rounds=3)
+    result = go({"fedproc": {"two_stage": True, "first_round": "contrast"}, Probe: {}}, rounds=3)
     models = [noted("round", t) for t in range(3)] + [result.model.state_dict()]
     for t, trained in enumerate(("encoder.", "encoder.", "classifier.")):
         for name in models[0]:
@@ -220,6 +305,9 @@ def test_two_stages(go):
     assert not sent[2]
 
 
+RANDOM = {"first_round": "contrast", "init": "random"}
+
+
 def server_of(**given):
     base = {"round": 0, "rounds": 4, "state": {}, "feature_dim": 5, "num_classes": 4}
     return SimpleNamespace(**{**base, "generator": lambda purpose: torch.Generator().manual_seed(8), **given})
@@ -228,7 +316,7 @@ def server_of(**given):
 def test_random_prototypes_ask_nobody_and_are_fixed():
     one, again = server_of(), server_of()
     for server in (one, again):
-        create_plugin("fedproc", {"init": "random"}).begin_round(server)
+        create_plugin("fedproc", RANDOM).begin_round(server)
     assert torch.equal(one.state["prototypes"], again.state["prototypes"])
     assert torch.allclose(one.state["prototypes"].norm(dim=1), torch.ones(4))
     assert one.state["known"].all()
@@ -237,19 +325,21 @@ def test_random_prototypes_ask_nobody_and_are_fixed():
 def test_prototypes_are_initialised_once():
     first = torch.ones(4, 5)
     server = server_of(round=1, state={"prototypes": first})  # has nobody to ask
-    create_plugin("fedproc", {}).begin_round(server)
+    create_plugin("fedproc", {"first_round": "contrast"}).begin_round(server)
     assert server.state == {"prototypes": first}
 
 
 def test_a_later_round_initialises_them_where_the_ones_before_came_to_nothing():
     server = server_of(round=2)
-    create_plugin("fedproc", {"init": "random"}).begin_round(server)
+    create_plugin("fedproc", RANDOM).begin_round(server)
     assert server.state["known"].all()
 
 
 def test_a_cohort_that_does_not_answer_stops_the_round():
     with pytest.raises(RoundFailedError, match="no client answered"):
-        create_plugin("fedproc", {}).begin_round(server_of(ask=lambda question, **how: iter(())))
+        create_plugin("fedproc", {"first_round": "contrast"}).begin_round(
+            server_of(ask=lambda question, **how: iter(()))
+        )
 
 
 # --- options and combinations -------------------------------------------------------------------------------
@@ -261,7 +351,12 @@ def test_alpha_0_is_fedavg_bit_by_bit(go):
 
 
 def test_every_option_changes_the_trajectory(go):
-    choices = [{}, {"alpha": 0.5}, {"two_stage": True}, {"init": "random"}, {"projection": False}]
+    first = {"first_round": "contrast", "prototype_weights": "clients"}
+    choices = [
+        first, {**first, "alpha": 0.5}, {**first, "two_stage": True}, {**first, "init": "random"},
+        {**first, "projection": False}, {**first, "first_round": "task"}, {**first, "prototype_weights": "samples"},
+        {**first, "normalize": True}, {**first, "schedule_rounds": 100},
+    ]  # fmt: skip
     assert len({model_bytes(go({"fedproc": options})) for options in choices}) == len(choices)
 
 
@@ -269,9 +364,34 @@ def test_a_run_repeats_its_bits(go):
     assert model_bytes(go({"fedproc": {}})) == model_bytes(go({"fedproc": {}}))
 
 
-def test_two_schedules_are_refused():
-    with pytest.raises(ConfigError, match="leave alpha out"):
-        create_plugin("fedproc", {"two_stage": True, "alpha": 0.5})
+@pytest.mark.parametrize("engine", [{"workers": 1}, {"workers": 2}])
+def test_worker_processes_change_no_bit(go, engine):
+    assert model_bytes(go({"fedproc": CODE}, **engine)) == model_bytes(go({"fedproc": CODE}))
+
+
+@pytest.mark.parametrize("options", [{}, {"first_round": "contrast"}, {"first_round": "task"}], ids=str)
+def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, options):
+    choice = ("fedproc", {**CODE, **options})
+    whole = federate(tmp_path, choice, rounds=3)
+    assert model_bytes(interrupted(tmp_path, choice, after=0, rounds=3)) == model_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"two_stage": True, "alpha": 0.5}, "leave alpha out"),
+        ({"schedule_rounds": 100, "alpha": 0.5}, "leave it out beside alpha or two_stage"),
+        ({"schedule_rounds": 100, "two_stage": True}, "leave it out beside alpha or two_stage"),
+        ({"normalize": True, "projection": False}, "leave projection=false out"),
+        (
+            {"first_round": "task", "init": "random"},
+            "init=random says what first_round=contrast starts",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        create_plugin("fedproc", options)
 
 
 @pytest.mark.parametrize("other", ["fedprox", "moon"])

@@ -68,7 +68,7 @@ class FedProto(Plugin):
     def aggregate(self, server: ServerContext) -> None:
         """Divide the sums by the clients that hold the class; a class that nobody held keeps its prototype."""
         if "sums" in server.state:
-            total = {"sums": server.state.pop("sums"), "holders": server.state.pop("holders")}
+            total = {name: server.state.pop(name) for name in ("sums", "weights")}
             server.state.update(mean_over_holders(total, server.state))
 
     @hookimpl

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Literal
-
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedcore import (
     ClientContext,
@@ -14,45 +12,46 @@ from fedcore import (
     Loss,
     ModelTask,
     Plugin,
-    PluginOptions,
     ServerContext,
     SplitModel,
     Step,
     hookimpl,
 )
-from fedcore.functional import contrast_with, ready_prototypes
-from fedcore.prototypes import (
-    add_prototypes,
-    check_prototypes,
-    class_prototypes,
-    first_prototypes,
-    mean_over_holders,
-    random_prototypes,
-)
+from fedcore.functional import contrast_with
+from fedcore.prototypes import PrototypeExchange, PrototypeOptions
 
 __all__ = ["FedProc", "FedProcOptions"]
 
 
-class FedProcOptions(PluginOptions):
+class FedProcOptions(PrototypeOptions):
     """Options of FedProc."""
 
     alpha: float | None = Field(
         None, ge=0, le=1, description="Fixed weight alpha of the contrast (Table 4: 0.5); default 1 - t/T (Eq. 2)."
+    )
+    schedule_rounds: int | None = Field(
+        None,
+        ge=1,
+        description="T of alpha = 1 - t/T, after which there is cross-entropy alone; default the run's rounds (the "
+        "authors' code: 100).",
     )
     two_stage: bool = Field(
         False,
         description="Contrast alone in the first half of the rounds, then cross-entropy alone on a frozen encoder "
         "(two-stage FL of Table 4).",
     )
-    init: Literal["query", "random"] = Field(
-        "query", description="First prototypes c^0: the cohort's means under w^0, or unit vectors drawn from the seed."
+    normalize: bool = Field(
+        False, description="Scale z to unit length where the projection head ends, as the authors' code does."
     )
-    projection: bool = Field(True, description="Put the projection head (256 wide) on the encoder.")
 
     @model_validator(mode="after")
     def _one_schedule(self) -> FedProcOptions:
         if self.two_stage and self.alpha is not None:
             raise ValueError("two_stage sets alpha to 1 and then to 0; leave alpha out")
+        if self.schedule_rounds is not None and (self.two_stage or self.alpha is not None):
+            raise ValueError("schedule_rounds is T of alpha = 1 - t/T; leave it out beside alpha or two_stage")
+        if self.normalize and not self.projection:
+            raise ValueError("normalize scales what the projection head returns; leave projection=false out")
         return self
 
 
@@ -60,7 +59,7 @@ class FedProc(Plugin):
     """FedProc (Mu et al., FGCS 2023, arXiv 2109.12273): alpha * l_gpc + (1 - alpha) * CE, alpha = 1 - t/T (Eq. 2).
 
     l_gpc (Eq. 4) pulls a sample's representation z towards the global prototype of its class and away from the
-    others'. A prototype is a class's mean z, averaged over the clients that hold the class.
+    others'. A prototype is a class's mean z over the clients that hold the class.
     """
 
     Options = FedProcOptions
@@ -68,86 +67,83 @@ class FedProc(Plugin):
     scales_task = True
     options: FedProcOptions
 
+    def __init__(self, options: FedProcOptions) -> None:
+        super().__init__(options)
+        self.prototypes = PrototypeExchange(options)
+
     def alpha(self, at: Step | ClientContext | ServerContext) -> float:
-        """Return alpha of the round."""
+        """Return alpha of the round (Eq. 2); a round without prototypes has no contrast whatever it is."""
         if self.options.two_stage:
             return 1.0 if 2 * at.round < at.rounds else 0.0
-        return 1 - at.round / at.rounds if self.options.alpha is None else self.options.alpha
+        if self.options.alpha is not None:
+            return self.options.alpha
+        return max(0.0, 1 - at.round / (self.options.schedule_rounds or at.rounds))
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Contrast projected representations, z in R^256 (section 3.3, local network architecture)."""
         if self.options.projection:
             task.ensure_projection(model)
+        if self.options.normalize:
+            model.encoder.add_module("unit", UnitLength())
 
     # --- server --------------------------------------------------------------------------------------------
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Initialize c^0 (Algorithm 1, line 2), in the first round that comes to something."""
-        if "prototypes" in server.state or self.alpha(server) == 0:
-            return
-        if self.options.init == "query":
-            check = partial(check_prototypes, num_classes=server.num_classes, width=server.feature_dim)
-            first = first_prototypes(server.ask("prototypes", clients="cohort", check=check))
-        else:
-            first = random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
-        server.state.update(first)
+        """Initialize c^0 (Algorithm 1, line 2)."""
+        if self.alpha(server) > 0:
+            self.prototypes.begin_round(server)
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> dict[str, Tensor] | None:
         """Send c^t (line 6)."""
-        if self.alpha(server) == 0 or not server.state:
-            return None
-        return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
+        return self.prototypes.broadcast(server) if self.alpha(server) > 0 else None
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add one client's prototypes to the sums of line 9."""
         if self.alpha(server) > 0:
-            check_prototypes(update.payload, server.num_classes, server.feature_dim)
-            before = server.state if "sums" in server.state else {}
-            server.state.update(add_prototypes(before, update.payload))
-            update.payload.clear()
+            self.prototypes.accumulate(server, update)
 
     @hookimpl
     def aggregate(self, server: ServerContext) -> None:
         """Renew the prototypes, c^{t+1} (line 9); the model's aggregation is FedAvg's (line 10)."""
-        if "sums" in server.state:
-            total = {"sums": server.state.pop("sums"), "holders": server.state.pop("holders")}
-            server.state.update(mean_over_holders(total, server.state))
+        self.prototypes.aggregate(server)
 
     # --- client --------------------------------------------------------------------------------------------
 
     @hookimpl
     def answer(self, client: ClientContext) -> dict[str, Tensor]:
         """Return the client's prototypes under w^0, for c^0."""
-        return _own_prototypes(client)
+        return self.prototypes.own(client)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
         """Make c^t ready for the contrast; fix the features in the second of two stages."""
-        if self.alpha(client) > 0:
-            prototypes, known = client.received["prototypes"], client.received["known"]
-            client.scratch["prototypes"] = ready_prototypes(prototypes, known=known)
-        elif self.options.two_stage:
+        self.prototypes.begin_local(client)
+        if self.options.two_stage and self.alpha(client) == 0:
             client.freeze(("encoder.*",))
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
         """Return alpha * l_gpc, and 1 - alpha for the cross-entropy (Eqs. 2 to 4)."""
-        alpha = self.alpha(step)
-        if alpha == 0:
+        ready = self.prototypes.ready(step.client)
+        if ready is None:
             return None
-        value = contrast_with(step.features, step.y, step.client.scratch["prototypes"])
+        alpha = self.alpha(step)
+        value = contrast_with(step.features, step.y, ready)
         return Loss(value, weight=alpha, task_scale=1 - alpha, name="contrast")
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor] | None:
         """Send the trained model's prototypes up (Eq. 5; Algorithm 1, lines 27 to 31)."""
-        return _own_prototypes(client) if self.alpha(client) > 0 else None
+        return self.prototypes.own(client) if self.alpha(client) > 0 else None
 
 
-def _own_prototypes(client: ClientContext) -> dict[str, Tensor]:
-    features, _, labels = client.forward()
-    return class_prototypes(features, labels, client.num_classes)
+class UnitLength(nn.Module):
+    """Scales features (B, d) to length 1; a zero vector stays one."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return features over their lengths, (B, d)."""
+        return F.normalize(features, dim=1)
