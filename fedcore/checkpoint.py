@@ -6,6 +6,7 @@ that one of the two names is deleted, so that a run can go on from the older one
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import RunDirectoryError
-from fedcore.files import storing
+from fedcore.files import delete_others
 from fedcore.manifest import Manifest
+from fedcore.saved import Binding
 from fedcore.serial import read_tensors, write_tensors
 from fedcore.state import SEPARATOR, ClientStore, ServerState, flatten, unflatten
 from fedcore.types import Tensors
@@ -36,6 +38,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 Report = Callable[[str], None]
 """Called with a sentence for people."""
 
+Check = Callable[[ServerState, Mapping[str, Any]], object]
+
 MOST_CLIENTS = 100_000_000
 """A manifest takes 4 bytes for each client up to the highest; a file that names a higher one is no checkpoint."""
 
@@ -50,21 +54,27 @@ class CheckpointStore:
 
     def __init__(self, root: Path, clients: ClientStore) -> None:
         self.root, self.clients = root, clients
+        self.binding: Binding | None = None  # what is written into every checkpoint
+        self.found: Any = None  # what stood in the one that was loaded
         self._kept: dict[Path, Manifest] = {}  # oldest first
 
-    def save(self, state: ServerState, touched: Iterable[int] = ()) -> None:
+    def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
         """Write a checkpoint, its clients' states first; then delete what neither it nor the one before names.
 
         :param touched: clients that may have written versions since the last checkpoint, accepted or not.
+        :param metrics: SHA-256, in hex, of the part of metrics.jsonl that the state counts.
         :raises StorageError: it cannot be written; what was there before stays.
         """
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
         manifest = Manifest.of(state.manifest)
         new = manifest.changed(next(reversed(self._kept.values()), Manifest.of({})))
         self.clients.settle({client: manifest[client] for client in new if client in manifest})
-        with storing(path):
-            self.root.mkdir(parents=True, exist_ok=True)
-        write_tensors(path, *_pack(state))
+        tensors, meta = _pack(state)
+        if self.binding is not None:
+            meta["binding"] = self.binding.plain()
+        if metrics is not None:
+            meta["metrics_sha256"] = metrics
+        write_tensors(path, tensors, meta, inside=self.root.parent)
         before = {other: named for other, named in self._kept.items() if other != path}
         self._kept = dict([*before.items(), (path, manifest)][-KEPT:])
         oldest = next(iter(self._kept.values()))
@@ -72,31 +82,39 @@ class CheckpointStore:
         self._prune({*touched, *(client for named in dropped for client in named.changed(oldest))})
 
     def load(
-        self, *, check: Callable[[ServerState], None] | None = None, report: Report | None = None
+        self,
+        *,
+        check: Check | None = None,
+        report: Report | None = None,
+        phase: str | None = None,
     ) -> ServerState | None:
         """Return the newest checkpoint that is whole with all that it names; None where there is none. Writes nothing.
 
         Of the clients' states it reads those that the checkpoint before has in another version: for the others, an
         older checkpoint is no help, and whoever uses them checks them.
 
-        :param check: raises RunDirectoryError for what else has to fit.
-        :param report: told of damaged ones that were passed over.
+        :param check: raises RunDirectoryError for what else has to fit; it is given the JSON part, too.
+        :param report: told of damaged ones, those that were passed over and the one before.
+        :param phase: of the run, whose checkpoints alone count; default all.
         :raises RunDirectoryError: there are checkpoints, but none is whole.
         """
-        files, problems = self._files(), []
+        files, problems = self._files(phase), []
         for path, older in zip(reversed(files), [*reversed(files[:-1]), None]):
             try:
-                state = _unpack(*read_tensors(path))
-                manifest, before = Manifest.of(state.manifest), _manifest_in(older)
+                tensors, meta = read_tensors(path)
+                state = _unpack(tensors, meta)
+                manifest, (before, damage) = Manifest.of(state.manifest), _manifest_in(older)
                 self.clients.check(manifest, before)
                 if check is not None:
-                    check(state)
+                    check(state, meta)
             except _DAMAGED as error:
                 problems.append(f"{path.name}: {error}")
                 continue
-            self._kept = {path: manifest}
+            self._kept, self.found = {path: manifest}, meta.get("binding")
             if older is not None and before is not None:
                 self._kept = {older: before, path: manifest}
+            if damage and report is not None:
+                report(f"{damage}. It is the checkpoint before the last one, which is whole")
             if problems and report is not None:
                 report(
                     f"{'; '.join(problems)}. The checkpoint before is whole: going on from it, after "
@@ -120,13 +138,18 @@ class CheckpointStore:
         self._prune(())
 
     def _prune(self, clients: Collection[int]) -> None:
-        for path in list(self.root.iterdir()) if self.root.is_dir() else ():
-            if path not in self._kept:
-                path.unlink(missing_ok=True)
+        delete_others(self.root, {path.name for path in self._kept}, inside=self.root.parent)
         self.clients.prune(clients, list(self._kept.values()))
 
-    def _files(self) -> list[Path]:
-        return sorted(self.root.glob("*.safetensors"))
+    def binding_found(self) -> Any:
+        """Return what the newest readable checkpoint says that it belongs to; None where none says so."""
+        for path in reversed(self._files()):
+            with contextlib.suppress(*_DAMAGED):
+                return read_tensors(path)[1].get("binding")
+        return None
+
+    def _files(self, phase: str | None = None) -> list[Path]:
+        return sorted(self.root.glob(f"*-{phase}.safetensors" if phase else "*.safetensors"))
 
 
 def _pack(state: ServerState) -> tuple[Tensors, dict[str, Any]]:
@@ -179,12 +202,14 @@ def _unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ServerSta
     )
 
 
-def _manifest_in(path: Path | None) -> Manifest | None:
-    """Return a checkpoint's manifest; None where it cannot be read."""
+def _manifest_in(path: Path | None) -> tuple[Manifest | None, str]:
+    """Return a checkpoint's manifest, None where it cannot be read, and then why."""
+    if path is None:
+        return None, ""
     try:
-        return None if path is None else Manifest.of(_unpack(*read_tensors(path)).manifest)
-    except _DAMAGED:
-        return None
+        return Manifest.of(_unpack(*read_tensors(path)).manifest), ""
+    except _DAMAGED as error:
+        return None, f"{path.name}: {error}"
 
 
 def _manifest(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Manifest:

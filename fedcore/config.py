@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedcore.errors import ConfigError, UnknownNameError
+from fedcore.files import read_text
 from fedcore.safe_yaml import read_yaml
 from fedcore.system.options import SystemOptions, read_system
 
@@ -114,6 +115,12 @@ class RunConfig(BaseModel):
         ge=1,
         le=1 << 20,
         description="Largest upload of one plugin and client, in MiB; default 16 times the model, at least 64.",
+    )
+    client_timeout: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="Seconds until a client that does not answer is given up and its worker replaced; off by default.",
     )
     out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(
@@ -221,13 +228,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+BESIDE_OPTIONS = ("digests", "changes", "versions")
+"""What a run's own config.yaml holds beside its options: what it is bound to, and what was installed."""
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a YAML config (a run's own ``config.yaml`` included) as a mapping.
+    """Read the options of a YAML config, a run's own ``config.yaml`` included.
 
     :raises ConfigError: missing, unreadable or not a mapping.
     """
+    return {name: value for name, value in read_mapping(path).items() if name not in BESIDE_OPTIONS}
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping, or nothing; raises as :func:`read_config_file`."""
     try:
-        values = read_yaml(path.read_text(encoding="utf-8"))
+        values = read_yaml(read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
     except (OSError, ValueError) as error:
@@ -236,7 +252,6 @@ def read_config_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"config file {path} must be a mapping of option names to values")
-    values.pop("versions", None)  # a run's own record of what was installed
     return values
 
 

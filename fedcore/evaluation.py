@@ -81,10 +81,15 @@ def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
     total = sum(counts["total"])
     return {
         "accuracy": sum(counts["correct"]) / total,
-        "loss": counts["loss"] / total if math.isfinite(counts["loss"]) else None,
+        **_loss(counts["loss"] / total),
         "samples": total,
         "per_class": [c / t if t else None for c, t in zip(counts["correct"], counts["total"], strict=True)],
     }
+
+
+def _loss(value: float) -> dict[str, Any]:
+    """Return a mean loss; None and why where it is no number, which JSON has no word for."""
+    return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
 
 
 def evaluate_client(session: LocalSession, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
         worst = np.sort(accuracies)[: max(1, round(0.1 * len(accuracies)))]
         row: dict[str, Any] = {
             "accuracy": float((weights * accuracies).sum() / weights.sum()),
-            "loss": float(losses.sum() / totals.sum()) if np.isfinite(losses).all() else None,
+            **_loss(float(losses.sum() / totals.sum())),
             "std": float(accuracies.std()),
             "worst10": float(worst.mean()),
             "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
@@ -142,10 +147,11 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
     return summary
 
 
-def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.device) -> float | None:
+def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.device) -> tuple[float | None, str | None]:
     """Return the silhouette of the encoder's features on at most 2,000 fixed test samples.
 
-    None where it is not defined: fewer than two classes among them.
+    Where it is not defined it is None, and second comes why: fewer than two classes among the samples, or features
+    that are not finite.
     """
     from sklearn.metrics import silhouette_score
 
@@ -158,5 +164,10 @@ def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.devi
         features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in parts])
     labels = samples.labels.cpu()[positions].numpy()
     if not 1 < len(set(labels.tolist())) < len(labels):
-        return None
-    return float(silhouette_score(features.double().numpy(), labels))
+        return None, "the test samples are of one class, or each of its own"
+    wide = features.double()
+    # Distances add squares: features so large that these overflow have no silhouette either.
+    if not torch.isfinite(wide.square().sum(dim=1)).all():
+        return None, "the features are not finite: the model has diverged"
+    value = float(silhouette_score(wide.numpy(), labels))
+    return (value, None) if math.isfinite(value) else (None, "it is not finite")

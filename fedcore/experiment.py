@@ -21,6 +21,7 @@ from fedcore.config import RunConfig
 from fedcore.data import Partition
 from fedcore.engines.base import Engine, Site
 from fedcore.errors import FedcoreError, RunDirectoryError
+from fedcore.files import sealed
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
 from fedcore.opening import Opened, begin, reopen
@@ -36,6 +37,11 @@ from fedcore.system import participation
 from fedcore.trackers.following import tracked
 
 Make = Callable[[Site], Engine]
+
+UNFINISHED = (
+    "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
+    "one before it is computed again"
+)
 
 PARTS = (
     "round",
@@ -115,6 +121,8 @@ def resume(
     allow_code: bool = False,
     allow_outside: bool = False,
     engine: Make | None = None,
+    changes: Mapping[str, Any] | None = None,
+    out: Path | None = None,
 ) -> RunResult:
     """Go on with a run from its last checkpoint, with the same options and to the same bits.
 
@@ -125,14 +133,26 @@ def resume(
     :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
         directory.
     :param engine: as in :func:`run`.
-    :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, or it is being trained.
+    :param changes: options of :data:`fedcore.opening.CHANGEABLE` with other values from here on, recorded in
+        config.yaml. With more rounds the bits are those of a run of so many if no method looks at their number.
+    :param out: go on in this new directory, with a copy; ``path`` stays as it is.
+    :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, its files do not belong
+        together, or it is being trained.
     :raises ConfigError: it needs one of the permissions.
     """
+    report = _notes(notify)
     with one_thread():
-        opened = reopen(path, allow_code=allow_code, allow_outside=allow_outside, reached=engine is not None)
+        reached = engine is not None
+        opened = reopen(path, allow_code=allow_code, allow_outside=allow_outside, reached=reached, changes=changes)
+        if out is not None:
+            opened = opened.copied(out)
         with opened.directory.lock():
-            state = opened.directory.recover(_notes(notify)) or opened.initial()
-            opened.check(state)
+            _tell(opened, report)
+            finished = opened.directory.read_summary(report) is not None
+            state = opened.recover(report) or opened.initial()
+            if finished and state.phase != "done" and not opened.changed:
+                report(UNFINISHED)
+            opened.record_changes(state)
             with _running(opened, state, notify, engine) as experiment:
                 return experiment.train(state)
 
@@ -145,11 +165,14 @@ def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool =
     :raises RunDirectoryError: there is no checkpoint.
     """
     with one_thread():
-        opened = reopen(path, allow_code=allow_code)
-        state = opened.directory.checkpoints.load(report=_notes(notify))
+        opened, report = reopen(path, allow_code=allow_code), _notes(notify)
+        _tell(opened, report)
+        state = opened.directory.checkpoints.load(report=report)
         if state is None:
             raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")
         opened.check(state)
+        if state.phase != "done" and opened.directory.read_summary(report) is not None:
+            report(UNFINISHED)
         with _federation(opened) as federation:
             return Experiment(federation, opened.directory, _silent).final_metrics(state)
 
@@ -257,8 +280,9 @@ class Experiment:
         if self.config.system is not None:
             summary["system"] = participation.totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
-        if earlier and not self._timed:  # the run was finished before: what was measured then still holds
+        if earlier and not self._timed and _is_measured(earlier, summary):  # then, and it still holds
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
+        summary = sealed(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.problem.model).eval()
@@ -269,7 +293,7 @@ class Experiment:
         """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
         metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state)
         if "silhouette" not in metrics:
-            metrics = {**metrics, "silhouette": self.evaluator.silhouette(state)}
+            metrics = {**metrics, **self.evaluator.silhouette(state)}
         if state.before_correction is not None:
             metrics = {**metrics, "global_before_correction": state.before_correction}
         return {**metrics, "best_by_validation": state.best or None}
@@ -303,6 +327,19 @@ class Experiment:
             "workers": self.federation.engine.workers,
             "peak_memory_mib": kilobytes / 1024,
         }
+
+
+def _is_measured(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
+    """Whether an earlier summary, which may be a stranger's, has the times that one of this version has."""
+    spent, wanted = earlier.get("time"), summary["time"]
+    if not (isinstance(spent, dict) and isinstance(spent.get("per_round"), dict)):
+        return False
+    each = spent["per_round"]
+    terms = each.get("plugin_terms")
+    numbers = [earlier.get("seconds"), spent.get("workers"), spent.get("peak_memory_mib")]
+    numbers += [each.get(part) for part in wanted["per_round"] if part != "plugin_terms"]
+    numbers += terms.values() if isinstance(terms, dict) else [None]
+    return all(isinstance(number, (int, float)) for number in numbers)
 
 
 def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
@@ -347,6 +384,11 @@ def _federation(opened: Opened, make: Make | None = None) -> Iterator[Federation
         yield Federation(opened.problem, dataset, opened.partition, engine, directory.clients)
     finally:
         engine.close()
+
+
+def _tell(opened: Opened, report: Report) -> None:
+    for note in opened.notes:
+        report(note)
 
 
 def _notes(notify: Notify | None) -> Report:

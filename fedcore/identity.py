@@ -12,7 +12,16 @@ from typing import Any
 
 from fedcore.config import RunConfig
 
-WITHOUT_EFFECT = ("out", "data_dir", "engine_options", "workers", "checkpoint_every", "max_waiting", "trackers")
+WITHOUT_EFFECT = (
+    "out",
+    "data_dir",
+    "engine_options",
+    "workers",
+    "checkpoint_every",
+    "max_waiting",
+    "trackers",
+    "client_timeout",
+)
 """Options that say where and how a run is executed; the same seed gives the same bits for all their values."""
 
 DEALING = ("dataset", "partition", "alpha", "classes_per_client", "clients", "client_test_fraction", "samples")

@@ -42,7 +42,7 @@ class Evaluator:
             metrics["global"] = rates(counts)
         metrics.update(self.evaluate_clients(state))
         if with_silhouette:
-            metrics["silhouette"] = self.silhouette(state)
+            metrics.update(self.silhouette(state))
         return metrics
 
     def evaluate_clients(self, state: ServerState) -> dict[str, Any]:
@@ -109,13 +109,14 @@ class Evaluator:
             found["global_accuracy"] = metrics["global"]["accuracy"]
         return found
 
-    def silhouette(self, state: ServerState) -> float | None:
-        """Return the silhouette of the features on test samples; None where there is no global encoder."""
+    def silhouette(self, state: ServerState) -> dict[str, Any]:
+        """Return the silhouette of the features on test samples, and why there is none where it is None."""
         if any(name.startswith("encoder.") for name in self.federation.problem.layout.personal):
-            return None
-        return silhouette(
+            return {"silhouette": None, "silhouette_reason": "there is no global encoder"}
+        value, reason = silhouette(
             self.load_model(state), self.federation.dataset.test, self.federation.config.seed, self.device
         )
+        return {"silhouette": value, **({"silhouette_reason": reason} if reason else {})}
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""

@@ -6,11 +6,12 @@ import contextlib
 import datetime
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,22 @@ import yaml
 from torch import Tensor
 
 from fedcore.checkpoint import CheckpointStore, Report
-from fedcore.config import RunConfig, read_config_file
+from fedcore.config import RunConfig
 from fedcore.errors import FedcoreError, RunDirectoryError
-from fedcore.files import TEMPORARY, parse_json, storing, sync_file, write_json, write_text
+from fedcore.files import (
+    TEMPORARY,
+    open_inside,
+    parse_json,
+    read_bytes,
+    read_text,
+    sealed,
+    storing,
+    sync_inside,
+    unsealed,
+    write_json,
+    write_text,
+)
+from fedcore.saved import Binding, SavedConfig, read_saved
 from fedcore.serial import write_tensors
 from fedcore.state import ClientStore, DistantStore, ServerState
 from fedcore.trust import check_links, code_in, places_in
@@ -42,6 +56,8 @@ class RunDirectory:
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
         self._missing: list[Path] = []  # folders that were not there before, innermost first
+        self._lines = hashlib.sha256()  # of metrics.jsonl, as far as this process knows it
+        self._counted: dict[int, str] = {0: self._lines.hexdigest()}  # length -> digest of so much, the last few
         self.clients = (ClientStore if with_clients else DistantStore)(path / "clients")
         self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
 
@@ -90,7 +106,7 @@ class RunDirectory:
 
         :raises RunDirectoryError: there is no run in it, or links in it lead out of it.
         """
-        if not (path / "config.yaml").is_file():
+        if not os.path.lexists(path / "config.yaml"):
             raise RunDirectoryError(
                 f"{path} is no run directory: it has no config.yaml. Name the folder that train printed."
             )
@@ -125,19 +141,23 @@ class RunDirectory:
 
     def add_session(self, session: dict[str, Any]) -> None:
         """Note that a process begins to train, or goes on with, this run."""
-        before = self.sessions_file.read_text(encoding="utf-8", errors="replace") if self.sessions_file.exists() else ""
-        write_text(self.sessions_file, before + json.dumps(session) + "\n")
+        before = read_bytes(self.sessions_file).decode(errors="replace") if self.sessions_file.exists() else ""
+        write_text(self.sessions_file, before + json.dumps(session) + "\n", inside=self.path)
 
-    def write_config(self, config: RunConfig) -> None:
-        """Write the resolved configuration with the versions of what is installed."""
-        values = config.model_dump(mode="json")
-        values["versions"] = installed_versions()
-        write_text(self.path / "config.yaml", yaml.safe_dump(values, sort_keys=False))
+    def write_config(self, values: Mapping[str, Any], binding: Binding, versions: Mapping[str, Any]) -> None:
+        """Write the resolved options, what they are bound to, and the versions of what was installed."""
+        content = {**values, "digests": binding.digests()}
+        content |= {"changes": [dict(entry) for entry in binding.changes]} if binding.changes else {}
+        content["versions"] = dict(versions)
+        write_text(self.path / "config.yaml", yaml.safe_dump(content, sort_keys=False), inside=self.path)
 
     def read_config(self) -> RunConfig:
-        """Read the run's configuration back."""
-        file = self.path / "config.yaml"
-        return RunConfig.create({**read_config_file(file), "out": str(self.path)}, source=str(file))
+        """Read the run's configuration back; raises as :func:`fedcore.saved.read_saved`."""
+        return self.read_saved().config
+
+    def read_saved(self) -> SavedConfig:
+        """Read config.yaml with what it is bound to; raises as :func:`fedcore.saved.read_saved`."""
+        return read_saved(self.path / "config.yaml", self.path, was=self.checkpoints.binding_found)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -160,16 +180,33 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
-    def recover(self, report: Report) -> ServerState | None:
+    def recover(
+        self, report: Report, fits: Callable[[ServerState], None] = lambda state: None, *, phase: str | None = None
+    ) -> ServerState | None:
         """Return what to go on from, None for the start, and put the directory back to it.
 
         :param report: told of damaged files that were passed over.
+        :param fits: raises an error for a state that is none of this run, before anything is written.
+        :param phase: go on from a checkpoint of this phase only.
         :raises RunDirectoryError: there are checkpoints, but none can be used.
         """
-        state = self.checkpoints.load(check=self._check_metrics, report=report)
+        try:
+            state = self.checkpoints.load(check=self._check_metrics, report=report, phase=phase)
+        except RunDirectoryError:
+            if not self._damaged_lines():
+                raise  # an older checkpoint does not help either, but the round's records are all that is lost
+            state = self.checkpoints.load(check=self._check_length, report=report, phase=phase)
+            names = ", ".join(map(str, self._damaged_lines()))
+            report(
+                f"{self.metrics_file}: damaged in line {names}. The other lines are kept, and the run goes on: "
+                "training does not read them"
+            )
+        if state is not None:
+            fits(state)
+        self._count(read_bytes(self.metrics_file)[: state.metrics_bytes] if state and state.metrics_bytes else b"")
         if self.metrics_file.exists():  # what was written after the checkpoint will be written again
-            with storing(self.metrics_file):
-                os.truncate(self.metrics_file, state.metrics_bytes if state else 0)
+            with storing(self.metrics_file), self._metrics(os.O_WRONLY) as file:
+                os.ftruncate(file, state.metrics_bytes if state else 0)
         self.checkpoints.tidy()
         for path in self.path.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
@@ -180,50 +217,104 @@ class RunDirectory:
 
         :raises StorageError: it cannot be written; a part of it may be, which :meth:`recover` drops.
         """
-        line = (json.dumps(record) + "\n").encode()
-        with storing(self.metrics_file), self.metrics_file.open("ab", buffering=0) as file:
-            while line:
-                line = line[file.write(line) :]
-            return os.fstat(file.fileno()).st_size
+        line = (json.dumps(sealed(record)) + "\n").encode()
+        with storing(self.metrics_file), self._metrics(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+            left = line
+            while left:
+                left = left[os.write(file, left) :]
+            length = os.fstat(file).st_size
+        self._lines.update(line)
+        self._counted = {**dict([*self._counted.items()][-2:]), length: self._lines.hexdigest()}
+        return length
 
     def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> None:
         """Save a checkpoint, see :meth:`CheckpointStore.save`; the metrics that it counts are on the disk before it."""
         if self.metrics_file.exists():
             with storing(self.metrics_file):
-                sync_file(self.metrics_file)
-        self.checkpoints.save(state, touched)
+                sync_inside(self.metrics_file, inside=self.path)
+        self.checkpoints.save(state, touched, metrics=self._counted.get(state.metrics_bytes))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl but for one that is being written."""
+        """Return the lines of metrics.jsonl but for damaged ones, and one that is being written."""
         if not self.metrics_file.exists():
             return []
-        whole, _, _ = self.metrics_file.read_bytes().rpartition(b"\n")
-        return [parse_json(line) for line in whole.splitlines()]
+        whole, _, _ = read_bytes(self.metrics_file).rpartition(b"\n")
+        return [record for line in whole.splitlines() if (record := _record(line)) is not None]
 
-    def _check_metrics(self, state: ServerState) -> None:
-        content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+    def _count(self, content: bytes) -> None:
+        """Take the part of metrics.jsonl that a checkpoint counts as what was written so far."""
+        self._lines = hashlib.sha256(content)
+        self._counted = {len(content): self._lines.hexdigest()}
+
+    @contextlib.contextmanager
+    def _metrics(self, flags: int) -> Iterator[int]:
+        descriptor = open_inside(self.metrics_file, flags, inside=self.path)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _damaged_lines(self) -> list[int]:
+        """Return the numbers of the lines of metrics.jsonl, from 1, that are not as they were written."""
+        lines = read_bytes(self.metrics_file).split(b"\n")[:-1] if self.metrics_file.exists() else []
+        return [number for number, line in enumerate(lines, start=1) if _record(line) is None]
+
+    def _check_metrics(self, state: ServerState, meta: Mapping[str, Any]) -> None:
+        counted = self._check_length(state, meta)
+        expected = meta.get("metrics_sha256")
+        if expected is None or expected == hashlib.sha256(counted).hexdigest():
+            return
+        damaged = self._damaged_lines()
+        what = f"damaged in line {', '.join(map(str, damaged))}" if damaged else "not this run's, or lacks lines"
+        raise RunDirectoryError(f"{self.metrics_file.name} is {what}")
+
+    def _check_length(self, state: ServerState, meta: Mapping[str, Any]) -> bytes:
+        """Return the part of metrics.jsonl that belongs to a state; it has to be there, in whole lines."""
+        content = read_bytes(self.metrics_file) if self.metrics_file.exists() else b""
         counted = content[: state.metrics_bytes]
         if len(counted) < state.metrics_bytes or (counted and not counted.endswith(b"\n")):
             raise RunDirectoryError(
                 f"{self.metrics_file.name} is damaged: it has {len(content)} bytes, and {state.metrics_bytes} bytes of "
                 "whole lines belong to this checkpoint"
             )
+        return counted
 
     def write_model(self, model: dict[str, Tensor]) -> None:
         """Write the global model."""
-        write_tensors(self.path / "model.safetensors", model)
+        write_tensors(self.path / "model.safetensors", model, inside=self.path)
 
-    def read_summary(self) -> dict[str, Any] | None:
-        """Return summary.json, or None where there is none that is whole."""
+    def read_summary(self, report: Report | None = None) -> dict[str, Any] | None:
+        """Return summary.json, or None where there is none that is whole.
+
+        :param report: told where there is one that is damaged.
+        """
+        file = self.path / "summary.json"
         try:
-            summary: dict[str, Any] = parse_json((self.path / "summary.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            return unsealed(parse_json(read_text(file)))
+        except FileNotFoundError:
             return None
-        return summary
+        except (OSError, ValueError) as error:
+            if report is not None:
+                report(f"{file} is damaged: {error}. It is written again when the run is finished")
+            return None
+
+    def reopen_finished(self) -> None:
+        """Delete what says that the run is finished, before it is gone on with for more rounds."""
+        with storing(self.path):
+            for name in ("summary.json", "model.safetensors"):
+                (self.path / name).unlink(missing_ok=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json."""
-        write_json(self.path / "summary.json", summary)
+        """Write summary.json, which carries a checksum (:func:`fedcore.files.sealed`)."""
+        write_json(self.path / "summary.json", summary, inside=self.path)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics.jsonl, None where it is damaged."""
+    try:
+        return unsealed(parse_json(line))
+    except ValueError:
+        return None
 
 
 @functools.cache  # it reads every package's metadata, and they are those of this process

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedcore.files import parse_json, replacing
+from fedcore.files import parse_json, read_bytes, replacing
 
 _META = "fedcore"
 _CHECKSUM = "sha256:"  # then 64 digits in front of the JSON value: with a second entry, headers have no fixed order
@@ -45,18 +45,25 @@ def loads(blob: bytes) -> tuple[dict[str, Tensor], Any]:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], meta: Any = None, *, sync: bool = True, checksum: bool = True
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    meta: Any = None,
+    *,
+    sync: bool = True,
+    checksum: bool = True,
+    inside: Path | None = None,
 ) -> None:
     """Write named tensors and a JSON value to ``path`` atomically.
 
     :param sync: wait until the disk has it, for what must survive a power failure.
     :param checksum: add one, for what must last; files between processes that live together need none.
+    :param inside: see :func:`fedcore.files.replacing`.
     :raises StorageError: there is no room, or no permission.
     """
     plain, value = _plain(tensors), json.dumps(meta)
     if checksum:
         value = f"{_CHECKSUM}{content_hash(plain, value)} {value}"
-    with replacing(path, sync=sync) as temporary:
+    with replacing(path, sync=sync, inside=inside) as temporary:
         try:
             safetensors.torch.save_file(plain, temporary, {_META: value})
         except SafetensorError as error:  # it hands the system's verdict on in words
@@ -92,7 +99,7 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
         return safetensors.torch.load_file(path), header
-    return _parse(path.read_bytes())
+    return _parse(read_bytes(path))
 
 
 def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import PluginContractError, RunDirectoryError
-from fedcore.files import storing, sync_file
+from fedcore.files import delete_others, storing, sync_inside
 from fedcore.manifest import Manifest
 from fedcore.serial import read_tensors, write_tensors
 
@@ -178,10 +178,7 @@ class ClientStore:
         """Write a new version and return its name; an empty state takes no file and is None."""
         if not namespaces:
             return None
-        path = self.path(client, version)
-        with storing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(path, *flatten(namespaces), sync=False)
+        write_tensors(self.path(client, version), *flatten(namespaces), sync=False, inside=self.root.parent)
         return version
 
     def settle(self, manifest: Mapping[int, int | None]) -> None:
@@ -189,17 +186,14 @@ class ClientStore:
         for client, version in manifest.items():
             if version is not None:
                 with storing(self.path(client, version)):
-                    sync_file(self.path(client, version))
+                    sync_inside(self.path(client, version), inside=self.root.parent)
 
     def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
         """Delete every version of these clients that none of the manifests names, and what was half written."""
         for client in clients:
-            folder = self.path(client, 0).parent
             versions = [manifest.get(client) for manifest in kept]
             names = {self.path(client, version).name for version in versions if version is not None}
-            for path in list(folder.iterdir()) if folder.is_dir() else ():
-                if path.name not in names:
-                    path.unlink(missing_ok=True)
+            delete_others(self.path(client, 0).parent, names, inside=self.root.parent)
 
     def check(self, manifest: Manifest, before: Manifest | None = None) -> None:
         """Check that every version that a manifest names is there; read those that the one before does not name.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from fedcore import registry
 from fedcore.config import RunConfig
@@ -16,6 +17,9 @@ from fedcore.errors import ConfigError, FedcoreError, RunDirectoryError
 
 OWN_FOLDERS = ("checkpoint", "clients", "trackers")
 """Folders of a run directory in which fedcore itself overwrites and deletes."""
+
+FILES = (".safetensors", ".json", ".jsonl", ".yaml")
+"""How the names of a run directory's files end."""
 
 
 def code_in(config: RunConfig) -> list[str]:
@@ -41,6 +45,21 @@ def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collec
 
 def places_in(config: RunConfig, directory: Path) -> list[str]:
     """Return the options, ``name.option=value``, by which trackers or the engine reach out of a run's directory."""
+    return [f"{name}={value}" for name, value in _places(config) if not _is_inside(value, directory)]
+
+
+def check_places_inside(config: RunConfig, directory: Path) -> None:
+    """Refuse links that lead out of a run's directory in the folders in it that trackers or the engine are to use.
+
+    :raises RunDirectoryError: what was found, and where it leads.
+    """
+    root = directory.resolve()
+    inside = [Path(str(value)).resolve() for _, value in _places(config) if _is_inside(value, directory)]
+    check_links(directory, [str(place.relative_to(root)) for place in inside if place.is_dir()])
+
+
+def _places(config: RunConfig) -> list[tuple[str, Any]]:
+    """Return the options, ``name.option``, that name places for trackers or the engine, with their values."""
     found = []
     chosen = [("tracker", name, given) for name, given in config.trackers.items()]
     for kind, name, given in [*chosen, ("engine", config.engine, config.engine_options)]:
@@ -50,8 +69,8 @@ def places_in(config: RunConfig, directory: Path) -> list[str]:
             continue  # it cannot be started either
         for option in places(options) if options else ():
             value = given.get(option)
-            if value is not None and not _is_inside(value, directory):
-                found.append(f"{name}.{option}={value}")
+            if value is not None:
+                found.append((f"{name}.{option}", value))
     return found
 
 
@@ -71,10 +90,15 @@ def check_places(places: Iterable[str], source: object, *, allow: bool, own: Col
 def check_links(directory: Path, folders: Iterable[str] = OWN_FOLDERS, *, deep: bool = True) -> None:
     """Refuse links that lead out of a directory, and what is neither file nor folder (a pipe would hang its reader).
 
+    So is a folder in the place of a file, and a file in the place of a folder.
+
     :param folders: in which to look, too, beside the directory itself; ``deep`` also below them.
     :raises RunDirectoryError: what was found, and where it leads.
     """
     root = directory.resolve()
+    for name in folders:
+        if (root / name).exists() and not (root / name).is_dir():
+            raise RunDirectoryError(f"{root / name} is a file, and should be a folder; delete it")
     for entry in _entries(root, folders, deep):
         if entry.is_symlink():
             target = Path(entry.path).resolve()
@@ -85,6 +109,8 @@ def check_links(directory: Path, folders: Iterable[str] = OWN_FOLDERS, *, deep: 
                 )
         elif not (entry.is_file() or entry.is_dir()):
             raise RunDirectoryError(f"{entry.path} is neither a file nor a folder; delete it")
+        elif entry.is_dir() and entry.name.endswith(FILES):
+            raise RunDirectoryError(f"{entry.path} is a folder, and should be a file; delete it")
 
 
 def _entries(root: Path, folders: Iterable[str], deep: bool) -> Iterator[os.DirEntry[str]]:

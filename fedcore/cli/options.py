@@ -48,6 +48,7 @@ _PANELS = {
         "min_clients",
         "max_waiting",
         "max_payload",
+        "client_timeout",
     ),
     RECORDS: ("eval_every", "silhouette_every", "checkpoint_every", "out", "trackers"),
 }

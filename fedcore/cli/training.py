@@ -47,6 +47,14 @@ def train(
 @guarded
 def resume(
     run_dir: RunDir,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Go on to so many rounds in all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Go on in this new folder, with a copy; RUN_DIR stays.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, max=1024, help="Other number of worker processes.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder that holds the data sets' files by now.")] = None,
+    device: Annotated[str | None, typer.Option(help="Another device: cpu, cuda or cuda:N.")] = None,
+    client_timeout: Annotated[
+        float | None, typer.Option(help="Seconds until a client that does not answer is given up.")
+    ] = None,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,
     as_json: options.Json = False,
@@ -54,11 +62,23 @@ def resume(
     profile: options.RunProfile = False,
     debug: options.Debug = False,
 ) -> None:
-    """Go on with a run that was stopped, with the same options and to the same bits."""
+    """Go on with a run that was stopped, with the same options and to the same bits.
+
+    Options that change something are recorded in the run's config.yaml; nothing else in there may change.
+    """
     from fedcore import experiment
 
+    changes = {
+        "rounds": rounds,
+        "workers": workers,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "device": device,
+        "client_timeout": client_timeout,
+    }
     with training(quiet) as display:
-        result = experiment.resume(run_dir, notify=display, allow_code=allow_code, allow_outside=allow_outside)
+        result = experiment.resume(
+            run_dir, notify=display, allow_code=allow_code, allow_outside=allow_outside, changes=changes, out=out
+        )
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.compare.cautions import ModelSize, model_size
-from fedcore.config import RunConfig, read_config_file
+from fedcore.config import RunConfig
 from fedcore.errors import RunDirectoryError
-from fedcore.files import parse_json
+from fedcore.files import parse_json, read_bytes, read_text, unsealed
+from fedcore.saved import SavedConfig, partition_digest, read_saved
 from fedcore.sweep.directory import SweepDirectory
 from fedcore.trust import check_links
 
@@ -138,18 +140,22 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     :raises ConfigError: its config.yaml holds what this fedcore does not know.
     """
     file = path / "config.yaml"
-    if not file.is_file():
+    if not os.path.lexists(file):
         what = "does not exist" if not path.exists() else "is neither a run nor a sweep: it has no config.yaml"
         raise RunDirectoryError(f"{path} {what}. Name folders that train or sweep printed.")
     check_links(path, deep=False)
-    config = RunConfig.create({**read_config_file(file), "out": str(path)}, source=str(file))
-    partition, labels = _hashes(path / "partition.json")
-    return RunRecord(path, config, partition, labels, list(_rounds(path / "metrics.jsonl", warn)), _summary(path, warn))
+    saved = read_saved(file, path)
+    partition, labels = _hashes(path / "partition.json", saved)
+    rounds = list(_rounds(path / "metrics.jsonl", warn))
+    return RunRecord(path, saved.config, partition, labels, rounds, _summary(path, warn))
 
 
-def _hashes(file: Path) -> tuple[str, str]:
+def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(read_text(file))
+        found = partition_digest(str(content["sha256"]), content["info"])
+        if saved.digests is not None and found != saved.digests["partition"]:
+            raise ValueError("it is not the one that config.yaml was written with")
         return str(content["sha256"]), str(content["info"].get("labels_sha256", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunDirectoryError(f"{file} is missing or damaged ({type(error).__name__}: {error})") from None
@@ -158,16 +164,14 @@ def _hashes(file: Path) -> tuple[str, str]:
 def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
     """Yield the lines of rounds up to the first that is not whole."""
     try:
-        lines = file.read_bytes().split(b"\n")
+        lines = read_bytes(file).split(b"\n")
     except FileNotFoundError:
         return
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            line = parse_json(text)
-            if not isinstance(line, dict):
-                raise TypeError("no record")
+            line = unsealed(parse_json(text))
             if "round" in line:  # other lines are about what comes after training
                 _check(line)
                 yield line
@@ -214,7 +218,7 @@ def _check_number(value: Any) -> None:
 def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:
     file = path / "summary.json"
     try:
-        summary = parse_json(file.read_text(encoding="utf-8"))
+        summary = unsealed(parse_json(read_text(file)))
         _check_metrics(summary["metrics"])
         _check_counts(summary["bytes"]["down"], summary["bytes"]["up"], summary["rounds"])
     except FileNotFoundError:

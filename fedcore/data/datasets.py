@@ -47,9 +47,9 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     """
     kind, _, rest = spec.partition(":")
     if kind == "npz":
-        return npz(Path(rest).expanduser())
+        return npz(_expanded(rest, spec))
     if kind == "imagefolder":
-        return imagefolder(Path(rest).expanduser())
+        return imagefolder(_expanded(rest, spec))
     loader: Callable[[Path | None], Dataset] = resolve("dataset", spec)
     dataset = call("dataset", spec, loader, data_dir)
     if not isinstance(dataset, Dataset):
@@ -58,9 +58,20 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
 
 
 def default_data_dir() -> Path:
-    """Return the directory named by FEDCORE_DATA, else ``~/.cache/fedcore/data``."""
+    """Return the directory named by FEDCORE_DATA, else ``~/.cache/fedcore/data``.
+
+    :raises DataError: it names the home of a user that does not exist.
+    """
     named = os.environ.get("FEDCORE_DATA")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "fedcore" / "data"
+    return _expanded(named or "~/.cache/fedcore/data", f"FEDCORE_DATA={named}")
+
+
+def _expanded(path: str, source: str) -> Path:
+    """Return a path with its ``~`` replaced by a home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(f"{source}: there is no home of that user; write the whole path") from None
 
 
 def digits(data_dir: Path | None = None) -> Dataset:

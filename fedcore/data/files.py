@@ -16,6 +16,7 @@ from torch import Tensor
 from fedcore.data.assemble import Split, assemble, span
 from fedcore.data.samples import Dataset
 from fedcore.errors import DataError
+from fedcore.files import read_text, require_file
 from fedcore.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -87,8 +88,9 @@ def read_npz(path: Path) -> tuple[Split, Split]:
     :raises DataError: the file is missing, damaged or something else.
     """
     if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
         raise DataError(
-            f"npz: {path} does not exist; expected a file written by numpy.savez with the arrays "
+            f"npz: {path} {what}; expected a file written by numpy.savez with the arrays "
             "x_train, y_train, x_test, y_test"
         )
     keys = ("x_train", "y_train", "x_test", "y_test")
@@ -127,8 +129,12 @@ def _images_from_array(x: Array, where: str) -> Tensor:
             raise DataError(f"{where}: type {x.dtype}; convert it to uint8 (0..255) or to floating point")
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise DataError(f"{where}: holds numbers that are not finite in float32")
+        finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+        if not finite.all():
+            raise DataError(
+                f"{where}: sample {int(finite.argmin())} holds numbers that are not finite in float32 "
+                f"(NaN, infinite or too large), as {int((~finite).sum())} of {len(x)} do; replace or drop them"
+            )
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
@@ -157,7 +163,7 @@ def _class_folders(folder: Path) -> tuple[list[tuple[Path, str]], list[str]]:
 def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
     """Return (file, class name) of Tiny-ImageNet's validation images: lines "file TAB class TAB box"."""
     try:
-        lines = annotations.read_text(encoding="utf-8").splitlines()
+        lines = read_text(annotations).splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"imagefolder: cannot read {annotations}: {error}") from error
     rows = [line.split("\t") for line in lines if line.strip()]
@@ -173,6 +179,7 @@ def _decode(files: Sequence[Path]) -> Tensor:
 
     def read(file: Path) -> Array:
         try:
+            require_file(file)
             return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
         except Exception as error:  # Pillow's decoders raise what they like on damaged files
             raise DataError(f"imagefolder: cannot read {file}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ class Partition:
         """Number of clients."""
         return len(self.train)
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
         """Hash of the index lists alone, in their order: hexadecimal."""
         digest = hashlib.sha256(FORMAT.encode())

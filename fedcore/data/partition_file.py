@@ -11,6 +11,7 @@ from fedcore.data.partition import DECLARED, FORMAT, SPLIT_FORMAT, Partition, la
 from fedcore.data.parts import Parts
 from fedcore.data.samples import Dataset
 from fedcore.errors import ConfigError, DataError
+from fedcore.files import read_text
 from fedcore.serial import read_tensors
 
 _INFO: dict[str, tuple[type | tuple[type, ...], str]] = {
@@ -32,7 +33,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     :raises ConfigError: it belongs to another data set.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        content = json.loads(read_text(path), parse_constant=_no_constant)
     except OSError as error:
         raise DataError(f"cannot read the partition file {path}: {error}") from error
     except (ValueError, RecursionError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
@@ -20,7 +21,7 @@ from fedcore.engines.base import ClientTask, Outcome, Site
 from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair
 from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.site import pack_site
-from fedcore.errors import FedcoreError
+from fedcore.errors import ConfigError, FedcoreError
 from fedcore.placement import resolve_device
 from fedcore.runtime import ClientRuntime
 from fedcore.subprocesses import command, environment
@@ -28,6 +29,12 @@ from fedcore.tensors import bytes_of
 
 KILLED_EARLY = 3
 """How many workers of a run may be killed before they are ready, and are replaced: more, and it is no accident."""
+
+STARTS_WITHIN = 120.0
+"""Least seconds that a worker has to become ready where clients have a time limit: it imports torch first."""
+
+STOPS_WITHIN = 3.0
+"""Seconds that idle workers have to end by themselves; then they are killed."""
 
 # glibc gives freed activations back to the kernel at once, and every step then faults them in again.
 ALLOCATOR = {
@@ -43,6 +50,8 @@ def LocalEngine(site: Site) -> InProcessEngine | WorkerEngine:  # noqa: N802 - n
     workers = site.config.workers
     on_gpu = resolve_device(site.config.device).type == "cuda"
     if workers == 0 or (on_gpu and workers is None):
+        if site.config.client_timeout is not None:
+            raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
         return InProcessEngine(site)
     return WorkerEngine(site, min(workers or cores(), site.config.clients))  # more would never have a task
 
@@ -83,13 +92,16 @@ class _Worker:
     """One worker process and our end of its channel."""
 
     def __init__(self, spool: Spool) -> None:
+        self.since = time.monotonic()  # when it was started, or was given its task
         connection, theirs = socket_pair()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
                 command("fedcore.engines.worker", str(theirs.fileno()), str(spool.path), str(os.getpid())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in the terminal is the engine's business
+                # Ctrl-C in the terminal is the engine's business. A group of this session, and no session of its own:
+                # when the engine dies the kernel wakes the group's stopped processes, which then end, too.
+                process_group=0,
                 env=environment(**ALLOCATOR, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
             )
         self.channel = Channel(connection, spool)
@@ -97,7 +109,7 @@ class _Worker:
         self.ready = False
 
     def start(self, task: ClientTask) -> None:
-        self.task = task
+        self.task, self.since = task, time.monotonic()
         with contextlib.suppress(EOFError, OSError):  # it is dead, which is seen where its answer is waited for
             self.channel.send("task", *pack_task(task))
 
@@ -117,6 +129,7 @@ class WorkerEngine:
         self._spool.put("site", tensors, meta)
         self._dispatcher = Dispatcher([_Worker(self._spool) for _ in range(workers)])
         self._killed_early = 0
+        self._timeout = site.config.client_timeout
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write a payload to shared memory, once for all workers."""
@@ -136,9 +149,10 @@ class WorkerEngine:
             worker.stop()
             if worker.task is not None:
                 worker.process.kill()
+        give_up = time.monotonic() + STOPS_WITHIN
         for worker in self._dispatcher.workers:
             try:
-                worker.process.wait(timeout=5)
+                worker.process.wait(timeout=max(0.0, give_up - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
@@ -148,7 +162,10 @@ class WorkerEngine:
     def _collect(self) -> None:
         """Wait until a worker has something to say, and put finished tasks where they are waited for."""
         connections = {worker.channel.connection: worker for worker in self._dispatcher.workers}
-        for connection in wait(list(connections)):
+        heard = wait(list(connections), self._patience())
+        for worker in self._overdue() if not heard else ():
+            self._give_up(worker)
+        for connection in heard:
             worker = connections[connection]  # type: ignore[index]
             try:
                 kind, tensors, meta = worker.channel.receive()
@@ -156,6 +173,39 @@ class WorkerEngine:
                 self._replace(worker)
                 continue
             self._dispatcher.take(worker, kind, tensors, meta)
+
+    def _patience(self) -> float | None:
+        """Return the seconds until the next worker is overdue; None where none ever is."""
+        left = [self._limit(worker) - time.monotonic() for worker in self._at_work()]
+        return max(0.0, min(left)) if left else None
+
+    def _overdue(self) -> list[_Worker]:
+        return [worker for worker in self._at_work() if time.monotonic() >= self._limit(worker)]
+
+    def _at_work(self) -> list[_Worker]:
+        """Return the workers whose answer is waited for, if there is a limit to that."""
+        waited_for = [w for w in self._dispatcher.workers if w.task is not None or not w.ready]
+        return [] if self._timeout is None else waited_for
+
+    def _limit(self, worker: _Worker) -> float:
+        """Return the time (monotonic) until which a worker has to say something."""
+        assert self._timeout is not None
+        return worker.since + (self._timeout if worker.ready else max(self._timeout, STARTS_WITHIN))
+
+    def _give_up(self, worker: _Worker) -> None:
+        """Kill a worker that does not answer, and start a new one in its place."""
+        worker.process.kill()  # a stopped one, too
+        worker.process.wait()
+        worker.stop()
+        if not worker.ready:
+            self._killed_early += 1
+            if self._killed_early > KILLED_EARLY:
+                raise FedcoreError(
+                    f"a worker process was not ready within {max(self._timeout or 0, STARTS_WITHIN):g} s, "
+                    f"{self._killed_early} times. --workers 0 runs everything in one process."
+                )
+        message = f"no answer within {self._timeout:g} s (--client-timeout); its worker process was killed"
+        self._dispatcher.replace(worker, _Worker(self._spool), message)
 
     def _replace(self, worker: _Worker) -> None:
         """Start a new worker in the place of one that died."""

@@ -2,6 +2,11 @@
 
 Lives as long as its connection: when the engine's process is gone, killed even, the worker ends too. It sees to that
 before it imports torch, which takes seconds.
+
+A worker that is stopped (SIGSTOP) runs no handler and reads no socket. But it is alone in a process group that the
+death of its parent, in another group of the session, leaves orphaned, and stopped members of such a group get SIGHUP
+and SIGCONT (POSIX): it wakes, and ends as any other. PR_SET_PDEATHSIG with SIGKILL would end it, too, but at once:
+nobody would delete the shared memory.
 """
 
 from __future__ import annotations
@@ -33,9 +38,13 @@ def main(fd: int, spool: Path, engine: int) -> None:
     def end(number: int, frame: FrameType | None) -> None:
         if died():
             shutil.rmtree(spool, ignore_errors=True)
+        elif number == signal.SIGHUP:
+            return  # somebody else's
         os._exit(1)  # an exception could be raised where nobody can pass it on
 
     signal.signal(ENGINE_DIED, end)
+    signal.signal(signal.SIGHUP, end)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # not the terminal's foreground group, and may write all the same
     if sys.platform == "linux":  # the kernel ends this process, in mid-epoch too, when the engine's process dies
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ENGINE_DIED)
     dead = os.getppid() != engine

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.config import RunConfig
+from fedcore.files import open_inside
 from fedcore.subprocesses import command, environment
 from fedcore.trackers.base import Status, TrackerOptions
 from fedcore.trackers.memory import Memory, memory_file
@@ -59,8 +60,7 @@ class TrackerProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self._ending = False
         try:
-            self.file.parent.mkdir(exist_ok=True)
-            with self.log.open("ab") as log:
+            with open(open_inside(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, inside=directory), "ab") as log:
                 self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
                     command("fedcore.trackers.process", name, str(directory)),
                     stdin=subprocess.PIPE,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcore.files import replacing
+from fedcore.files import parse_json, read_text, replacing
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Memory:
     @classmethod
     def read(cls, file: Path) -> Memory:
         """Read a tracker's file; where there is none, nothing has happened yet."""
-        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else cls()
+        return cls(**parse_json(read_text(file))) if file.exists() else cls()
 
     def write(self, file: Path) -> None:
         """Write the file: a reader sees the old one or the new one.
@@ -40,8 +40,11 @@ class Memory:
             text = json.dumps(asdict(self))
         except (TypeError, ValueError) as error:
             raise RuntimeError(f"run.state can hold JSON only: {error}") from error
-        with replacing(file, sync=False) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        with (
+            replacing(file, sync=False, inside=file.parents[1]) as temporary,
+            temporary.open("x", encoding="utf-8") as opened,
+        ):
+            opened.write(text)
 
 
 def memory_file(directory: Path, name: str) -> Path:

@@ -7,7 +7,6 @@ run's process was killed. What the tracker prints goes to its log in the run dir
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedcore.config import RunConfig, read_config_file
+from fedcore.files import open_inside, parse_json, read_text, unsealed
 from fedcore.trackers.base import Status, TrackedRun, Tracker, create_tracker
 from fedcore.trackers.memory import Memory, memory_file
 
@@ -32,16 +32,16 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the run decides; its end is the end of stdin
     wake = _private_stdin()
     file = memory_file(directory, name)
-    with file.with_suffix(".lock").open("w") as lock:
+    with open(open_inside(file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, inside=directory), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a run that was killed may still be closing
         try:
             memory = Memory.read(file)
-            if memory.status == "finished":
+            values = {**read_config_file(directory / "config.yaml"), "out": str(directory)}
+            config = RunConfig.create(values, source=str(directory / "config.yaml"))
+            if memory.status == "finished" and memory.round >= config.rounds:
                 return 0
             memory.status, memory.error = "running", ""
             memory.write(file)
-            values = {**read_config_file(directory / "config.yaml"), "out": str(directory)}
-            config = RunConfig.create(values, source=str(directory / "config.yaml"))
             tracker = create_tracker(name, config.trackers[name])
             Follower(tracker, TrackedRun(directory, config, memory.round, memory.state), memory, file).follow(wake)
         except BaseException as error:
@@ -73,7 +73,7 @@ class Follower:
                 break
         self._catch_up()
         summary = self.run.directory / "summary.json"
-        self._call("finish", status, json.loads(summary.read_text("utf-8")) if status == "finished" else None)
+        self._call("finish", status, unsealed(parse_json(read_text(summary))) if status == "finished" else None)
         self.memory.status = status
         self.memory.write(self.file)
 
@@ -88,7 +88,10 @@ class Follower:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                record = json.loads(line)
+                try:
+                    record = unsealed(parse_json(line))
+                except ValueError:
+                    continue  # damaged while the run was stopped, which the run has said
                 if record.get("round", -1) >= self.memory.round:
                     self._take(record)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 from pydantic import Field
 
 from fedcore.errors import FedcoreError
+from fedcore.files import open_inside
 from fedcore.trackers.base import Status, TrackedRun, Tracker, TrackerOptions
 from fedcore.trackers.scalars import parameters, round_scalars, scalars
 
@@ -33,15 +36,15 @@ class TensorBoard(Tracker):
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise FedcoreError(f"pip install 'fedcore[tensorboard]' ({error})") from error
-        folder = self.options.dir / run.name if self.options.dir else run.directory / "tensorboard"
-        self.writer = EventFileWriter(str(folder))
+        self.writer = RecordWriter(_new_file(self.options.dir, run))
+        self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
         self.rounds = run.config.rounds
         if run.round:
             began = Event(session_log=SessionLog(status=SessionLog.START), step=run.round, wall_time=time.time())
-            self.writer.add_event(began)
+            self._write(began)
         else:
             values = yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False)
             self._add(_text("config", f"```yaml\n{values}```"), 0)
@@ -72,7 +75,21 @@ class TensorBoard(Tracker):
     def _add(self, summary: Any, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        self.writer.add_event(Event(summary=summary, step=step, wall_time=time.time()))
+        self._write(Event(summary=summary, step=step, wall_time=time.time()))
+
+    def _write(self, event: Any) -> None:
+        self.writer.write(event.SerializeToString())
+
+
+def _new_file(chosen: Path | None, run: TrackedRun) -> BinaryIO:
+    """Make a file of events; in the run directory, which may be a stranger's, through no link.
+
+    TensorBoard's own writer would follow links that wait there.
+    """
+    folder = chosen.resolve() / run.name if chosen else run.directory / "tensorboard"
+    inside = run.directory if chosen is None or folder.is_relative_to(run.directory) else chosen.resolve()
+    name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+    return open(open_inside(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, inside=inside), "wb")
 
 
 _PLAIN = (bool, int, float, str)

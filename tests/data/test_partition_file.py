@@ -131,7 +131,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     make().save(path)
     before = path.read_bytes()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError("disk full")
 
     monkeypatch.setattr("os.replace", fail)

@@ -31,6 +31,7 @@ from fedcore.errors import ConfigError, DataError, FedcoreError, RunDirectoryErr
 from fedcore.reproduce.find import recipe_files
 from fedcore.reproduce.recipe import read_recipe
 from fedcore.rundir import RunDirectory
+from fedcore.saved import Binding, bound, partition_digest
 from fedcore.serial import dumps, loads, read_tensors, write_tensors
 from fedcore.state import ClientStore, ServerState
 from fedcore.sweep.directory import SweepDirectory
@@ -131,7 +132,9 @@ def records(draw: Draw, folder: Path) -> None:
     """The records of a run, as compare reads them; figures that are read can be computed with."""
     run = folder / "run"
     run.mkdir()
-    RunDirectory(run).write_config(RunConfig(rounds=2))
+    values = RunConfig(rounds=2).model_dump(mode="json")
+    binding = Binding(bound(values), partition_digest("0", {"labels_sha256": "1"}), "2")
+    RunDirectory(run).write_config(values, binding, {})
     (run / "partition.json").write_text('{"sha256": "0", "info": {"labels_sha256": "1"}}')
     lines = [{"round": n, **_LINE} for n in range(2)]
     which = draw(st.sampled_from(["config.yaml", "partition.json", "metrics.jsonl", "summary.json"]))

@@ -14,10 +14,13 @@ from typer.testing import CliRunner, Result
 
 import fedcore
 from fedcore.cli.app import app
+from fedcore.config import BESIDE_OPTIONS
 from fedcore.errors import ConfigError
 from fedcore.files import parse_json
 from fedcore.rundir import RunDirectory
 from fedcore.safe_yaml import read_yaml
+from fedcore.saved import bound, settings_digest
+from fedcore.serial import read_tensors, write_tensors
 from fedcore.sweep.directory import SweepDirectory
 from fedcore.testing import federate
 
@@ -43,8 +46,12 @@ def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def change(run: Path, **values: object) -> None:
+    """Change a run's configuration as somebody would who knows of its digest."""
     file = run / "config.yaml"
-    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **values}))
+    content = {**yaml.safe_load(file.read_text()), **values}
+    options = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
+    content["digests"]["settings"] = settings_digest(bound(options))
+    file.write_text(yaml.safe_dump(content))
 
 
 FIELDS = [
@@ -74,14 +81,13 @@ def test_code_that_a_file_names_is_not_imported(run: Path, tmp_path: Path, value
 
 
 def test_the_flag_allows_it_and_so_does_typing_the_name(run: Path, tmp_path: Path) -> None:
-    change(run, model="module:fedcore.models.zoo.mlp")
-    assert cli("evaluate", run).exit_code == 2
-    assert cli("evaluate", run, "--allow-code").exit_code == 0
-    assert cli("resume", run, "--allow-code", "--quiet").exit_code == 0
     small = ("--rounds", 1, "--clients", 2, "--local-epochs", 1, "--workers", 0, "--quiet")
     typed = cli("train", "--model", "module:fedcore.models.zoo.mlp", *small, "--out", "mine")
     assert typed.exit_code == 0, typed.output
     assert RunDirectory(tmp_path / "mine").how_to_resume.endswith("mine --allow-code")
+    assert cli("evaluate", "mine").exit_code == 2
+    assert cli("evaluate", "mine", "--allow-code").exit_code == 0
+    assert cli("resume", "mine", "--allow-code", "--quiet").exit_code == 0
 
 
 def test_a_sweep_from_a_stranger_is_asked_about_too(run: Path, tmp_path: Path) -> None:
@@ -149,6 +155,12 @@ def test_a_tracker_writes_outside_only_if_it_is_allowed_to(run: Path, tmp_path: 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
     change(run, model="module:fedcore.models.zoo.mlp", projection=False, plugins={})
+    result = cli("evaluate", run, "--allow-code")
+    assert (result.exit_code, "model is 'module:fedcore.models.zoo.mlp'" in result.stderr) == (2, True)
+    for file in (run / "checkpoint").iterdir():  # those of earlier versions do not say what they belong to
+        tensors, meta = read_tensors(file)
+        del meta["binding"]
+        write_tensors(file, tensors, meta)
     result = cli("evaluate", run, "--allow-code")
     assert (result.exit_code, "is not of the model that config.yaml describes" in result.stderr) == (2, True)
 

@@ -136,9 +136,7 @@ def test_a_killed_runs_tracker_learns_of_it_and_goes_on_after_a_resume(tmp_path,
     wait_for(lambda: Memory.read(memory_file(out, RECORDER)).status == "stopped")
     before = rounds_of(calls(out))
     assert before == list(range(len(before)))
-    text = (out / "config.yaml").read_text()
-    (out / "config.yaml").write_text(text.replace("rounds: 500", f"rounds: {len(before) + 5}"))
-    result = resume(out, allow_code=True, allow_outside=True)
+    result = resume(out, allow_code=True, allow_outside=True, changes={"rounds": len(before) + 5})
     assert rounds_of(calls(out)) == list(range(len(before) + 5)) == [r["round"] for r in records(result)]
 
 
