@@ -136,6 +136,8 @@ def reproduce(
 
     folder = out or Path("reproduce") / f"{recipe.method}-table-{recipe.table}-{scale}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
+    if scale == "quick" and not quiet:
+        _estimate(planned, folder, parallel)
     with SweepDisplay(output.stderr(), quiet=quiet) as display:
         made, result = run.run(planned, folder, parallel=parallel, listen=display)
     if evidence is not None and result is not None:
@@ -154,6 +156,17 @@ def reproduce(
         raise typer.Exit(SOME_FAILED)
     if result and form == "table" and not quiet:
         output.note(f"the runs are in {made.directory}: fedcore compare {shlex.quote(str(made.directory))}")
+
+
+def _estimate(planned: Plan, folder: Path, parallel: int | None) -> None:
+    """Say how long the runs will take, from one timed round."""
+    from fedcore.reproduce.estimate import estimate, in_words
+
+    console = output.stderr()
+    with console.status("timing one round", spinner="line"):
+        found = estimate(planned, folder, parallel)
+    if found is not None:
+        output.note(in_words(found, output.duration(found.seconds), output.duration(found.timed.round)), console)
 
 
 def _keep(recipe: Recipe, scale: str, planned: Plan, folder: Path, evidence: Path) -> None:

@@ -75,7 +75,10 @@ def page(
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     evidence = read_all(source)
-    recipes = find_recipes().recipes
+    installed = find_recipes()
+    for broken in installed.broken:
+        output.note(broken)
+    recipes = installed.recipes
     new = filled(text, evidence, recipes, list(cells(recipes)))
     for table in unplaced(text, evidence):
         output.note(f"{file} has no place for {table}: add the lines {marker(table)} and {END}")
