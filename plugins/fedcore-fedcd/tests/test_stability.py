@@ -149,4 +149,4 @@ def test_a_hundred_rounds_at_the_papers_rate(go, seed):
     assert max(longest for _, longest, _ in seen) < 10
     assert max(features for *_, features in seen) < 100
     assert math.isfinite(result.metrics["global"]["loss"])
-    assert result.metrics["global"]["accuracy"] > 0.8
+    assert result.metrics["global"]["accuracy"] > 0.7
