@@ -171,8 +171,13 @@ def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool =
         if state is None:
             raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")
         opened.check(state)
+        recorded = sum("round" in record for record in opened.directory.read_metrics())
         if state.phase != "done" and opened.directory.read_summary(report) is not None:
             report(UNFINISHED)
+        elif recorded > state.round:
+            report(
+                f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated"
+            )
         with _federation(opened) as federation:
             return Experiment(federation, opened.directory, _silent).final_metrics(state)
 

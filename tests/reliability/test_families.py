@@ -1,0 +1,70 @@
+"""Every file of a run directory of each kind, damaged in every way: same bits, or a message; no traceback, no wait."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.reliability import damages
+
+SETS = [(kind, finished) for kind in damages.KINDS for finished in (False, True)]
+SUITE = [
+    (name, how)
+    for number, (name, how) in enumerate(
+        (name, how)
+        for how in damages.DAMAGES
+        for name in ("config", "partition", "metrics", "newest", "older", "client")
+    )
+    if number % 3 == 0
+][:50]
+"""Every damage at least once, on a run of SCAFFOLD that was stopped."""
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> damages.Made:
+    return damages.make(tmp_path_factory.mktemp("stopped"), "stateful", finished=False)
+
+
+@pytest.mark.parametrize(("name", "how"), SUITE, ids=lambda value: str(value).replace(" ", "-"))
+def test_a_damaged_file(stopped: damages.Made, tmp_path: Path, name: str, how: str) -> None:
+    damages.check(stopped, tmp_path, name, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "finished"), SETS, ids=[f"{k}-{'finished' if f else 'stopped'}" for k, f in SETS])
+def test_every_file_damaged_in_every_way(tmp_path: Path, kind: str, finished: bool) -> None:
+    if kind == "tracked":
+        pytest.importorskip("tensorboard")
+    made = damages.make(tmp_path, kind, finished=finished)
+    folder = tmp_path / "case"
+    folder.mkdir()
+    answers: Counter[str] = Counter()
+    problems, cases = [], 0
+    names = [name for name in damages.FILES if damages.file_of(made.path, name) is not None]
+    if kind == "tracked":  # its other files are those of the stateless run, and each case starts a process
+        names = [name for name in names if name in ("memory", "lock", "events", "metrics")]
+    for name in names:
+        for how in damages.DAMAGES:
+            cases += 1
+            try:
+                found = damages.check(made, folder, name, how)
+            except AssertionError as error:
+                problems.append(f"{name}, {how}: {error}")
+                continue
+            answers.update(f"{command} {answer}" for command, answer in found.items())
+    record = {"kind": kind, "finished": finished, "cases": cases, "handled": cases - len(problems), **sorted_(answers)}
+    print(json.dumps(record))
+    if out := os.environ.get("FEDCORE_RELIABILITY_OUT"):
+        Path(out, f"damage-{kind}-{'finished' if finished else 'stopped'}.json").write_text(
+            json.dumps(record, indent=1)
+        )
+    assert not problems, "\n\n".join(problems)
+
+
+def sorted_(answers: Counter[str]) -> dict[str, int]:
+    """Return counts in the order of their names."""
+    return dict(sorted(answers.items()))
