@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedcore import RunConfig
 from fedcore.reproduce.evidence import Evidence, read_all
 from tests.cli.test_reproduce_command import RECIPE
 
@@ -65,7 +66,7 @@ def test_runs_become_evidence_and_evidence_a_page(cli, recipes: Path, tmp_path: 
         "c-d_fedprox_seed-3.json",
     }
     assert "belongs to no table of a paper; nearest is fedprox-table-7-quick, FedProx" in added.stderr
-    assert "lr 0.01 (in the recipe 0.05)" in added.stderr
+    assert f"lr 0.01 (in the recipe {RunConfig().lr})" in added.stderr
     found = {(e.place.row, e.seed) if e.place else None: e for e in read_all(tmp_path / "results")}
     fedavg, stopped, other = found["FedAvg", 0], found["FedProx", 3], found[None]
     (run,) = (recipes / "sweep" / "runs").glob("fedavg_*")
