@@ -26,7 +26,8 @@ def train(folder: Path, method: str, seed: int, alpha: float, **options):
     result = fedcore.run(run)
     failures = [failure for line in records(result) for failure in line["failures"]]
     assert failures == [], f"{method}, seed {seed}, alpha {alpha}: {failures[:3]}"
-    assert math.isfinite(result.metrics["global"]["loss"] or math.nan)
+    if (found := result.metrics["global"]) is not None:  # FedCP has no global model
+        assert math.isfinite(found["loss"] or math.nan)
     return result
 
 
@@ -53,6 +54,7 @@ def test_every_installed_method_trains_with_ten_seeds(tmp_path, method):
     """Methods x 10 seeds x 2 alphas; prints each method's mean accuracy by alpha."""
     accuracies = {}
     for alpha in ALPHAS:
-        found = [train(tmp_path, method, seed, alpha).metrics["global"]["accuracy"] for seed in SEEDS]
-        accuracies[alpha] = sum(found) / len(found)
+        results = [train(tmp_path, method, seed, alpha) for seed in SEEDS]
+        found = [result.metrics["global"]["accuracy"] for result in results if result.metrics["global"]]
+        accuracies[alpha] = sum(found) / len(found) if found else None
     print(method, accuracies)
