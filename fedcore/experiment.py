@@ -21,7 +21,7 @@ from fedcore.config import RunConfig
 from fedcore.data import Partition
 from fedcore.engines.base import Engine, Site
 from fedcore.errors import FedcoreError, RunDirectoryError
-from fedcore.files import sealed
+from fedcore.files import finite, sealed
 from fedcore.frozen import load_state
 from fedcore.models import SplitModel
 from fedcore.opening import Opened, begin, reopen
@@ -287,7 +287,7 @@ class Experiment:
         earlier = self.directory.read_summary()
         if earlier and not self._timed and _is_measured(earlier, summary):  # then, and it still holds
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
-        summary = sealed(summary)
+        summary = sealed(finite(summary))
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.problem.model).eval()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import stat
@@ -78,6 +79,32 @@ def kind_of(mode: int) -> str:
     """Return what an entry of a folder is, by its mode, in words."""
     kinds = {stat.S_ISREG: "a file", stat.S_ISDIR: "a folder", stat.S_ISLNK: "a link", stat.S_ISFIFO: "a pipe"}
     return next((words for test, words in kinds.items() if test(mode)), "a device or socket")
+
+
+NOT_FINITE = "not_finite"
+"""Where a record names its figures that could not be computed."""
+
+
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record in which nan and inf, which JSON does not have, are None, and named under ``not_finite``."""
+    try:
+        json.dumps(record, allow_nan=False)
+    except ValueError:
+        names: list[str] = []
+        plain = {name: _finite(value, name, names) for name, value in record.items()}
+        return {**plain, NOT_FINITE: names} if names else plain
+    return dict(record)
+
+
+def _finite(value: Any, name: str, names: list[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(entry, f"{name}.{key}", names) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry, f"{name}.{index}", names) for index, entry in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        names.append(name)
+        return None
+    return value
 
 
 _SEAL = "crc32"

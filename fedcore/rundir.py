@@ -24,6 +24,7 @@ from fedcore.config import RunConfig
 from fedcore.errors import FedcoreError, RunDirectoryError
 from fedcore.files import (
     TEMPORARY,
+    finite,
     open_inside,
     parse_json,
     read_bytes,
@@ -217,7 +218,7 @@ class RunDirectory:
 
         :raises StorageError: it cannot be written; a part of it may be, which :meth:`recover` drops.
         """
-        line = (json.dumps(sealed(record)) + "\n").encode()
+        line = (json.dumps(sealed(finite(record))) + "\n").encode()
         with storing(self.metrics_file), self._metrics(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
             left = line
             while left:
