@@ -158,6 +158,25 @@ def test_the_gradient_of_mmd_and_its_direction():
     assert (moved.mean(0) - y.mean(0)).norm() < (x.mean(0) - y.mean(0)).norm()
 
 
+@pytest.mark.parametrize(("lam", "stable"), [(0.9, True), (1.1, False)])
+def test_the_bound_on_the_learning_rate_that_the_card_states(lam, stable):
+    """Features W u + b near the global ones: a step multiplies their distance by 1 - lr lambda 0.473 (|u|^2 + 1)."""
+    u = torch.full((8, 5), 2.0, dtype=torch.float64)
+    curvature = sum(2 / a for a in equations.BANDWIDTHS) * (5 * 2.0**2 + 1)
+    layer = nn.Linear(5, 3).double()
+    received = layer(u).detach()
+    with torch.no_grad():
+        layer.bias += torch.tensor([1e-3, -2e-3, 1e-3])
+    before = layer(u).detach() - received
+    (2 / curvature * lam * maximum_mean_discrepancy(layer(u), received)).backward()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter -= parameter.grad
+    after = layer(u).detach() - received
+    torch.testing.assert_close(after, (1 - 2 * lam) * before, rtol=1e-5, atol=0)
+    assert (after.norm() < before.norm()) == stable
+
+
 def test_autocast_does_not_round_the_mmd():
     x, y = 10 * torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
     plain = maximum_mean_discrepancy(x, y)

@@ -440,3 +440,19 @@ def test_the_readme_names_every_option_with_its_default():
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     for name, field in ScaffoldOptions.model_fields.items():
         assert f"| `{name}` | `{field.default}` |" in text
+
+
+# --- where it diverges -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip_norm", [None, 10.0])
+def test_two_classes_a_client_need_clipped_gradients_as_the_card_says(go, clip_norm):
+    """Digits in two shards a client at a large rate; Fashion-MNIST does the same at lr 0.01 (docs/results.md)."""
+    options = {"clients": 10, "partition": "shards", "classes_per_client": 2, "lr": 0.2, "local_epochs": 5}
+    result = go({NAME: {}}, **options, batch_size=16, rounds=10, seed=0, clip_norm=clip_norm, min_clients=0)
+    failures = [failure["message"] for line in records(result) for failure in line["failures"]]
+    assert bool(failures) == (clip_norm is None)
+    assert all("became nan" in message or "became -inf" in message or "became inf" in message for message in failures)
+    if clip_norm is not None:
+        assert max(task_losses(result)) < 10
