@@ -287,7 +287,7 @@ class Experiment:
         earlier = self.directory.read_summary()
         if earlier and not self._timed and _is_measured(earlier, summary):  # then, and it still holds
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
-        summary = sealed(finite(summary))
+        summary = sealed(finite(summary), self.directory.mark)
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.problem.model).eval()

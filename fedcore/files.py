@@ -110,26 +110,29 @@ def _finite(value: Any, name: str, names: list[str]) -> Any:
 _SEAL = "crc32"
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON mapping with a checksum of itself as last entry, for :func:`unsealed`."""
-    return {**value, _SEAL: _checksum(value)}
+def sealed(value: Mapping[str, Any], mark: str = "") -> dict[str, Any]:
+    """Return a JSON mapping with a checksum as last entry, for :func:`unsealed`.
+
+    :param mark: of whom it is; the checksum is of that, too.
+    """
+    return {**value, _SEAL: _checksum(value, mark)}
 
 
-def unsealed(value: Any) -> dict[str, Any]:
+def unsealed(value: Any, mark: str = "") -> dict[str, Any]:
     """Return a mapping without its checksum; one that has none, as earlier versions wrote it, as it is.
 
-    :raises ValueError: it is no mapping, or not the one that was sealed.
+    :raises ValueError: it is no mapping, or not the one that was sealed with this mark.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.40} is no record")
     rest = {key: entry for key, entry in value.items() if key != _SEAL}
-    if _SEAL in value and value[_SEAL] != _checksum(rest):
-        raise ValueError("its contents do not match its checksum")
+    if _SEAL in value and value[_SEAL] != _checksum(rest, mark):
+        raise ValueError("its contents do not match its checksum, or it is another run's")
     return rest
 
 
-def _checksum(value: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(value).encode()):08x}"
+def _checksum(value: Mapping[str, Any], mark: str) -> str:
+    return f"{zlib.crc32((mark + json.dumps(value)).encode()):08x}"
 
 
 def write_text(path: Path, text: str, *, inside: Path | None = None) -> None:

@@ -160,6 +160,14 @@ class RunDirectory:
         """Read config.yaml with what it is bound to; raises as :func:`fedcore.saved.read_saved`."""
         return read_saved(self.path / "config.yaml", self.path, was=self.checkpoints.binding_found)
 
+    @functools.cached_property
+    def mark(self) -> str:
+        """What the checksums of this run's records start from, see :attr:`fedcore.saved.Binding.mark`."""
+        try:
+            return self.read_saved().mark
+        except FedcoreError:
+            return ""
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes from going on with this run until the block ends.
@@ -218,7 +226,7 @@ class RunDirectory:
 
         :raises StorageError: it cannot be written; a part of it may be, which :meth:`recover` drops.
         """
-        line = (json.dumps(sealed(finite(record))) + "\n").encode()
+        line = (json.dumps(sealed(finite(record), self.mark)) + "\n").encode()
         with storing(self.metrics_file), self._metrics(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
             left = line
             while left:
@@ -240,7 +248,7 @@ class RunDirectory:
         if not self.metrics_file.exists():
             return []
         whole, _, _ = read_bytes(self.metrics_file).rpartition(b"\n")
-        return [record for line in whole.splitlines() if (record := _record(line)) is not None]
+        return [record for line in whole.splitlines() if (record := self._record(line)) is not None]
 
     def _count(self, content: bytes) -> None:
         """Take the part of metrics.jsonl that a checkpoint counts as what was written so far."""
@@ -255,10 +263,17 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
+    def _record(self, line: bytes) -> dict[str, Any] | None:
+        """Return a line of metrics.jsonl, None where it is damaged."""
+        try:
+            return unsealed(parse_json(line), self.mark)
+        except ValueError:
+            return None
+
     def _damaged_lines(self) -> list[int]:
         """Return the numbers of the lines of metrics.jsonl, from 1, that are not as they were written."""
         lines = read_bytes(self.metrics_file).split(b"\n")[:-1] if self.metrics_file.exists() else []
-        return [number for number, line in enumerate(lines, start=1) if _record(line) is None]
+        return [number for number, line in enumerate(lines, start=1) if self._record(line) is None]
 
     def _check_metrics(self, state: ServerState, meta: Mapping[str, Any]) -> None:
         counted = self._check_length(state, meta)
@@ -291,7 +306,7 @@ class RunDirectory:
         """
         file = self.path / "summary.json"
         try:
-            return unsealed(parse_json(read_text(file)))
+            return unsealed(parse_json(read_text(file)), self.mark)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -306,16 +321,8 @@ class RunDirectory:
                 (self.path / name).unlink(missing_ok=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json, which carries a checksum (:func:`fedcore.files.sealed`)."""
+        """Write summary.json; :attr:`mark` goes into the checksum that it carries."""
         write_json(self.path / "summary.json", summary, inside=self.path)
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Return a line of metrics.jsonl, None where it is damaged."""
-    try:
-        return unsealed(parse_json(line))
-    except ValueError:
-        return None
 
 
 @functools.cache  # it reads every package's metadata, and they are those of this process

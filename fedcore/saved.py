@@ -76,6 +76,11 @@ class Binding:
                 differing.append(what)
         return differing
 
+    @property
+    def mark(self) -> str:
+        """What goes into the checksums of this run's records, so that no other's fit: the settings as it was begun."""
+        return settings_digest([*self._earlier()][-1])
+
     def _earlier(self) -> Iterator[dict[str, Any]]:
         """Yield the settings, and those before each change, newest first."""
         settings = dict(self.settings)
@@ -98,6 +103,11 @@ class SavedConfig:
     digests: Mapping[str, str] | None
     changes: Sequence[Mapping[str, Any]]
     versions: Mapping[str, Any]
+
+    @property
+    def mark(self) -> str:
+        """See :attr:`Binding.mark`."""
+        return Binding(bound(self.values), "", "", self.changes).mark
 
 
 def read_saved(file: Path, out: Path, *, was: Callable[[], Any] = lambda: None) -> SavedConfig:

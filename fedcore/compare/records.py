@@ -146,8 +146,8 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     check_links(path, deep=False)
     saved = read_saved(file, path)
     partition, labels = _hashes(path / "partition.json", saved)
-    rounds = list(_rounds(path / "metrics.jsonl", warn))
-    return RunRecord(path, saved.config, partition, labels, rounds, _summary(path, warn))
+    rounds = list(_rounds(path / "metrics.jsonl", warn, saved.mark))
+    return RunRecord(path, saved.config, partition, labels, rounds, _summary(path, warn, saved.mark))
 
 
 def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
@@ -161,7 +161,7 @@ def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
         raise RunDirectoryError(f"{file} is missing or damaged ({type(error).__name__}: {error})") from None
 
 
-def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
+def _rounds(file: Path, warn: Warn, mark: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of rounds up to the first that is not whole."""
     try:
         lines = read_bytes(file).split(b"\n")
@@ -171,7 +171,7 @@ def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
         if not text.strip():
             continue
         try:
-            line = unsealed(parse_json(text))
+            line = unsealed(parse_json(text), mark)
             if "round" in line:  # other lines are about what comes after training
                 _check(line)
                 yield line
@@ -215,10 +215,10 @@ def _check_number(value: Any) -> None:
         raise TypeError(f"{value!r:.40} is no number")
 
 
-def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:
+def _summary(path: Path, warn: Warn, mark: str) -> dict[str, Any] | None:
     file = path / "summary.json"
     try:
-        summary = unsealed(parse_json(read_text(file)))
+        summary = unsealed(parse_json(read_text(file)), mark)
         _check_metrics(summary["metrics"])
         _check_counts(summary["bytes"]["down"], summary["bytes"]["up"], summary["rounds"])
     except FileNotFoundError:

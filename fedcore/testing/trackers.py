@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcore.config import RunConfig, read_config_file
 from fedcore.contract import option_names, parse_options
 from fedcore.errors import FedcoreError, UnknownNameError
+from fedcore.saved import read_saved
 from fedcore.testing.federation import federate, model_bytes, name_of, records
 from fedcore.trackers.base import TrackedRun, Tracker, tracker_class
 from fedcore.trackers.memory import Memory, memory_file
@@ -71,7 +71,7 @@ def _check_options(name: str, cls: type[Tracker], options: Mapping[str, Any]) ->
 
 def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, Any], directory: Path) -> None:
     """Hand over a finished run in two parts, as a process after a stop would, and see that nothing is edited."""
-    config = RunConfig.create({**read_config_file(directory / "config.yaml"), "out": str(directory)})
+    saved = read_saved(directory / "config.yaml", directory)
     file = directory / "metrics.jsonl"
     whole = file.read_text(encoding="utf-8")
     memory = Memory()
@@ -79,9 +79,9 @@ def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, 
     for part, end in ((whole.partition("\n")[0] + "\n", "stopped"), (whole, "finished")):
         file.write_text(part, encoding="utf-8")
         watched = _Watched(cls(parse_options(name, cls, options, kind="tracker")))
-        run = TrackedRun(directory, config, memory.round, memory.state)
+        run = TrackedRun(directory, saved.config, memory.round, memory.state)
         try:
-            Follower(watched, run, memory, memory_file(directory, name)).follow([f"{end}\n"])
+            Follower(watched, run, memory, memory_file(directory, name), saved.mark).follow([f"{end}\n"])
         except RuntimeError as error:
             raise AssertionError(f"{name}: {error}") from error
         kept = json.loads(json.dumps(memory.state))

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcore.config import RunConfig, read_config_file
 from fedcore.files import open_inside, parse_json, read_text, unsealed
+from fedcore.saved import read_saved
 from fedcore.trackers.base import Status, TrackedRun, Tracker, create_tracker
 from fedcore.trackers.memory import Memory, memory_file
 
@@ -36,14 +36,16 @@ def main(arguments: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a run that was killed may still be closing
         try:
             memory = Memory.read(file)
-            values = {**read_config_file(directory / "config.yaml"), "out": str(directory)}
-            config = RunConfig.create(values, source=str(directory / "config.yaml"))
+            saved = read_saved(directory / "config.yaml", directory)
+            config, mark = saved.config, saved.mark
             if memory.status == "finished" and memory.round >= config.rounds:
                 return 0
             memory.status, memory.error = "running", ""
             memory.write(file)
             tracker = create_tracker(name, config.trackers[name])
-            Follower(tracker, TrackedRun(directory, config, memory.round, memory.state), memory, file).follow(wake)
+            Follower(tracker, TrackedRun(directory, config, memory.round, memory.state), memory, file, mark).follow(
+                wake
+            )
         except BaseException as error:
             traceback.print_exc()
             memory = Memory.read(file)  # as it was written last: what raised may be a state that is no JSON
@@ -56,8 +58,8 @@ def main(arguments: list[str]) -> int:
 class Follower:
     """Hands what a run appends to its records to a tracker."""
 
-    def __init__(self, tracker: Tracker, run: TrackedRun, memory: Memory, file: Path) -> None:
-        self.tracker, self.run, self.memory, self.file = tracker, run, memory, file
+    def __init__(self, tracker: Tracker, run: TrackedRun, memory: Memory, file: Path, mark: str) -> None:
+        self.tracker, self.run, self.memory, self.file, self._mark = tracker, run, memory, file, mark
         self._offset = 0
 
     def follow(self, wake: Iterable[str]) -> None:
@@ -73,7 +75,9 @@ class Follower:
                 break
         self._catch_up()
         summary = self.run.directory / "summary.json"
-        self._call("finish", status, unsealed(parse_json(read_text(summary))) if status == "finished" else None)
+        self._call(
+            "finish", status, unsealed(parse_json(read_text(summary)), self._mark) if status == "finished" else None
+        )
         self.memory.status = status
         self.memory.write(self.file)
 
@@ -89,7 +93,7 @@ class Follower:
                     return
                 self._offset += len(line)
                 try:
-                    record = unsealed(parse_json(line))
+                    record = unsealed(parse_json(line), self._mark)
                 except ValueError:
                     continue  # damaged while the run was stopped, which the run has said
                 if record.get("round", -1) >= self.memory.round:

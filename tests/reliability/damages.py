@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,8 +208,7 @@ def _replace(make: Callable[[Path], object]) -> Damage:
 
 
 def _linked(file: Path, other: Path, chance: random.Random) -> None:
-    aside = file.parents[len(file.parts) - 1] / other.parent / "elsewhere"
-    aside.mkdir(exist_ok=True)
+    aside = Path(tempfile.mkdtemp())
     target = aside / file.name
     shutil.copy(file, target)
     file.unlink()
