@@ -460,3 +460,39 @@ def test_the_real_files(name, needs, sizes, test_counts):
     assert everything.mean(dim=(0, 2, 3)).abs().max() < 1e-3
     assert (everything.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2
     assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize("place", ["train/cat/1.png", "val/val_annotations.txt", "val/images/val_0.JPEG"])
+def test_a_pipe_among_images_is_not_waited_for(tmp_path, place):
+    for name in ("cat", "dog"):
+        write_image(tmp_path / f"train/{name}/1.png")
+    write_image(tmp_path / "val/images/val_0.JPEG")
+    (tmp_path / "val/val_annotations.txt").write_text("val_0.JPEG\tcat\t0\t0\t9\t9\n")
+    (tmp_path / place).unlink()
+    os.mkfifo(tmp_path / place)
+    with pytest.raises(
+        DataError, match=r"a pipe, not a file|neither test/ nor val/|folder in train|one folder of images"
+    ):
+        load_dataset(f"imagefolder:{tmp_path}")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])
+def test_what_is_no_file_is_no_npz(tmp_path, make):
+    make(tmp_path / "x.npz")
+    with pytest.raises(DataError, match="is not a file"):
+        load_dataset(f"npz:{tmp_path / 'x.npz'}")
+
+
+def test_the_first_sample_with_nan_is_named(tmp_path):
+    images = np.zeros((30, 6, 6))
+    images[[11, 17], 2, 2] = np.nan
+    labels = np.arange(30) % 3
+    np.savez(tmp_path / "x.npz", x_train=images, y_train=labels, x_test=np.zeros((3, 6, 6)), y_test=labels[:3])
+    with pytest.raises(DataError, match=r"x_train: sample 11 holds numbers that are not finite.* as 2 of 30 do"):
+        load_dataset(f"npz:{tmp_path / 'x.npz'}")
+
+
+@pytest.mark.parametrize("kind", ["npz", "imagefolder"])
+def test_the_home_of_nobody(kind):
+    with pytest.raises(DataError, match="no home of that user"):
+        load_dataset(f"{kind}:~nosuchuser/x")

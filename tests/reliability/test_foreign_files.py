@@ -9,20 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner, Result
 
 import fedcore
 from fedcore.cli.app import app
 from fedcore.config import BESIDE_OPTIONS
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, StorageError
 from fedcore.files import parse_json
 from fedcore.rundir import RunDirectory
 from fedcore.safe_yaml import read_yaml
 from fedcore.saved import bound, settings_digest
 from fedcore.serial import read_tensors, write_tensors
+from fedcore.state import ServerState
 from fedcore.sweep.directory import SweepDirectory
 from fedcore.testing import federate
+from fedcore.trackers.memory import Memory, memory_file
 
 CODE = "import pathlib\npathlib.Path('ran').touch()\ndef model(num_classes, input_shape): ...\n"
 
@@ -151,6 +154,53 @@ def test_a_tracker_writes_outside_only_if_it_is_allowed_to(run: Path, tmp_path: 
     assert RunDirectory(run).how_to_resume.endswith(" --allow-outside")
     change(run, trackers={"tensorboard": {"dir": str(run / "events")}})
     assert "--allow" not in RunDirectory(run).how_to_resume
+
+
+@pytest.mark.parametrize("place", ["tensorboard", "events/theirs", "own/deep"])
+def test_trackers_write_through_no_link(run: Path, tmp_path: Path, place: str) -> None:
+    """At any depth below the folder that TensorBoard's files go to, the run's own name in it included."""
+    pytest.importorskip("tensorboard")
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    folder = {"tensorboard": None, "events/theirs": run / "events", "own/deep": run / "own" / "deep"}[place]
+    change(run, trackers={"tensorboard": {"dir": folder and str(folder), "patience": 60.0}})
+    (run / place).parent.mkdir(exist_ok=True)
+    (run / place).symlink_to(outside)
+    result = cli("resume", run)
+    assert not list(outside.iterdir())
+    assert result.exit_code == 2, result.output
+    assert "leads out of the directory" in result.stderr or "--allow-outside" in result.stderr
+
+
+def test_a_link_that_appears_while_a_run_is_under_way_is_not_written_through(run: Path, tmp_path: Path) -> None:
+    """Between the look at the directory and the writing: what is opened follows no link, whoever put it there."""
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    (outside / "metrics.jsonl").write_text("mine")
+    directory = RunDirectory.open(run)
+    for name in ("checkpoint", "clients", "trackers"):
+        if (run / name).exists():
+            shutil.rmtree(run / name)
+        (run / name).symlink_to(outside)
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+    state = ServerState(model={"weight": torch.zeros(2)})
+    for write in (
+        lambda: directory.append_metrics({"round": 0}),
+        lambda: directory.checkpoints.save(state),
+        lambda: directory.clients.write(0, 0, {"moon": {"model": torch.zeros(2)}}),
+        lambda: directory.clients.prune([0], [{}]),
+        lambda: directory.checkpoints.clear(),
+        lambda: Memory().write(memory_file(run, "tensorboard")),
+    ):
+        with pytest.raises(StorageError, match="is a link; put the file or folder itself there"):
+            write()
+    assert [path.name for path in outside.iterdir()] == ["metrics.jsonl"]
+    assert (outside / "metrics.jsonl").read_text() == "mine"
+    (run / "summary.json").unlink()
+    (run / "summary.json").symlink_to(outside / "metrics.jsonl")
+    directory.write_summary({"a": 1})  # takes the link's place
+    assert (outside / "metrics.jsonl").read_text() == "mine"
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
