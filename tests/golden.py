@@ -104,7 +104,9 @@ def hashed(result: fedcore.RunResult) -> dict[str, str]:
         model.update(name.encode())
         model.update(tensor.contiguous().numpy().tobytes())
     lines = (result.directory / "metrics.jsonl").read_text().splitlines()
-    records = [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
+    records = [
+        {key: value for key, value in json.loads(line).items() if key not in ("time", "crc32")} for line in lines
+    ]
     return {"model": model.hexdigest(), "records": digest(records), "metrics": digest(result.metrics)}
 
 
