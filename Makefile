@@ -58,6 +58,7 @@ test-dist: setup
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 
 types: setup
 	$(BIN)/mypy

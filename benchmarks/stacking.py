@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
+from fedcore.client.optimizer import SGD, ParameterGroup
 from fedcore.models import build_model
-from fedcore.optimizer import SGD, ParameterGroup
 
 WARM_UP = 3
 
@@ -46,7 +46,7 @@ CASES = (
     Case("MNIST, no convolutions", "mlp", (1, 28, 28), 32),
     Case("W1", "fdcl-cnn", (1, 28, 28), 32),
     Case("W2, without head", "simple-cnn", (3, 32, 32), 64),
-    Case("pfl-cifar10", "module:fedcore.bench.workloads.pfl_cnn", (3, 32, 32), 10),
+    Case("pfl-cifar10", "module:fedcore_study.bench.workloads.pfl_cnn", (3, 32, 32), 10),
 )
 CLASSES = 10
 

@@ -3,7 +3,8 @@
 python examples/fedavg_by_hand.py [ROUNDS]
 
 Only what goes in comes from fedcore: samples, their partition, initial weights and the seeds of the random streams.
-The loops are here. tests/test_examples.py compares the weights with the engine's, bit by bit (CPU, float32).
+The loops are here. tests/documentation/test_examples.py compares the weights with the engine's, bit by bit (CPU,
+float32).
 """
 
 import sys
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcore
+from fedcore.base.seeding import generator
 from fedcore.data import Dataset, load_dataset, make_partition
 from fedcore.models import build_model
-from fedcore.seeding import generator
 
 Weights = dict[str, Tensor]
 

@@ -8,47 +8,49 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedcore._version import __version__
+from fedcore.base.version import __version__
 
 if TYPE_CHECKING:
-    from fedcore.client import ClientContext as ClientContext
-    from fedcore.config import RunConfig as RunConfig
-    from fedcore.errors import FedcoreError as FedcoreError
-    from fedcore.errors import RejectUpdate as RejectUpdate
-    from fedcore.experiment import RunResult as RunResult
-    from fedcore.experiment import evaluate_run as evaluate_run
-    from fedcore.experiment import resume as resume
-    from fedcore.experiment import run as run
-    from fedcore.hookspecs import hookimpl as hookimpl
-    from fedcore.local import Step as Step
+    from fedcore.base.config import RunConfig as RunConfig
+    from fedcore.base.errors import FedcoreError as FedcoreError
+    from fedcore.base.errors import RejectUpdate as RejectUpdate
+    from fedcore.base.types import Answer as Answer
+    from fedcore.base.types import ClientUpdate as ClientUpdate
+    from fedcore.base.types import Loss as Loss
+    from fedcore.hooks.contexts import ClientContext as ClientContext
+    from fedcore.hooks.contexts import RunSetup as RunSetup
+    from fedcore.hooks.contexts import ServerContext as ServerContext
+    from fedcore.hooks.contexts import Step as Step
+    from fedcore.hooks.hookspecs import hookimpl as hookimpl
+    from fedcore.hooks.plugins import Plugin as Plugin
+    from fedcore.hooks.plugins import PluginOptions as PluginOptions
     from fedcore.models import ModelTask as ModelTask
     from fedcore.models import SplitModel as SplitModel
-    from fedcore.plugins import Plugin as Plugin
-    from fedcore.plugins import PluginOptions as PluginOptions
-    from fedcore.server import ServerContext as ServerContext
-    from fedcore.types import Answer as Answer
-    from fedcore.types import ClientUpdate as ClientUpdate
-    from fedcore.types import Loss as Loss
+    from fedcore.runs.experiment import RunResult as RunResult
+    from fedcore.runs.experiment import evaluate_run as evaluate_run
+    from fedcore.runs.experiment import resume as resume
+    from fedcore.runs.experiment import run as run
 
 _HOMES = {
-    "Answer": "types",
-    "ClientContext": "client",
-    "ClientUpdate": "types",
-    "FedcoreError": "errors",
-    "Loss": "types",
+    "Answer": "base.types",
+    "ClientContext": "hooks.contexts",
+    "ClientUpdate": "base.types",
+    "FedcoreError": "base.errors",
+    "Loss": "base.types",
     "ModelTask": "models",
-    "Plugin": "plugins",
-    "PluginOptions": "plugins",
-    "RejectUpdate": "errors",
-    "RunConfig": "config",
-    "RunResult": "experiment",
-    "ServerContext": "server",
+    "Plugin": "hooks.plugins",
+    "PluginOptions": "hooks.plugins",
+    "RejectUpdate": "base.errors",
+    "RunConfig": "base.config",
+    "RunResult": "runs.experiment",
+    "ServerContext": "hooks.contexts",
+    "RunSetup": "hooks.contexts",
     "SplitModel": "models",
-    "Step": "local",
-    "evaluate_run": "experiment",
-    "hookimpl": "hookspecs",
-    "resume": "experiment",
-    "run": "experiment",
+    "Step": "hooks.contexts",
+    "evaluate_run": "runs.experiment",
+    "hookimpl": "hooks.hookspecs",
+    "resume": "runs.experiment",
+    "run": "runs.experiment",
 }
 
 __all__ = ["__version__", *_HOMES]

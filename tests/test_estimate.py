@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.test_reproduce import SMALL
 
 from fedcore import RunConfig
-from fedcore.reproduce import estimate as estimating
-from fedcore.reproduce import run as reproducing
-from fedcore.reproduce.estimate import PROCESS, Timed, estimate, total, unfinished
-from fedcore.reproduce.recipe import read_recipe
-from fedcore.sweep.directory import SweepDirectory
-from tests.test_reproduce import SMALL
+from fedcore_study.reproduce import estimate as estimating
+from fedcore_study.reproduce import run as reproducing
+from fedcore_study.reproduce.estimate import PROCESS, Timed, estimate, total, unfinished
+from fedcore_study.reproduce.recipe import read_recipe
+from fedcore_study.sweep.directory import SweepDirectory
 
 
 def test_seconds_are_reckoned_from_one_round():
@@ -72,9 +72,9 @@ def test_the_command_says_it_before_the_first_run(planned, tmp_path, monkeypatch
     from typer.testing import CliRunner
 
     from fedcore.cli.app import app
-    from fedcore.reproduce import find
-    from fedcore.sweep import run
-    from fedcore.sweep.processes import Outcome
+    from fedcore_study.reproduce import find
+    from fedcore_study.sweep import run
+    from fedcore_study.sweep.processes import Outcome
 
     timed = Timed(RunConfig(), 0.0, 2.0, 0.0)
     monkeypatch.chdir(tmp_path)

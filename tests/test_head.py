@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.errors import ConfigError
+from fedcore.base.errors import ConfigError
 from fedcore.models import SplitModel, build_model, move_split
 
 

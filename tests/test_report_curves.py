@@ -6,9 +6,9 @@ import matplotlib as mpl
 import pytest
 from matplotlib.figure import Figure
 
-from fedcore.report import figures, static
-from fedcore.report.charts import Curves, Line
-from fedcore.report.palette import color
+from fedcore_study.report import figures, static
+from fedcore_study.report.charts import Curves, Line
+from fedcore_study.report.palette import color
 
 
 def curves(*values: list[float]) -> Curves:

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.config import RunConfig
-from fedcore.experiment import run
+from fedcore.base.config import RunConfig
+from fedcore.runs.experiment import run
 from fedcore_flower.keys import make_keys
 
 SHAPES = {"small": (1, 40, 47), "large": (1, 440, 444)}

@@ -26,10 +26,11 @@ from typing import Any
 
 from torch import nn
 
-from fedcore.config import RunConfig
-from fedcore.engines.base import Engine, Site
-from fedcore.experiment import started
+from fedcore.base.config import RunConfig
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.engines.protocol import Engine
 from fedcore.models import SplitModel
+from fedcore.runs.experiment import started
 
 HERE = Path(__file__).parent
 WIDTHS = {"small": 463, "large": 4962}
@@ -63,7 +64,7 @@ class Rounds:
     :ivar start: seconds until its first round was done.
     """
 
-    def __init__(self, stack: ExitStack, config: RunConfig, make: Callable[[Site], Engine] | None) -> None:
+    def __init__(self, stack: ExitStack, config: RunConfig, make: Callable[[WorkerSpec], Engine] | None) -> None:
         self.seen: list[dict[str, float]] = []
         began = time.perf_counter()
         self.experiment, self.state = stack.enter_context(started(config, notify=self._note, engine=make))
@@ -95,7 +96,7 @@ def compare(
     workers: int,
     blocks: int,
     rounds: int,
-    make: Callable[[Site], Engine] | None = None,
+    make: Callable[[WorkerSpec], Engine] | None = None,
     **engine: Any,
 ) -> dict[str, Any]:
     """Time an engine's rounds and the local engine's, block by block, who goes first changing.
@@ -129,7 +130,7 @@ def compare(
             timed = {id(side): side.run(rounds) for side in order}
             pairs.append((timed[id(local)], timed[id(other)]))
         return {
-            "parameters": sum(p.numel() for p in local.experiment.federation.problem.model.parameters()),
+            "parameters": sum(p.numel() for p in local.experiment.federation.setup.model.parameters()),
             "start": {"local": local.start, "other": other.start},
             **{part: _spread(pairs, part) for part in ("round", "overhead")},
         }

@@ -7,12 +7,12 @@ from pathlib import Path
 import exported
 from exported import Exported, Job
 
-from fedcore.bench.measure import configured
-from fedcore.bench.reference import make_model
-from fedcore.bench.workloads import Workload
-from fedcore.config import RunConfig
+from fedcore.base.config import RunConfig
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.prepare import resolve_config, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore_study.bench.measure import configured
+from fedcore_study.bench.reference import make_model
+from fedcore_study.bench.workloads import Workload
 
 PARTITION = "partition.json"
 NEEDED = (

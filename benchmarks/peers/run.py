@@ -156,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import export
 
-    from fedcore.bench.workloads import AGAINST_REFERENCE
     from fedcore.engines.local import cores
+    from fedcore_study.bench.workloads import AGAINST_REFERENCE
 
     sides: list[tuple[Side, str | Exception]] = [(side, sys.executable) for side in OWN]
     for name in asked.peer or PEERS:

@@ -7,8 +7,8 @@ import time
 import export
 from exported import Job, Stopwatch
 
-from fedcore.bench.measure import reference_for
-from fedcore.prepare import resolve_config, resolve_partition
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore_study.bench.measure import reference_for
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ from rich.markup import escape
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fedcore import registry
-from fedcore._version import __version__
-from fedcore.cli import authors, bench, compare, data, plugins, report, reproduce, results, sweep, training
+from fedcore.base import registry
+from fedcore.base.errors import FedcoreError
+from fedcore.base.version import __version__
+from fedcore.cli import authors, data, plugins, training
 from fedcore.cli.guard import guarded
-from fedcore.errors import FedcoreError
 
 
 class Commands(TyperGroup):
@@ -89,13 +89,7 @@ def _root(
 app.command("train")(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
-app.command("sweep")(sweep.sweep)
-app.command("compare")(compare.compare)
-app.command("reproduce")(reproduce.reproduce)
-app.command("report")(report.report)
-app.command("bench")(bench.bench)
 plugins.app.command("new")(authors.new)
 plugins.app.command("check")(authors.check)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(data.app, name="data")
-app.add_typer(results.app, name="results")

@@ -11,7 +11,7 @@ import typer
 
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
-from fedcore.scaffold import KINDS, new_package, train_command
+from fedcore.cli.scaffold import KINDS, new_package, train_command
 
 if TYPE_CHECKING:
     from rich.console import Console

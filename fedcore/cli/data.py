@@ -7,11 +7,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fedcore import registry
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
-from fedcore.config import RunConfig
-from fedcore.errors import ConfigError, FedcoreError
 
 app = typer.Typer(help="Data sets and how they are dealt to clients.", no_args_is_help=True)
 
@@ -81,7 +81,7 @@ def split(
 
     from fedcore.data import load_dataset
     from fedcore.data.partition_table import draw_table
-    from fedcore.prepare import resolve_partition
+    from fedcore.runs.resolve import resolve_partition
 
     dataset = load_dataset(config.dataset, config.data_dir)
     partition = resolve_partition(config, dataset)
@@ -113,9 +113,7 @@ def plot(
     Give a partition file, or the options of split to see what it would deal.
     """
     if out is not None:
-        from fedcore.report.extra import require
-
-        require(["matplotlib"])
+        save_figure = registry.resolve("figure", "partition")
         if out.suffix not in (".png", ".pdf"):
             raise ConfigError(f"--out {out}: the name must end with .png or .pdf")
         if out.exists() and not force:
@@ -126,7 +124,7 @@ def plot(
 
     from fedcore.data import load_dataset, load_partition
     from fedcore.data.picture import draw_picture
-    from fedcore.prepare import resolve_partition
+    from fedcore.runs.resolve import resolve_partition
 
     dataset = load_dataset(config.dataset, config.data_dir)
     source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
@@ -140,12 +138,7 @@ def plot(
     for message in cast(list[str], partition.info.get("notes", [])):
         output.note(message)
     if out is not None:
-        from fedcore.files import storing
-        from fedcore.report import samples, static
-
-        with storing(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            static.save(samples.picture(partition, dataset), out)
+        registry.call("figure", "partition", save_figure, partition, dataset, out)
         console.print(output.text(f"written: {out}"), soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore.cli.output import clean, duration, note, number, percent, stopwatch, text
-from fedcore.system import participation
+from fedcore.runs import participation
 
 ROWS = 8
 PROTOCOLS = ("global", "global_local", "personal", "personal_global")

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
+from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.cli import output
-from fedcore.errors import DivergedError, FedcoreError
 
 BUG, BAD_INPUT, DIVERGED, INTERRUPTED = 1, 2, 4, 130
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import EntryPoint
 
-from fedcore import registry
+from fedcore.base import registry
 
 PAPERS = ("fedproc", "fedeccr", "uscc", "fedcd", "fdcl", "fedcme")
 COMPARISON = (

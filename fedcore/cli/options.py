@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from fedcore import registry
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.base.system_options import SystemOptions
 from fedcore.cli import fields
-from fedcore.config import RunConfig
-from fedcore.system.options import SystemOptions
 
 METHODS, DATA, CLIENTS = "Methods", "Data and model", "Clients"
 TRAINING, EXECUTION, RECORDS = "Training", "Execution", "Records"

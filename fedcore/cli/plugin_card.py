@@ -12,13 +12,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedcore import registry
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError
 from fedcore.cli import fields
 from fedcore.cli.output import clean, first_line, prose, text
-from fedcore.errors import ConfigError
-from fedcore.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin, option_names
-from fedcore.trackers.base import tracker_class
-from fedcore.traffic import watch
+from fedcore.hooks.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin, option_names
+from fedcore.runs.trackers.base import tracker_class
+from fedcore.testing.traffic import watch
 
 DECLARATIONS = (
     "owns",

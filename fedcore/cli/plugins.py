@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore import registry
+from fedcore.base import registry
 from fedcore.cli import names, options, output
 from fedcore.cli.guard import guarded
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcore import registry
-from fedcore.config import RunConfig, parse_setting, read_config_file
-from fedcore.errors import ConfigError, UnknownNameError, suggestion
-from fedcore.system.options import read_system
-from fedcore.trust import check_code, code_in
+from fedcore.base import registry
+from fedcore.base.config import RunConfig, parse_setting
+from fedcore.base.errors import ConfigError, UnknownNameError, suggestion
+from fedcore.base.system_options import read_system
+from fedcore.runs.trust import check_code, code_in
+from fedcore.storage.config_file import read_config_file
 
 
 def build_config(

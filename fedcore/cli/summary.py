@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcore.cli.output import clean, duration, number, percent, size, text
-from fedcore.system import participation
+from fedcore.runs import participation
 
 PROTOCOLS = {
     "global": "global model on the test set",

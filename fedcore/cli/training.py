@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore.cli.settings import build_config
-from fedcore.errors import DivergedError, FedcoreError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder that train printed.")]
 
@@ -37,7 +37,7 @@ def train(
     """
     config = build_config(given, config_file, settings or [], allow_code=allow_code)
 
-    from fedcore.experiment import run
+    from fedcore.runs.experiment import run
 
     with training(quiet) as display:
         result = run(config, notify=display)
@@ -66,7 +66,7 @@ def resume(
 
     Options that change something are recorded in the run's config.yaml; nothing else in there may change.
     """
-    from fedcore import experiment
+    from fedcore.runs import experiment
 
     changes = {
         "rounds": rounds,
@@ -92,7 +92,7 @@ def evaluate(
     """Evaluate a run's last checkpoint again under every protocol; writes nothing."""
     from fedcore.cli.display import make_display
     from fedcore.cli.summary import metrics_tables
-    from fedcore.experiment import evaluate_run
+    from fedcore.runs.experiment import evaluate_run
 
     metrics = evaluate_run(run_dir, notify=make_display(output.stderr(), quiet=True), allow_code=allow_code)
     if as_json:
@@ -102,7 +102,7 @@ def evaluate(
 
 
 def _how_to_resume(directory: Path) -> str:
-    from fedcore.rundir import RunDirectory
+    from fedcore.runs.directory import RunDirectory
 
     return RunDirectory(directory).how_to_resume
 
@@ -114,7 +114,7 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
     :param how_to_resume: from a run's directory, the command that goes on with it.
     """
     from fedcore.cli.display import make_display
-    from fedcore.experiment import Interrupted
+    from fedcore.runs.experiment import Interrupted
 
     display = make_display(output.stderr(), quiet=quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C

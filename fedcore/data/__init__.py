@@ -1,12 +1,12 @@
 """Data sets, their division among clients, and augmentation."""
 
+from fedcore.data.assign import make_partition
 from fedcore.data.augment import augment
 from fedcore.data.datasets import load_dataset
-from fedcore.data.dealing import make_partition
+from fedcore.data.index_lists import IndexLists
 from fedcore.data.partition import DECLARED, Partition
 from fedcore.data.partition_file import load_partition
-from fedcore.data.partitions import dirichlet_partition
-from fedcore.data.parts import Parts
+from fedcore.data.partitioners import dirichlet_partition
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset, ResidentSamples, Samples
 from fedcore.data.sequences import SequenceBatch, SequenceSamples
@@ -14,8 +14,8 @@ from fedcore.data.sequences import SequenceBatch, SequenceSamples
 __all__ = [
     "DECLARED",
     "Dataset",
+    "IndexLists",
     "Partition",
-    "Parts",
     "ResidentSamples",
     "Samples",
     "SequenceBatch",

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcore.base.errors import DataError
 from fedcore.data.samples import Dataset, ResidentSamples
-from fedcore.errors import DataError
 
 
 class Split(NamedTuple):

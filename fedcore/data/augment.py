@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcore.errors import UnknownNameError
+from fedcore.base.errors import UnknownNameError
 
 PAD = 4
 MAX_DEGREES = 15.0

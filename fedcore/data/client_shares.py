@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.data.partitions import IntArray, check_alpha, checked_labels, deal, even_sizes, index_lists, report
-from fedcore.seeding import numpy_generator
+from fedcore.base.seeding import numpy_generator
+from fedcore.data.partitioners import IntArray, check_alpha, checked_labels, deal, even_sizes, index_lists, report
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedcore.base.errors import DataError, PluginContractError
+from fedcore.base.registry import call, resolve
 from fedcore.data.assemble import Split, assemble, span
 from fedcore.data.files import imagefolder, npz, read_npz
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset
-from fedcore.errors import DataError, PluginContractError
-from fedcore.registry import call, resolve
-from fedcore.vision import load_torchvision
+from fedcore.data.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedcore.base.errors import DataError
 from fedcore.data.assemble import Split, assemble, span
 from fedcore.data.samples import Dataset
-from fedcore.errors import DataError
-from fedcore.files import read_text, require_file
-from fedcore.vision import load_torchvision
+from fedcore.data.vision import load_torchvision
+from fedcore.storage.files import read_text, require_file
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore.data.parts import Parts
+from fedcore.base.errors import DataError, StorageError
+from fedcore.data.index_lists import IndexLists
 from fedcore.data.samples import JSON, Dataset
-from fedcore.errors import DataError, StorageError
-from fedcore.files import write_text
-from fedcore.serial import write_tensors
+from fedcore.storage.files import write_text
+from fedcore.storage.serial import write_tensors
 
 FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
@@ -42,7 +42,7 @@ class Partition:
     """
 
     def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
-        self.train, self.test, self.info = Parts.of(train), Parts.of(test), info
+        self.train, self.test, self.info = IndexLists.of(train), IndexLists.of(test), info
 
     @classmethod
     def declared(cls, train: Sequence[int], test: Sequence[int], dataset: str) -> Partition:
@@ -122,7 +122,7 @@ class Partition:
             raise DataError(f"cannot write the partition file {path}: {error}") from error
 
 
-def problem_with(train: Parts, test: Parts, size: int, *, shared: bool = False) -> str | None:
+def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool = False) -> str | None:
     """Return what is wrong with a partition of ``size`` samples, or None.
 
     :param shared: whether clients may hold the same sample.

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedcore.base.errors import ConfigError, DataError
+from fedcore.data.index_lists import IndexLists
 from fedcore.data.partition import DECLARED, FORMAT, SPLIT_FORMAT, Partition, labels_sha256, problem_with
-from fedcore.data.parts import Parts
 from fedcore.data.samples import Dataset
-from fedcore.errors import ConfigError, DataError
-from fedcore.files import read_text
-from fedcore.serial import read_tensors
+from fedcore.storage.files import read_text
+from fedcore.storage.serial import read_tensors
 
 _INFO: dict[str, tuple[type | tuple[type, ...], str]] = {
     "dataset": (str, "a name"),
@@ -74,7 +74,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     return result
 
 
-def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> Parts:
+def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLists:
     lists = content.get(key)
     if not isinstance(lists, list):
         raise DataError(f'{path}: "{key}" should be a list with one list of indices per client')
@@ -82,10 +82,10 @@ def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> Parts:
         # type() and not isinstance: true and false are integers to Python.
         if not isinstance(indices, list) or not all(type(i) is int and 0 <= i < size for i in indices):
             raise DataError(f'{path}: "{key}" of client {client} should be a list of indices 0..{size - 1}')
-    return Parts.of(lists)
+    return IndexLists.of(lists)
 
 
-def _read_beside(content: dict[str, Any], size: int, path: Path) -> tuple[Parts, Parts]:
+def _read_beside(content: dict[str, Any], size: int, path: Path) -> tuple[IndexLists, IndexLists]:
     """Return train and test from the file of tensors that a partition file names; they stay on the disk."""
     name = content.get("file")
     if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
@@ -93,7 +93,7 @@ def _read_beside(content: dict[str, Any], size: int, path: Path) -> tuple[Parts,
     beside = path.with_name(name)
     try:
         tensors, _ = read_tensors(beside)
-        parts = [Parts(tensors[f"{part}/positions"], tensors[f"{part}/offsets"]) for part in ("train", "test")]
+        parts = [IndexLists(tensors[f"{part}/positions"], tensors[f"{part}/offsets"]) for part in ("train", "test")]
     except OSError as error:
         raise DataError(f"{path} has its index lists in {beside}, which cannot be read: {error}") from error
     except (ValueError, KeyError) as error:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from fedcore.base.errors import DataError
 from fedcore.data.samples import JSON
-from fedcore.errors import DataError
 
 
 class TensorSamples:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from fedcore.errors import DataError
+from fedcore.base.errors import DataError
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from fedcore.base.errors import DataError
 from fedcore.data.rows import check_labels
 from fedcore.data.samples import JSON
-from fedcore.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, Outcome
-from fedcore.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
-from fedcore.serial import dumps, loads, read_tensors, write_tensors
-from fedcore.tensors import bytes_of
+from fedcore.base.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
+from fedcore.base.tensors import bytes_of
+from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, Outcome
+from fedcore.storage.serial import dumps, loads, read_tensors, write_tensors
 
 INLINE_BYTES = 1 << 16
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedcore.engines.base import ClientFailure, ClientTask, FailureKind, Outcome
+from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
 from fedcore.engines.channel import unpack_error, unpack_outcome
 
 BOUND = ("fit_resume", "end_session")
@@ -75,7 +75,7 @@ class Dispatcher(Generic[W]):
         """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker.
 
         :param collect: waits until a worker has something to say, and reports it to this object.
-        :param window: as in :meth:`fedcore.engines.base.Engine.run`.
+        :param window: as in :meth:`fedcore.engines.protocol.Engine.run`.
         """
         tasks = list(tasks)
         inbox: list[Pair] = []

@@ -16,16 +16,16 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcore.client import Shared
-from fedcore.engines.base import ClientTask, Outcome, Site
+from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.base.subprocesses import command, environment
+from fedcore.base.tensors import bytes_of
+from fedcore.client.messages import ClientTask, Outcome
+from fedcore.client.runtime import ClientRuntime
+from fedcore.client.session import Shared
+from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
 from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair
 from fedcore.engines.dispatch import Dispatcher
-from fedcore.engines.site import pack_site
-from fedcore.errors import ConfigError, FedcoreError
-from fedcore.placement import resolve_device
-from fedcore.runtime import ClientRuntime
-from fedcore.subprocesses import command, environment
-from fedcore.tensors import bytes_of
+from fedcore.models.placement import resolve_device
 
 KILLED_EARLY = 3
 """How many workers of a run may be killed before they are ready, and are replaced: more, and it is no accident."""
@@ -45,15 +45,15 @@ ALLOCATOR = {
 }
 
 
-def LocalEngine(site: Site) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
+def LocalEngine(spec: WorkerSpec) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
     """Return the engine that the run's device and ``workers`` ask for."""
-    workers = site.config.workers
-    on_gpu = resolve_device(site.config.device).type == "cuda"
+    workers = spec.config.workers
+    on_gpu = resolve_device(spec.config.device).type == "cuda"
     if workers == 0 or (on_gpu and workers is None):
-        if site.config.client_timeout is not None:
+        if spec.config.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
-        return InProcessEngine(site)
-    return WorkerEngine(site, min(workers or cores(), site.config.clients))  # more would never have a task
+        return InProcessEngine(spec)
+    return WorkerEngine(spec, min(workers or cores(), spec.config.clients))  # more would never have a task
 
 
 def cores() -> int:
@@ -66,8 +66,8 @@ class InProcessEngine:
 
     workers = 1
 
-    def __init__(self, site: Site) -> None:
-        self._runtime = ClientRuntime(site)
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._runtime = ClientRuntime(spec)
         self._shared: dict[str, Shared] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
@@ -122,14 +122,14 @@ class _Worker:
 class WorkerEngine:
     """Runs tasks on worker processes; a worker that dies is replaced and its task becomes a failure."""
 
-    def __init__(self, site: Site, workers: int) -> None:
+    def __init__(self, spec: WorkerSpec, workers: int) -> None:
         self.workers = workers
-        tensors, meta = pack_site(site)
+        tensors, meta = pack_worker_spec(spec)
         self._spool = Spool.create(bytes_of(tensors))
         self._spool.put("site", tensors, meta)
         self._dispatcher = Dispatcher([_Worker(self._spool) for _ in range(workers)])
         self._killed_early = 0
-        self._timeout = site.config.client_timeout
+        self._timeout = spec.config.client_timeout
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write a payload to shared memory, once for all workers."""

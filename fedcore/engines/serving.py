@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcore.client import Shared
+from fedcore.base.errors import FedcoreError
+from fedcore.client.runtime import ClientRuntime
+from fedcore.client.session import Shared
+from fedcore.client.worker_spec import unpack_worker_spec
 from fedcore.engines.channel import Channel, Spool, pack_error, pack_outcome, unpack_task
-from fedcore.engines.site import unpack_site
-from fedcore.errors import FedcoreError
-from fedcore.runtime import ClientRuntime
-from fedcore.serial import read_tensors
+from fedcore.storage.serial import read_tensors
 
 
 def answer_frames(fd: int, spool: Path) -> bool:
@@ -34,7 +34,7 @@ def serve(channel: Channel) -> None:
         channel.send("broken", {}, pack_error(error))
 
     try:
-        runtime = ClientRuntime(unpack_site(*read_tensors(channel.spool.path / "site.safetensors")))
+        runtime = ClientRuntime(unpack_worker_spec(*read_tensors(channel.spool.path / "site.safetensors")))
     except FedcoreError as error:
         broken(error)
         return

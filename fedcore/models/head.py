@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fedcore.errors import ConfigError
+from fedcore.base.errors import ConfigError
 from fedcore.models.split import SplitModel
 
 BETWEEN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)

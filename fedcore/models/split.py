@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcore.errors import ConfigError, PluginConflictError, PluginContractError
-from fedcore.registry import available, call, resolve
-from fedcore.seeding import derive_seed, random_stream
+from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
+from fedcore.base.registry import available, call, resolve
+from fedcore.base.seeding import derive_seed, random_stream
 
 PROJECTION_WIDTH = 256
 

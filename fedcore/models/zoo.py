@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcore.base.errors import ConfigError
 from fedcore.data import SequenceBatch
-from fedcore.errors import ConfigError
 from fedcore.models.split import SplitModel
 
 

@@ -1,19 +1,7 @@
 """What authors of plugins test with: the conformance kit, small federations, and a ban on waiting for the device."""
 
-from fedcore.testing.by_hand import Quadratic, by_hand, distance_by_hand, steps_by_hand
+from fedcore.testing.analytic import Quadratic, analytic_federation, distance_by_hand, steps_by_hand
 from fedcore.testing.checks import CHECKS, CheckFailed, NotApplicable
-from fedcore.testing.company import (
-    Cohorts,
-    CorrectsClassifier,
-    EqualWeights,
-    ExchangesClassifier,
-    FrozenEncoder,
-    OwnsClassifier,
-    PersonalClassifier,
-    PersonalModel,
-    PrefersClass0,
-    StepsOnServer,
-)
 from fedcore.testing.engine_contract import check_engine
 from fedcore.testing.federation import (
     SMALL,
@@ -33,6 +21,18 @@ from fedcore.testing.federation import (
 )
 from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
 from fedcore.testing.parts import check_dataset, check_model, check_partitioner
+from fedcore.testing.stub_plugins import (
+    Cohorts,
+    CorrectsClassifier,
+    EqualWeights,
+    ExchangesClassifier,
+    FrozenEncoder,
+    OwnsClassifier,
+    PersonalClassifier,
+    PersonalModel,
+    PrefersClass0,
+    StepsOnServer,
+)
 from fedcore.testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
 from fedcore.testing.texts import commands_of, lines_of_code
 from fedcore.testing.trackers import check_tracker
@@ -55,7 +55,7 @@ __all__ = [
     "Quadratic",
     "StepsOnServer",
     "Verdict",
-    "by_hand",
+    "analytic_federation",
     "check_dataset",
     "check_engine",
     "check_model",

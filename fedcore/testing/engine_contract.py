@@ -11,15 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore import registry
-from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, Engine, FailureKind, Outcome, Site
-from fedcore.errors import FedcoreError
-from fedcore.experiment import RunResult, one_thread
-from fedcore.prepare import resolve_config, resolve_partition
-from fedcore.problem import Problem
-from fedcore.round import Federation, Round
-from fedcore.state import DistantStore, ServerState
-from fedcore.tensors import clone
+from fedcore.base import registry
+from fedcore.base.errors import FedcoreError
+from fedcore.base.tensors import clone
+from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.engines.protocol import Engine
+from fedcore.hooks.setup import Setup
+from fedcore.runs.experiment import RunResult, one_thread
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.server.federation import Federation
+from fedcore.server.round import Round
+from fedcore.server.state import ServerState
+from fedcore.storage.client_store import RemoteClientStore
 from fedcore.testing.federation import client_state, committed, federate, model_bytes, records, small_config
 from fedcore.testing.fingerprint import fingerprint
 from fedcore.testing.probe import RAISE, Probe
@@ -38,7 +42,7 @@ SENT = {
 }
 """What every question carries: sizes, layouts and types that transports stumble over."""
 
-MakeEngine = Callable[[Site], Engine]
+MakeEngine = Callable[[WorkerSpec], Engine]
 
 
 def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[int] = (1, 2), **options: Any) -> None:
@@ -47,7 +51,7 @@ def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[in
     It is asked directly, closed twice, and runs a federation with pauses, states, payloads, questions and a client
     that raises. An engine that never answers is not noticed; give the test a time limit.
 
-    :param engine: makes it from a ``Site``, or the name under which it is installed.
+    :param engine: makes it from a ``WorkerSpec``, or the name under which it is installed.
     :param folder: where runs may be left.
     :param workers: numbers of workers that it is run with.
     :param options: further options of RunConfig.
@@ -116,12 +120,12 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
             folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options}
         )
         config, dataset = resolve_config(config)
-        problem = Problem.build(config, dataset)
+        setup = Setup.build(config, dataset)
         partition = resolve_partition(config, dataset)
-        engine = make(Site(config, dataset, partition, folder / "clients"))
+        engine = make(WorkerSpec(config, dataset, partition, folder / "clients"))
         try:
-            federation = Federation(problem, dataset, partition, engine, DistantStore(folder / "clients"))
-            _converse(Round.open(federation, ServerState(model=clone(problem.model.state_dict()))))
+            federation = Federation(setup, dataset, partition, engine, RemoteClientStore(folder / "clients"))
+            _converse(Round.open(federation, ServerState(model=clone(setup.model.state_dict()))))
         except BaseException:
             with contextlib.suppress(Exception):
                 engine.close()

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcore.engines.base import ClientResult, ClientTask, Outcome, Site
+from fedcore.client.messages import ClientResult, ClientTask, Outcome
+from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.local import InProcessEngine
 
 Run = Iterator[tuple[ClientTask, Outcome]]
@@ -21,8 +22,8 @@ class Listening(InProcessEngine):
     :ivar updates: by round and client, what came up.
     """
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
         self.broadcasts: list[dict[str, Tensor]] = []
         self.updates: dict[tuple[int, int], dict[str, Tensor]] = {}
 

@@ -15,17 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore import registry
-from fedcore.config import RunConfig
-from fedcore.engines.base import Engine, Site
-from fedcore.experiment import Interrupted, RunResult, resume, run
-from fedcore.round import Notify
-from fedcore.rundir import RunDirectory
-from fedcore.serial import read_tensors
-from fedcore.state import ServerState
-from fedcore.subprocesses import environment
-from fedcore.testing import offered
-from fedcore.types import Tensors
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.base.subprocesses import environment
+from fedcore.base.types import Tensors
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.engines.protocol import Engine
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import Interrupted, RunResult, resume, run
+from fedcore.server.round import Notify
+from fedcore.server.state import ServerState
+from fedcore.storage.serial import read_tensors
+from fedcore.testing import importable as offered
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",
@@ -60,7 +61,7 @@ def federate(
     folder: Path,
     *plugins: Choice,
     notify: Notify | None = None,
-    engine: str | Callable[[Site], Engine] | None = None,
+    engine: str | Callable[[WorkerSpec], Engine] | None = None,
     **options: Any,
 ) -> RunResult:
     """Run a small federation on digits with these plugins; ``options`` are those of RunConfig.

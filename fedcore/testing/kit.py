@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from fedcore.errors import UnknownNameError
+from fedcore.base.errors import UnknownNameError
 from fedcore.testing.checks import CHECKS, Check, CheckFailed, NotApplicable
 from fedcore.testing.checks.base import trial_of
 

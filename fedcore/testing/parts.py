@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcore.base.seeding import random_stream
 from fedcore.data import Dataset, Samples
-from fedcore.data.partitions import Partitioner
+from fedcore.data.partitioners import Partitioner
 from fedcore.models import SplitModel
-from fedcore.seeding import random_stream
-from fedcore.serial import dumps, loads
+from fedcore.storage.serial import dumps, loads
 from fedcore.testing.fingerprint import fingerprint, random_states
 
 

@@ -8,14 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore.client import ClientContext
-from fedcore.config import RunConfig
-from fedcore.contract import Plugin, PluginOptions
+from fedcore.base.config import RunConfig
+from fedcore.base.types import ClientUpdate, Loss
 from fedcore.functional import proximal_term
-from fedcore.hookspecs import hookimpl
-from fedcore.local import Step
-from fedcore.server_context import ServerContext
-from fedcore.types import ClientUpdate, Loss
+from fedcore.hooks.contexts import ClientContext, ServerContext, Step
+from fedcore.hooks.hookspecs import hookimpl
+from fedcore.hooks.plugin import Plugin, PluginOptions
 
 RAISE = "raise"
 """The question at which a client that ``raising`` names raises."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedcore.base.seeding import numpy_generator
 from fedcore.data import Dataset, load_dataset
 from fedcore.data.assemble import Split, assemble
-from fedcore.data.partitions import IntArray
+from fedcore.data.partitioners import IntArray
 from fedcore.models import SplitModel
-from fedcore.seeding import numpy_generator
 
 FEW = 120
 

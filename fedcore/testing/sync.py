@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcore.local import train_batch
+from fedcore.client.loop import train_batch
 
 _SYNCING = {
     "aten::_local_scalar_dense": "reads a tensor's value (.item(), float(), int(), bool(), or a branch on it)",
@@ -96,5 +96,5 @@ def steps_without_host_sync() -> Iterator[list[set[str]]]:
         looked.append(batch.depends_on)
         return batch
 
-    with mock.patch("fedcore.local.train_batch", watched):
+    with mock.patch("fedcore.client.loop.train_batch", watched):
         yield looked

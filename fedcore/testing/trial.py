@@ -12,12 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcore import registry
-from fedcore.engines.base import Engine, Site
-from fedcore.errors import FedcoreError
-from fedcore.experiment import RunResult
-from fedcore.round import Notify
-from fedcore.subprocesses import search_path
+from fedcore.base import registry
+from fedcore.base.errors import FedcoreError
+from fedcore.base.subprocesses import search_path
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.engines.protocol import Engine
+from fedcore.runs.experiment import RunResult
+from fedcore.server.round import Notify
 from fedcore.testing import problems
 from fedcore.testing.federation import Choice, federate, name_of, records
 from fedcore.testing.fingerprint import shared_places
@@ -75,7 +76,7 @@ class Trial:
         before: tuple[Choice, ...] = (),
         settings: dict[str, Any] | None = None,
         notify: Notify | None = None,
-        engine: str | Callable[[Site], Engine] | None = None,
+        engine: str | Callable[[WorkerSpec], Engine] | None = None,
         **options: Any,
     ) -> RunResult:
         """Run the plugin as :data:`RUN` says but for ``options``.

@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore.client import ClientContext
-from fedcore.contract import HOOKS, Plugin
-from fedcore.local import Step
-from fedcore.results import problem_with
-from fedcore.state import flatten
+from fedcore.base.types import ClientUpdate, Loss
+from fedcore.client.session import SessionContext
+from fedcore.client.step import BatchStep
+from fedcore.hooks.checks import problem_with
+from fedcore.hooks.hook_checks import HOOKS
+from fedcore.hooks.plugin import Plugin
+from fedcore.storage.state import flatten
 from fedcore.testing.fingerprint import fingerprint, global_settings, random_states
 from fedcore.testing.sync import watch_host_sync
-from fedcore.types import ClientUpdate, Loss
 
 IN_A_STEP = ("task_loss", "local_loss", "observe")
 SENT = ("end_local", "broadcast", "answer", "pre_upload")
@@ -68,10 +69,10 @@ class Call:
     report: Callable[[Rule, str], None]
 
     @property
-    def client(self) -> ClientContext | None:
+    def client(self) -> SessionContext | None:
         """The client at work; None on the server. Does not count as a look at it (see ``Batch.depends_on``)."""
         step = self.arguments.get("step")
-        return _client_of(step) if isinstance(step, Step) else self.arguments.get("client")
+        return _client_of(step) if isinstance(step, BatchStep) else self.arguments.get("client")
 
 
 def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
@@ -153,7 +154,7 @@ def _inputs(call: Call) -> Iterator[None]:
 def _read_only(call: Call) -> Iterator[tuple[str, Tensor]]:
     arguments, client = call.arguments, call.client
     step = arguments.get("step")
-    if isinstance(step, Step):
+    if isinstance(step, BatchStep):
         yield from ((f"step.{name}", getattr(step, name)) for name in ("y", "indices", "features", "logits"))
         yield from [("step.x", step.x)] if isinstance(step.x, Tensor) else []
         yield from ((f"step.model's {name}", tensor) for name, tensor in step.model.state_dict(keep_vars=True).items())
@@ -301,5 +302,7 @@ def _repeat(call: Call, first: Any, second: Any) -> None:
         call.report(Rule.BROADCAST, "gives other tensors when it is called again")
 
 
-def _client_of(step: Step) -> ClientContext:
-    return step._batch.session.context(step._plugin or "")
+def _client_of(step: BatchStep) -> SessionContext:
+    client = step._batch.session.context(step._plugin or "")
+    assert isinstance(client, SessionContext)
+    return client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedcore.config import RunConfig
+from fedcore.base.config import RunConfig
 
 
 def start(directory: Path = Path("/runs/one"), *, round_: int = 0, notes: tuple[str, ...] = ()) -> dict[str, Any]:

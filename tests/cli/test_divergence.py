@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.errors import DivergedError, RoundFailedError
+from fedcore.base.errors import DivergedError, RoundFailedError
 from fedcore.testing import federate
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)

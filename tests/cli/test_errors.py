@@ -214,7 +214,7 @@ def test_debug_adds_the_traceback(cli) -> None:
 
 
 def test_what_is_a_bug_says_so(cli, monkeypatch) -> None:
-    monkeypatch.setattr("fedcore.experiment.run", lambda config, notify: 1 / 0)
+    monkeypatch.setattr("fedcore.runs.experiment.run", lambda config, notify: 1 / 0)
     result = cli("train")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -227,7 +227,7 @@ def test_ctrl_c_before_there_is_a_run(cli, monkeypatch) -> None:
     def run(config, notify):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedcore.experiment.run", run)
+    monkeypatch.setattr("fedcore.runs.experiment.run", run)
     result = cli("train")
     assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
 
@@ -238,9 +238,9 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(cli, monkeypatch, tmp_path: Path) ->
             raise KeyboardInterrupt
         return run_round(federation, state, notify)
 
-    from fedcore.experiment import run_round
+    from fedcore.runs.experiment import run_round
 
-    monkeypatch.setattr("fedcore.experiment.run_round", interrupt)
+    monkeypatch.setattr("fedcore.runs.experiment.run_round", interrupt)
     result = cli("train", *SMALL, "--rounds", 2, "--out", "stopped")
     assert result.exit_code == 130
     assert f"fedcore resume {tmp_path / 'stopped'}" in result.stderr

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.cli import data, options, training
 from fedcore.cli.settings import build_config, set_options
-from fedcore.config import RunConfig
-from fedcore.errors import ConfigError, UnknownNameError
 
 OWN = {"settings", "config_file", "as_json", "quiet", "profile", "debug", "allow_code"}
 

@@ -10,15 +10,15 @@ import typer
 from pydantic import Field
 from typer.testing import CliRunner
 
-from fedcore import registry
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.cli.app import app
 from fedcore.cli.settings import build_config
-from fedcore.contract import PLACE, PluginOptions
 from fedcore.engines.local import InProcessEngine
-from fedcore.errors import ConfigError, UnknownNameError
-from fedcore.prepare import resolve_config
+from fedcore.hooks.plugin import PLACE, PluginOptions
+from fedcore.runs.resolve import resolve_config
+from fedcore.runs.trust import places_in
 from fedcore.testing import federate, model_bytes
-from fedcore.trust import places_in
 
 greet = typer.Typer(help="Greets.")
 

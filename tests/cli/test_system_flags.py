@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fedcore.base.config import RunConfig
+from fedcore.base.identity import digest
 from fedcore.cli.settings import build_config
-from fedcore.compare.groups import grouped
-from fedcore.compare.records import read_run
-from fedcore.config import RunConfig
-from fedcore.identity import digest
-from fedcore.report.shares import _fared, participation
-from fedcore.sweep.spec import SweepSpec, parse_axis
+from fedcore_study.compare.groups import grouped
+from fedcore_study.compare.records import read_run
+from fedcore_study.report.shares import _fared, participation
+from fedcore_study.sweep.spec import SweepSpec, parse_axis
 
 SMALL = ("--model", "mlp", "--clients", 6, "--rounds", 3, "--local-epochs", 2, "--workers", 0, "--batch-size", 64)
 FAULTY = ("--system", "no_show=0.2", "--system", "dropout=0.3", "--system", "stragglers=0.5")

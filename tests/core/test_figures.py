@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedcore.client.evaluation import silhouette
 from fedcore.data import ResidentSamples
-from fedcore.evaluation import silhouette
-from fedcore.files import finite, sealed, unsealed
+from fedcore.storage.files import finite, sealed, unsealed
 from fedcore.testing import federate
 
 

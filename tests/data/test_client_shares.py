@@ -16,7 +16,7 @@ from fedcore.data.client_shares import (
     log_shares,
     normalised,
 )
-from fedcore.data.partitions import PartitionWarning, partition
+from fedcore.data.partitioners import PartitionWarning, partition
 
 LABELS = np.repeat(np.arange(10), 600)
 TINY = 1e-300

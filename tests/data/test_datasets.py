@@ -15,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
+from fedcore.base.errors import DataError, PluginContractError, UnknownNameError
 from fedcore.data import Dataset, datasets, load_dataset
-from fedcore.errors import DataError, PluginContractError, UnknownNameError
-from fedcore.vision import load_torchvision
+from fedcore.data.vision import load_torchvision
 
 RNG = np.random.default_rng(0)
 
@@ -409,7 +409,8 @@ def run_python(code, path=None):
 def test_torchvision_is_imported_late_and_always_works():
     code = (
         "import sys, fedcore.data; assert not any(m.startswith('torchvision') for m in sys.modules);"
-        "from fedcore.vision import load_torchvision as load; assert load() is load() is sys.modules['torchvision'];"
+        "from fedcore.data.vision import load_torchvision as load;"
+        "assert load() is load() is sys.modules['torchvision'];"
         "import torchvision.transforms.functional, torchvision.datasets"
     )
     result = run_python(code)
@@ -420,7 +421,7 @@ def test_a_working_torchvision_is_left_alone(tmp_path):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision/__init__.py").write_text("")
     code = (
-        "import torch, fedcore.vision as v; t = v.load_torchvision(); print(t.__file__);"
+        "import torch, fedcore.data.vision as v; t = v.load_torchvision(); print(t.__file__);"
         "assert not v._declared and not hasattr(torch.ops.torchvision, 'nms')"
     )
     result = run_python(code, tmp_path)
@@ -432,7 +433,7 @@ def test_a_torchvision_broken_otherwise_is_explained(tmp_path):
     (tmp_path / "torchvision").mkdir()
     broken = "raise RuntimeError('operator torchvision::roi_align does not exist')"
     (tmp_path / "torchvision/__init__.py").write_text(broken)
-    result = run_python("import fedcore.vision as v; v.load_torchvision()", tmp_path)
+    result = run_python("import fedcore.data.vision as v; v.load_torchvision()", tmp_path)
     assert "ConfigError: torchvision cannot be imported: operator torchvision::roi_align" in result.stderr
 
 

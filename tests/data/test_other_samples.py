@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedcore.base.errors import DataError
 from fedcore.data import SequenceSamples, TensorSamples, load_dataset
 from fedcore.data.sequences import gather_runs
-from fedcore.errors import DataError
 from fedcore.testing import check_dataset
 
 TEXTS = [[5, 1, 5], [], [2], [7, 7, 0, 3], [4]]

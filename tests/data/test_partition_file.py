@@ -9,9 +9,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedcore.base.errors import ConfigError, DataError, FedcoreError, PluginContractError
 from fedcore.data import Dataset, Partition, ResidentSamples, load_partition, make_partition
 from fedcore.data.partition_table import draw_table
-from fedcore.errors import ConfigError, DataError, FedcoreError, PluginContractError
 
 
 def make_dataset(n=600, classes=10, seed=0, name="toy"):
@@ -141,7 +141,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["split.json"]
 
 
-@pytest.mark.filterwarnings("ignore::fedcore.data.partitions.PartitionWarning")
+@pytest.mark.filterwarnings("ignore::fedcore.data.partitioners.PartitionWarning")
 def test_reports_are_kept_as_notes():
     assert any("lowered" in note for note in make(make_dataset(45)).info["notes"])
 
@@ -255,7 +255,7 @@ def outside(labels, num_clients, **_):
 
 @pytest.mark.parametrize("partitioner", [overlapping, too_few, outside])
 def test_a_partitioner_that_breaks_its_contract(monkeypatch, partitioner):
-    monkeypatch.setattr("fedcore.data.partitions.resolve", lambda kind, name: partitioner)
+    monkeypatch.setattr("fedcore.data.partitioners.resolve", lambda kind, name: partitioner)
     with pytest.raises(PluginContractError, match="bad partition"):
         make(partitioner="mine")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedcore.base.errors import DataError
 from fedcore.data import ResidentSamples, samples
-from fedcore.errors import DataError
 
 MEAN, STD = (0.3, 0.5, 0.1), (0.2, 0.25, 0.7)
 

@@ -19,23 +19,25 @@ import torch
 import yaml
 from hypothesis import strategies as st
 
-from fedcore.checkpoint import CheckpointStore
+from fedcore.base.config import RunConfig, parse_setting
+from fedcore.base.errors import ConfigError, DataError, FedcoreError, RunDirectoryError
 from fedcore.cli.settings import build_config
-from fedcore.compare import comparison, formats
-from fedcore.compare.records import RunRecord, find_runs
-from fedcore.config import RunConfig, parse_setting, read_config_file
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data import partition as partition_module
 from fedcore.data.files import read_npz
-from fedcore.errors import ConfigError, DataError, FedcoreError, RunDirectoryError
-from fedcore.reproduce.find import recipe_files
-from fedcore.reproduce.recipe import read_recipe
-from fedcore.rundir import RunDirectory
-from fedcore.saved import Binding, bound, partition_digest
-from fedcore.serial import dumps, loads, read_tensors, write_tensors
-from fedcore.state import ClientStore, ServerState
-from fedcore.sweep.directory import SweepDirectory
-from fedcore.sweep.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
+from fedcore.runs.checkpoint import CheckpointStore
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.saved import Binding, bound, partition_digest
+from fedcore.server.state import ServerState
+from fedcore.storage.client_store import ClientStore
+from fedcore.storage.config_file import read_config_file
+from fedcore.storage.serial import dumps, loads, read_tensors, write_tensors
+from fedcore_study.compare import comparison, formats
+from fedcore_study.compare.records import RunRecord, find_runs
+from fedcore_study.reproduce.find import recipe_files
+from fedcore_study.reproduce.recipe import read_recipe
+from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweep.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Target = Callable[[Draw, Path], None]

@@ -63,7 +63,7 @@ class Environment:
         self.empty = folder / "empty"
         self.empty.mkdir()
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-        (self.site,) = (folder / "venv" / "lib").glob("*/site-packages")
+        (self.spec,) = (folder / "venv" / "lib").glob("*/site-packages")
 
     def run(self, program, *arguments, code=0):
         """Run one of the environment's programs in the empty directory; returns stdout, stderr where it fails."""
@@ -93,12 +93,12 @@ class Environment:
 
 def test_wheels_in_an_empty_environment(dist, lent, tmp_path):
     environment = Environment(tmp_path)
-    (environment.site / "lent.pth").write_text(f"{lent}\n")
+    (environment.spec / "lent.pth").write_text(f"{lent}\n")
     assert "No module named 'fedcore'" in environment.run("python", "-c", "import fedcore", code=1)
 
     environment.pip("install", "--no-index", "--find-links", dist, "fedcore-fedcd")
     origin = environment.run("python", "-c", "import fedcore, fedcore_fedcd as p; print(fedcore.__file__, p.__file__)")
-    assert all(Path(path).is_relative_to(environment.site) for path in origin.split())
+    assert all(Path(path).is_relative_to(environment.spec) for path in origin.split())
     assert environment.plugins() == {
         "fedavg": "fedcore",
         "fedcd": "fedcore-fedcd",

@@ -26,9 +26,9 @@ from typer.testing import CliRunner, Result
 import fedcore
 from fedcore import RunConfig
 from fedcore.cli.app import app
-from fedcore.experiment import started
-from fedcore.serial import dumps, read_tensors, write_tensors
-from fedcore.state import flatten
+from fedcore.runs.experiment import started
+from fedcore.storage.serial import dumps, read_tensors, write_tensors
+from fedcore.storage.state import flatten
 from tests.reliability import kills
 
 ROUNDS, STOPPED = 3, 2
@@ -134,7 +134,7 @@ def run(*words: object) -> Result:
 
 def left(out: Path) -> dict[str, bytes]:
     """Return what has to be the same in two finished runs, whatever the version that wrote it."""
-    directory = fedcore.rundir.RunDirectory(out)
+    directory = fedcore.runs.directory.RunDirectory(out)
     state = directory.checkpoints.load()
     assert state is not None
     assert state.phase == "done"

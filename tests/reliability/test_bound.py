@@ -15,14 +15,14 @@ from typer.testing import CliRunner, Result
 
 import fedcore
 from fedcore.cli.app import app
-from fedcore.config import BESIDE_OPTIONS
 from fedcore.data import load_dataset
 from fedcore.data.content import data_digest
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset
-from fedcore.experiment import started
-from fedcore.rundir import RunDirectory
-from fedcore.saved import bound, read_saved, settings_digest
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import started
+from fedcore.runs.saved import bound, read_saved, settings_digest
+from fedcore.storage.config_file import BESIDE_OPTIONS
 from tests.reliability import damages, kills
 
 COMMANDS = ("resume", "evaluate")

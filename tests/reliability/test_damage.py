@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import fedcore
 from fedcore import RunConfig
+from fedcore.base.errors import RunDirectoryError
 from fedcore.cli.app import app
-from fedcore.errors import RunDirectoryError
-from fedcore.experiment import started
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import started
 from tests.reliability import kills
 
 OPTIONS = {**kills.OPTIONS, "rounds": 6, "workers": 0}

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcore.cli.app import app
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from tests.reliability import kills
 
 ROUNDS = 8

@@ -14,18 +14,18 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import fedcore
+from fedcore.base.errors import ConfigError, StorageError
+from fedcore.base.safe_yaml import read_yaml
 from fedcore.cli.app import app
-from fedcore.config import BESIDE_OPTIONS
-from fedcore.errors import ConfigError, StorageError
-from fedcore.files import parse_json
-from fedcore.rundir import RunDirectory
-from fedcore.safe_yaml import read_yaml
-from fedcore.saved import bound, settings_digest
-from fedcore.serial import read_tensors, write_tensors
-from fedcore.state import ServerState
-from fedcore.sweep.directory import SweepDirectory
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.saved import bound, settings_digest
+from fedcore.runs.trackers.memory import Memory, memory_file
+from fedcore.server.state import ServerState
+from fedcore.storage.config_file import BESIDE_OPTIONS
+from fedcore.storage.files import parse_json
+from fedcore.storage.serial import read_tensors, write_tensors
 from fedcore.testing import federate
-from fedcore.trackers.memory import Memory, memory_file
+from fedcore_study.sweep.directory import SweepDirectory
 
 CODE = "import pathlib\npathlib.Path('ran').touch()\ndef model(num_classes, input_shape): ...\n"
 

@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from tests.reliability import kills
 from tests.reliability.processes import descendants, memory, open_files, shared_bytes, start
 
@@ -177,7 +177,7 @@ def test_memory_does_not_depend_on_the_number_of_clients(tmp_path):
             model=f"{HERE}tiny",
             client_test_fraction=0.0,
             batch_size=5,
-            partition="module:fedcore.bench.scale.windows",
+            partition="module:fedcore_study.bench.scale.windows",
         )
         out, log = folder / "run", folder / "log"
         process = start("train", "--config", config, "--out", out, "--quiet", "--allow-code", log=log)

@@ -15,7 +15,7 @@ import torch
 
 import fedcore
 from fedcore import Plugin, RunConfig, hookimpl
-from fedcore.errors import ConfigError
+from fedcore.base.errors import ConfigError
 from fedcore.testing import federate, records
 from tests.reliability import kills
 from tests.reliability.processes import alive, descendants, spools, start, wait_for

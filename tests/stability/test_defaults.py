@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedcore
-from fedcore import registry
+from fedcore.base import registry
 from fedcore.testing import records
 
 PAPERS = ("fedproc", "fedeccr", "fedcd", "fdcl", "fedcme")

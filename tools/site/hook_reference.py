@@ -1,4 +1,4 @@
-"""The hook reference, made from the specification: fedcore/hookspecs.py."""
+"""The hook reference, made from the specification: fedcore/hooks/hookspecs.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import inspect
 import re
 
 from docstrings import inline, split, to_markdown
-from fedcore import hookspecs
-from fedcore.contract import EXCLUSIVE, HOOKS
+from fedcore.hooks import hookspecs
+from fedcore.hooks.hook_checks import EXCLUSIVE, HOOKS
 from links import method_page
 from sources import implementers
 
 SECTION = re.compile(r"^# -+\n# (?P<title>.+)\n# -+$|^def (?P<hook>\w+)\(", re.MULTILINE)
 SEEN = {
-    "Step": "fedcore.local.Step",
-    "ClientContext": "fedcore.client.ClientContext",
-    "ServerContext": "fedcore.server_context.ServerContext",
-    "ClientUpdate": "fedcore.types.ClientUpdate",
-    "Loss": "fedcore.types.Loss",
+    "Step": "fedcore.hooks.contexts.Step",
+    "ClientContext": "fedcore.hooks.contexts.ClientContext",
+    "ServerContext": "fedcore.hooks.contexts.ServerContext",
+    "ClientUpdate": "fedcore.base.types.ClientUpdate",
+    "Loss": "fedcore.base.types.Loss",
     "SplitModel": "fedcore.models.split.SplitModel",
     "ModelTask": "fedcore.models.split.ModelTask",
     "RunConfig": "options",
@@ -31,8 +31,8 @@ def page() -> str:
     block, _, after = inspect.cleandoc(rest).partition("\n\n")
     parts = [
         "# Hooks",
-        "This page is made from `fedcore/hookspecs.py` whenever the site is built; it cannot say anything else than "
-        "the code. A plugin's method takes any of a hook's arguments, by name. "
+        "This page is made from `fedcore/hooks/hookspecs.py` whenever the site is built; it cannot say anything else "
+        "than the code. A plugin's method takes any of a hook's arguments, by name. "
         "[What hooks see](objects.md) describes the objects.",
         inline(tree.partition("\n\n")[2].strip()) + ":",
         f"```text\n{block}\n```",

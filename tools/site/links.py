@@ -22,7 +22,7 @@ def page_of(path: str) -> str | None:
     parts = path.split("/")
     if path == "README.md":
         return "index.md"
-    if path == "fedcore/hookspecs.py":
+    if path == "fedcore/hooks/hookspecs.py":
         return "reference/hooks.md"
     if parts[0] == "docs" and path.endswith(".md"):
         return path.removeprefix("docs/")

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from fedcore.base.config import RunConfig
 from fedcore.cli import fields
 from fedcore.cli.app import app
 from fedcore.cli.options import panel
-from fedcore.config import RunConfig
 
 
 def options_page() -> str:

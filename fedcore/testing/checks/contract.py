@@ -7,11 +7,12 @@ import math
 
 from pydantic import ValidationError
 
-from fedcore import registry
-from fedcore.config import RunConfig
-from fedcore.contract import Plugin, PluginOptions, check_class, create_plugin, option_names
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
 from fedcore.data import load_dataset
-from fedcore.problem import Problem
+from fedcore.hooks.hook_checks import check_class, create_plugin
+from fedcore.hooks.plugin import Plugin, PluginOptions, option_names
+from fedcore.hooks.setup import Setup
 from fedcore.testing.checks.base import NotApplicable, check
 from fedcore.testing.federation import entry_point_of
 from fedcore.testing.fingerprint import fingerprint, global_settings, random_states
@@ -93,7 +94,7 @@ def check_creation_has_no_side_effects(trial: Trial) -> None:
 def check_configures_the_same_model_each_time(trial: Trial) -> None:
     """``configure_model`` gives the same names, shapes and weights on server and clients."""
     config = RunConfig(plugins={trial.name: {}}, **{**RUN, "model": "mlp", "workers": 0})
-    models = [Problem.build(config, load_dataset(config.dataset)).model.state_dict() for _ in range(2)]
+    models = [Setup.build(config, load_dataset(config.dataset)).model.state_dict() for _ in range(2)]
     for name in sorted({*models[0], *models[1]}):
         one, other = models[0].get(name), models[1].get(name)
         assert fingerprint(one) == fingerprint(other), f"built twice, the model differs in {name!r}"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import load_partition
-from fedcore.engines.base import Site
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing.checks.base import NotApplicable, check
 from fedcore.testing.engines import Listening
 from fedcore.testing.problems import few_digits
@@ -52,13 +52,15 @@ def check_works_with_partial_participation(trial: Trial) -> None:
     _require_trains(trial, partition=f"{HERE}uneven", participation=0.34, rounds=4, local_epochs=1)
 
 
-@check("send sums with counts (fedcore.prototypes), and divide each class by the counts of those who have it.")
+@check(
+    "send sums with counts (fedcore.functional.prototypes), and divide each class by the counts of those who have it."
+)
 def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
     """What the server sends about a class that one client has is not diluted by the clients that lack it."""
     engines: list[Listening] = []
 
-    def listening(site: Site) -> Listening:
-        engines.append(Listening(site))
+    def listening(spec: WorkerSpec) -> Listening:
+        engines.append(Listening(spec))
         return engines[-1]
 
     result = trial.run(engine=listening, partition=f"{HERE}halves", participation=1.0, client_test_fraction=0.0)

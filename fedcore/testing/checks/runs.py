@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore import registry
-from fedcore.contract import BUILTIN, create_plugin
-from fedcore.engines.base import Site
-from fedcore.experiment import Interrupted, RunResult, resume
-from fedcore.plugins import match
-from fedcore.rundir import RunDirectory
+from fedcore.base import registry
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.hooks.hook_checks import create_plugin
+from fedcore.hooks.plugin import BUILTIN
+from fedcore.hooks.plugins import match
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import Interrupted, RunResult, resume
 from fedcore.testing.bystander import Bystander
 from fedcore.testing.checks.base import NotApplicable, check, trial_of
 from fedcore.testing.engines import Echoing, Rotating
@@ -131,8 +132,8 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
         raise NotApplicable("a server optimizer steps elsewhere")
     engines: list[Echoing] = []
 
-    def echoing(site: Site) -> Echoing:
-        engines.append(Echoing(site))
+    def echoing(spec: WorkerSpec) -> Echoing:
+        engines.append(Echoing(spec))
         return engines[-1]
 
     result = _finished(trial.run(engine=echoing, **EVEN))

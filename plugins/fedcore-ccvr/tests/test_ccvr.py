@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 import fedcore
 from fedcore import Answer, Plugin, ServerContext, hookimpl
+from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError, RoundFailedError
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, RoundFailedError
-from fedcore.plugins import create_plugin
-from fedcore.statistics import feature_statistics
+from fedcore.functional.statistics import feature_statistics
+from fedcore.hooks.plugins import create_plugin
 from fedcore.testing import (
     CorrectsClassifier,
     PersonalClassifier,

@@ -12,18 +12,18 @@ from torch.nn import functional as F
 
 import fedcore
 from fedcore import Plugin, SplitModel, hookimpl
+from fedcore.base.errors import FedcoreError, PluginConflictError
+from fedcore.client.evaluation import evaluate
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import FedcoreError, PluginConflictError
-from fedcore.evaluation import evaluate
 from fedcore.functional import proximal_term
 from fedcore.models import build_model
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     Cohorts,
     PersonalClassifier,
     PersonalModel,
     Quadratic,
-    by_hand,
+    analytic_federation,
     commands_of,
     committed,
     federate,
@@ -35,13 +35,13 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore.testing.by_hand import W
+from fedcore.testing.analytic import W
 from fedcore.testing.problems import linear, two_one_rest
 from fedcore_ditto import Ditto, DittoOptions
 from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
 
 README = Path(__file__).parents[1] / "README.md"
-TOY = {**by_hand([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}
+TOY = {**analytic_federation([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,14 @@ from pydantic import Field
 from torch import nn
 
 from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.contract import create_plugin
+from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
+from fedcore.base.seeding import derive_seed
+from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.data import load_dataset
-from fedcore.engines.base import ClientFailure, ClientResult
 from fedcore.engines.local import InProcessEngine
-from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
-from fedcore.problem import Problem
-from fedcore.rundir import RunDirectory
-from fedcore.seeding import derive_seed
+from fedcore.hooks.hook_checks import create_plugin
+from fedcore.hooks.setup import Setup
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import check_plugin, federate, interrupted, model_bytes, records, weights
 from fedcore.testing.federation import small_config
 from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
@@ -40,8 +40,8 @@ class Tap(InProcessEngine):
 
     lost: tuple[int, ...] = ()
 
-    def __init__(self, site):
-        super().__init__(site)
+    def __init__(self, spec):
+        super().__init__(spec)
         self.sent: dict[tuple[int, int], ClientResult] = {}
         self.shared: list[dict] = []
 
@@ -63,8 +63,8 @@ def tapped(folder, *plugins, lost=(), **options):
     """Run; return the result and the engine that listened."""
     engines = []
 
-    def make(site):
-        engines.append(Tap(site))
+    def make(spec):
+        engines.append(Tap(spec))
         engines[-1].lost = lost
         return engines[-1]
 
@@ -73,7 +73,7 @@ def tapped(folder, *plugins, lost=(), **options):
 
 def initial(folder, *plugins, **options):
     config = small_config(folder, *plugins, **{**RUN, **options})
-    state = Problem.build(config, load_dataset(config.dataset)).model.state_dict()
+    state = Setup.build(config, load_dataset(config.dataset)).model.state_dict()
     return {name: tensor.double().numpy() for name, tensor in state.items()}
 
 

@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import Plugin, hookimpl
-from fedcore.config import parse_setting
+from fedcore.base.config import parse_setting
+from fedcore.base.errors import ConfigError, PluginConflictError
+from fedcore.client.evaluation import evaluate
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import ConfigError, PluginConflictError
-from fedcore.evaluation import evaluate
 from fedcore.models import build_model
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import PersonalClassifier, commands_of, federate, installed, model_bytes, records, weights
 from fedcore_fdcl import FDCL, FDCLOptions
 
@@ -87,7 +87,7 @@ HAND = {
 }
 
 
-def by_hand(run, *, mu, tau=0.5, encoder=1.0, classifier=1.0, config=HAND):
+def analytic_federation(run, *, mu, tau=0.5, encoder=1.0, classifier=1.0, config=HAND):
     """FDCL in float64 with full batches, from the paper's text; +1 is its sign of a term, -1 the opposite."""
     dataset = load_dataset("digits", None)
     partition = run_partition(run)
@@ -145,10 +145,10 @@ def distance(weights, other):
 def test_a_run_is_the_paper_computed_by_hand(go, options, scales):
     run = go({"fdcl": options}, **HAND)
     mu = options["mu"]
-    assert distance(weights(run), by_hand(run, mu=mu, **scales)) < 1e-5
+    assert distance(weights(run), analytic_federation(run, mu=mu, **scales)) < 1e-5
     for term in ("encoder", "classifier"):
         wrong = {**scales, term: -1.0 if scales.get(term, 1.0) else 1.0}  # the other sign, or the term that is off
-        assert distance(weights(run), by_hand(run, mu=mu, **wrong)) > 1e-3
+        assert distance(weights(run), analytic_federation(run, mu=mu, **wrong)) > 1e-3
 
 
 def test_recorded_losses_are_those_of_the_frozen_models(go, recorded):

@@ -12,7 +12,7 @@ import torch
 import fedcore
 import fedcore_fedavgm
 from fedcore import Plugin, hookimpl
-from fedcore.errors import FedcoreError, PluginConflictError, RoundFailedError
+from fedcore.base.errors import FedcoreError, PluginConflictError, RoundFailedError
 from fedcore.testing import (
     EqualWeights,
     OwnsClassifier,
@@ -20,7 +20,7 @@ from fedcore.testing import (
     PersonalModel,
     Quadratic,
     StepsOnServer,
-    by_hand,
+    analytic_federation,
     committed,
     federate,
     interrupted,
@@ -30,14 +30,14 @@ from fedcore.testing import (
     same_tensors,
     weights,
 )
-from fedcore.testing.by_hand import W
+from fedcore.testing.analytic import W
 from fedcore.testing.problems import one_sample, with_batch_norm
 from fedcore_fedavgm import FedAvgM, FedAvgMOptions, momentum_step
 
 DIGITS = {"clients": 4}
 LONG = {**DIGITS, "rounds": 4, "participation": 0.75}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
-TOY = {**by_hand(CENTRES, SIZES), "lr": 0.2}
+TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2}
 VARIANTS = ["heavy-ball", "nesterov", "ema"]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import Loss, Plugin, hookimpl
-from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.base.errors import FedcoreError, PluginConflictError
 from fedcore.testing import Cohorts, StepsOnServer, interrupted, model_bytes, records
 from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
 
@@ -136,7 +136,7 @@ def pick(labels, **wanted):
     return np.concatenate([np.flatnonzero(labels == int(name[1:]))[:n] for name, n in wanted.items()])
 
 
-def by_hand(labels, num_clients, **_):
+def analytic_federation(labels, num_clients, **_):
     """Class 0 with clients 0 and 1, 2 with 0 only, 3 and 5 with 2, 4 is one sample of 3, 6 to 9 with nobody."""
     class_0 = np.flatnonzero(labels == 0)
     return [
@@ -166,7 +166,7 @@ SKEWED = {"clients": 2, "rounds": 2, "local_epochs": 2, "partition": skewed, "ba
 
 def hand_run(go, cohorts, options=None, plugin=Watched, **config):
     plugins = {plugin: options or {}, Cohorts: {"rounds": cohorts}}
-    config = {"partition": by_hand, "rounds": len(cohorts), "batch_size": 16, **config}
+    config = {"partition": analytic_federation, "rounds": len(cohorts), "batch_size": 16, **config}
     return go(plugins, **config)
 
 

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import Loss, Plugin, PluginOptions, hookimpl
-from fedcore.config import parse_setting
+from fedcore.base.config import parse_setting
+from fedcore.base.errors import ConfigError, PluginConflictError
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import ConfigError, PluginConflictError
 from fedcore.models import build_model
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     PersonalClassifier,
     client_state,
@@ -212,7 +212,7 @@ def least_similar_pairs(vectors):
     return pairs
 
 
-def by_hand(run, *, mu, swap=True, head=1, fresh=None, memory=True, evaluated=None, config=HAND):
+def analytic_federation(run, *, mu, swap=True, head=1, fresh=None, memory=True, evaluated=None, config=HAND):
     """FedCME in float64 with full batches, from the paper's text; the switches make it wrong on purpose.
 
     :param head: the last layers that are the classifier; features are what goes into them.
@@ -306,7 +306,7 @@ def as_unmoved(weights):
 def test_a_run_is_the_paper_computed_by_hand(go):
     options = {"mu": 0.1}
     run = go({"fedcme": options}, **HAND)
-    w, zeta, vectors, matches = by_hand(run, mu=0.1)
+    w, zeta, vectors, matches = analytic_federation(run, mu=0.1)
     assert distance(weights(run), w) < 2e-5
     state = server_state(run)
     assert state["known"].tolist() == [c in zeta for c in range(10)]
@@ -324,15 +324,15 @@ def test_a_run_is_the_paper_computed_by_hand(go):
         "no memory in Eq. 6": {"memory": False},
     }
     for what, switches in wrong.items():
-        assert distance(weights(run), by_hand(run, **{"mu": 0.1, **switches})[0]) > 1e-4, what
-    assert distance(weights(run), by_hand(run, mu=0.0)[0]) > 1e-3
+        assert distance(weights(run), analytic_federation(run, **{"mu": 0.1, **switches})[0]) > 1e-4, what
+    assert distance(weights(run), analytic_federation(run, mu=0.0)[0]) > 1e-3
 
 
 def test_a_classifier_of_two_layers_by_hand(go):
     """Both travel, with fresh momentum, and the features of Eqs. 5, 6 and 9 are what goes into them, 128 wide."""
     run = go({"fedcme": {"mu": 0.1, "classifier_layers": 2}}, **HAND)
     found = as_unmoved(weights(run))
-    w, zeta, vectors, matches = by_hand(run, mu=0.1, head=2)
+    w, zeta, vectors, matches = analytic_federation(run, mu=0.1, head=2)
     assert distance(found, w) < 2e-5
     state = server_state(run)
     assert state["features"].shape == (10, 128)
@@ -341,16 +341,16 @@ def test_a_classifier_of_two_layers_by_hand(go):
     for k, vector in vectors.items():
         np.testing.assert_allclose(state["vectors"][k].numpy(), vector, atol=1e-12)
     assert dict(state["donors"]) == matches[-1]
-    assert distance(found, by_hand(run, mu=0.1, head=1)[0]) > 1e-3
-    assert distance(found, by_hand(run, mu=0.1, head=2, fresh=("classifier",))[0]) > 1e-4
+    assert distance(found, analytic_federation(run, mu=0.1, head=1)[0]) > 1e-3
+    assert distance(found, analytic_federation(run, mu=0.1, head=2, fresh=("classifier",))[0]) > 1e-4
 
 
 def test_alignment_alone_and_exchange_alone_by_hand(go):
     run = go({"fedcme": {"align": False, "mu": 0.1}}, **HAND)
-    assert distance(weights(run), by_hand(run, mu=0.0)[0]) < 2e-5
+    assert distance(weights(run), analytic_federation(run, mu=0.0)[0]) < 2e-5
     exchanging = run
     run = go({"fedcme": {"exchange": "none", "mu": 0.1}}, **HAND)
-    assert distance(weights(run), by_hand(run, mu=0.1, swap=False, evaluated=exchanging)[0]) < 2e-5
+    assert distance(weights(run), analytic_federation(run, mu=0.1, swap=False, evaluated=exchanging)[0]) < 2e-5
 
 
 # --- what is observed and sent --------------------------------------------------------------------------------

@@ -13,12 +13,11 @@ from torch.nn import functional as F
 
 import fedcore
 from fedcore import Plugin, SplitModel, hookimpl
+from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import ConfigError, FedcoreError, PluginConflictError
-from fedcore.plugins import create_plugin
+from fedcore.hooks.plugins import create_plugin
 from fedcore.testing import (
     client_state,
-    company,
     federate,
     installed,
     interrupted,
@@ -26,6 +25,9 @@ from fedcore.testing import (
     steps_without_host_sync,
 )
 from fedcore.testing import records as lines
+from fedcore.testing import (
+    stub_plugins as company,
+)
 from fedcore_fedcp import (
     ConditionalHead,
     FedCPOptions,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedcore_feddyn.equations as eq
-from fedcore.errors import ConfigError, PluginConflictError
+from fedcore.base.errors import ConfigError, PluginConflictError
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -20,7 +20,7 @@ from fedcore.testing import (
     PersonalClassifier,
     Quadratic,
     StepsOnServer,
-    by_hand,
+    analytic_federation,
     client_state,
     committed,
     federate,
@@ -31,7 +31,7 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore.testing.by_hand import W
+from fedcore.testing.analytic import W
 from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_feddyn import FedDyn, FedDynOptions
 
@@ -39,10 +39,10 @@ NAME, OPTIONS = "feddyn", FedDynOptions
 UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
-TOY = {**by_hand(CENTRES[:2], SIZES[:2]), "rounds": 1, "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
+TOY = {**analytic_federation(CENTRES[:2], SIZES[:2]), "rounds": 1, "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
 COHORTS = [[0, 1], [1], [1, 2], [0, 2], [0], [0, 1, 2]]
 SIMULATED = {
-    **by_hand(CENTRES, SIZES),
+    **analytic_federation(CENTRES, SIZES),
     "rounds": len(COHORTS),
     "local_epochs": 3,
     "batch_size": 1,

@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from fedcore import Answer
+from fedcore.base.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
-from fedcore.plugins import create_plugin
-from fedcore.prototypes import PrototypeOptions
-from fedcore.statistics import feature_statistics
+from fedcore.functional.statistics import feature_statistics
+from fedcore.hooks.plugins import create_plugin
+from fedcore.hooks.prototype_exchange import PrototypeOptions
 from fedcore.testing import PrefersClass0, committed, federate, installed, interrupted, model_bytes, records
 from fedcore_fedeccr import FedECCROptions, uscc
 

@@ -13,7 +13,7 @@ import torch
 import fedcore
 import fedcore_fednova
 from fedcore import Loss, Plugin, hookimpl
-from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.base.errors import FedcoreError, PluginConflictError
 from fedcore.functional import effective_steps, proximal_term
 from fedcore.testing import (
     EqualWeights,
@@ -23,7 +23,7 @@ from fedcore.testing import (
     PersonalModel,
     Quadratic,
     StepsOnServer,
-    by_hand,
+    analytic_federation,
     committed,
     federate,
     interrupted,
@@ -34,7 +34,7 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore.testing.by_hand import W
+from fedcore.testing.analytic import W
 from fedcore.testing.problems import one_sample, with_batch_norm
 from fedcore_fednova import FedNovaOptions, local_norm, normalised_step, step_factor
 from fedcore_fednova import equations as eq
@@ -43,8 +43,8 @@ DIGITS = {"clients": 4}
 LONG = {**DIGITS, "rounds": 4, "participation": 0.75}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 STEPWISE = {"rounds": 1, "batch_size": 1, "lr": 0.5}  # a client takes as many steps as it has samples, per epoch
-TOY = {**by_hand([[2.0, 0.0], [0.0, 4.0]], [2, 1]), **STEPWISE}
-FOUR = {**by_hand(CENTRES, SIZES), **STEPWISE}
+TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [2, 1]), **STEPWISE}
+FOUR = {**analytic_federation(CENTRES, SIZES), **STEPWISE}
 
 
 @pytest.fixture(scope="module")

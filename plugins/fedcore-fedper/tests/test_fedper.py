@@ -11,20 +11,20 @@ from torch import nn
 
 import fedcore
 from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.config import parse_setting
+from fedcore.base.config import parse_setting
+from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
+from fedcore.client.evaluation import evaluate
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
-from fedcore.evaluation import evaluate
 from fedcore.functional import proximal_term
 from fedcore.models import build_model
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     Cohorts,
     CorrectsClassifier,
     OwnsClassifier,
     PersonalModel,
     Quadratic,
-    by_hand,
+    analytic_federation,
     commands_of,
     committed,
     federate,
@@ -36,7 +36,7 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore.testing.by_hand import W
+from fedcore.testing.analytic import W
 from fedcore.testing.problems import two_one_rest
 from fedcore_fedper import FedPer, FedPerOptions, names_of_last_layers
 
@@ -79,7 +79,11 @@ def base_and_head(num_classes, input_shape):
     return BaseAndHead(Base(), 1, 2)
 
 
-TOY = {**by_hand([[1.0, 7.0], [3.0, -7.0]], [1, 3]), "model": base_and_head, "lr": 1.0}  # bases 1 and 3, heads 7, -7
+TOY = {
+    **analytic_federation([[1.0, 7.0], [3.0, -7.0]], [1, 3]),
+    "model": base_and_head,
+    "lr": 1.0,
+}  # bases 1 and 3, heads 7, -7
 
 
 @pytest.mark.parametrize("rounds", [1, 2])

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from fedcore import Plugin, hookimpl
+from fedcore.base.errors import ConfigError, PluginConflictError, RoundFailedError
 from fedcore.data import load_dataset, load_partition
-from fedcore.errors import ConfigError, PluginConflictError, RoundFailedError
-from fedcore.plugins import create_plugin
+from fedcore.hooks.plugins import create_plugin
 from fedcore.testing import committed, federate, installed, interrupted, model_bytes, records
 from fedcore_fedproc import FedProcOptions, UnitLength
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedcore_fedprox
-from fedcore.errors import FedcoreError
+from fedcore.base.errors import FedcoreError
 from fedcore.functional import proximal_term
 from fedcore.testing import federate, lines_of_code, model_bytes, records
 from fedcore.testing.problems import with_batch_norm

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import fedcore
 from fedcore import Plugin, SplitModel, hookimpl
+from fedcore.base.errors import FedcoreError, PluginConflictError
 from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
-from fedcore.errors import FedcoreError, PluginConflictError
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     commands_of,
     federate,
@@ -214,7 +214,7 @@ def test_a_run_is_the_method_in_numpy(go, options):
     start = go({"fedrs": options}, **SKEWED, model=linear, rounds=1, lr=1e-30)
     data, partition = load_dataset("digits", None), partition_of(result)
 
-    def by_hand(alpha):
+    def analytic_federation(alpha):
         w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
         for _ in range(2):
             local, n = [], []
@@ -243,8 +243,8 @@ def test_a_run_is_the_method_in_numpy(go, options):
         return max(np.abs(weights(result)[name].numpy() - value).max() for name, value in expected.items())
 
     assert any((np.bincount(data.train.labels[part], minlength=10) == 0).any() for part in partition.train)
-    assert distance(by_hand(options["alpha"])) < 1e-5
-    assert distance(by_hand(1.0)) > 1e-3
+    assert distance(analytic_federation(options["alpha"])) < 1e-5
+    assert distance(analytic_federation(1.0)) > 1e-3
 
 
 @pytest.mark.parametrize("options", [{"alpha": 1.0}, {"alpha": 1.0, "restrict": "frequency"}], ids=str)

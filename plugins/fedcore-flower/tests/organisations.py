@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from fedcore import experiment
 from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
-from fedcore.prepare import resolve_config
+from fedcore.runs import experiment
+from fedcore.runs.resolve import resolve_config
 from fedcore.testing.federation import small_config
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
@@ -121,8 +121,8 @@ def setups_for(config, dataset, **changes):
 
 
 def make_engine(link, attempt="first", **options):
-    def make(site):
-        setups = setups_for(site.config, site.dataset)
+    def make(spec):
+        setups = setups_for(spec.config, spec.dataset)
         return FederationEngine(courier(link, **options), NAMES, setups, attempt=attempt, run=RUN)
 
     return make

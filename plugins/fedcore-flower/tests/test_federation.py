@@ -14,13 +14,13 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedcore import experiment
+from fedcore.base.errors import ConfigError, DataError, RunDirectoryError
 from fedcore.cli.app import app
-from fedcore.engines.base import ClientFailure, ClientTask
-from fedcore.errors import ConfigError, DataError, RunDirectoryError
-from fedcore.rundir import RunDirectory
-from fedcore.runtime import ClientRuntime
-from fedcore.state import ClientStore
+from fedcore.client.messages import ClientFailure, ClientTask
+from fedcore.client.runtime import ClientRuntime
+from fedcore.runs import experiment
+from fedcore.runs.directory import RunDirectory
+from fedcore.storage.client_store import ClientStore
 from fedcore.testing import check_engine, federate, model_bytes
 from fedcore_flower import wire
 from fedcore_flower.agreement import (
@@ -454,11 +454,11 @@ def test_classes_are_numbered_by_the_server_s_names(tmp_path):
     names = ["mole", "zebra", "ant"]
     changes = {"class_names": names, "num_classes": 3, "input_shape": [3, 8, 8]}
     setup = setup_of(tmp_path, **changes)
-    site = own.site(helpers.small_config(tmp_path), setup, tmp_path)
-    found = {names[label] for label in site.dataset.train.labels[own.train[:4]].tolist()}
+    spec = own.spec(helpers.small_config(tmp_path), setup, tmp_path)
+    found = {names[label] for label in spec.dataset.train.labels[own.train[:4]].tolist()}
     assert found == {"ant"}, "the folder of ants comes first, and is class 2 of the run"
-    assert site.dataset.num_classes == 3
-    assert [len(part) for part in site.partition.train] == [0, 8, 0]
+    assert spec.dataset.num_classes == 3
+    assert [len(part) for part in spec.partition.train] == [0, 8, 0]
     with pytest.raises(ConfigError, match="class 'ant' of the data here is none of the run's: mole, zebra"):
         class_order(setup.model_copy(update={"class_names": names[:2]}), own.dataset.class_names)
 
@@ -569,9 +569,9 @@ def test_a_run_of_another_kind_is_not_resumed(tmp_path):
 class Open(Resident):
     """Takes part in whatever it is asked to, on the data and states of a site, as the check of engines needs it."""
 
-    def __init__(self, site):
-        super().__init__(None, site.state_dir)
-        self._site = site
+    def __init__(self, spec):
+        super().__init__(None, spec.state_dir)
+        self._site = spec
 
     def _set_up(self, blobs):
         setup = read_setup(wire.unpack(blobs, wire.SETUP)[2])
@@ -582,13 +582,13 @@ class Open(Resident):
 def test_it_keeps_the_contract(tmp_path):
     """The engine, its requests and the residents' answers; what carries them is test_deployment's matter."""
 
-    def make(site):
-        names = [f"client-{k}" for k in range(site.config.clients)]
+    def make(spec):
+        names = [f"client-{k}" for k in range(spec.config.clients)]
         setups = {
-            client: describe_run(site.config, site.dataset, run=RUN, client=client, name=name, versions={})
+            client: describe_run(spec.config, spec.dataset, run=RUN, client=client, name=name, versions={})
             for client, name in enumerate(names)
         }
-        link = Here(Open(site) for _ in names)
+        link = Here(Open(spec) for _ in names)
         return FederationEngine(helpers.courier(link), names, setups, attempt="first", run=RUN)
 
     check_engine(make, tmp_path, workers=[1])

@@ -9,14 +9,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedcore import registry
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError, PluginContractError, RoundFailedError, UnknownNameError
 from fedcore.cli.app import app
 from fedcore.data import load_dataset
-from fedcore.errors import ConfigError, PluginContractError, RoundFailedError, UnknownNameError
 from fedcore.models import build_model
 from fedcore.testing import federate, model_bytes, name_of, records, weights
 
-OURS = sorted(point.name for point in entry_points(group="fedcore.plugins") if point.dist.name.startswith("fedcore"))
+OURS = sorted(
+    point.name for point in entry_points(group="fedcore.hooks.plugins") if point.dist.name.startswith("fedcore")
+)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +126,7 @@ def test_the_issues_command(graphs, tmp_path):
 
 
 def test_auto_is_gin(go):
-    from fedcore.rundir import RunDirectory
+    from fedcore.runs.directory import RunDirectory
 
     assert RunDirectory(go(model="auto", rounds=1).directory).read_config().model == "gin"
 

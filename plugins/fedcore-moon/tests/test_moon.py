@@ -11,7 +11,7 @@ import torch
 
 import fedcore_moon
 from fedcore import Plugin, hookimpl
-from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.base.errors import FedcoreError, PluginConflictError
 from fedcore.functional import model_contrastive_loss
 from fedcore.testing import (
     Cohorts,

@@ -12,10 +12,10 @@ import pytest
 from ray_faults import Away, Breaks, CannotSetUp, Hangs, Notes, look_elsewhere
 from typer.testing import CliRunner
 
+from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError
 from fedcore.cli.app import app
-from fedcore.errors import ConfigError, FedcoreError, PluginContractError
-from fedcore.experiment import started
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import started
 from fedcore.testing import check_engine, federate, model_bytes
 from fedcore.testing.federation import committed, records, small_config
 
@@ -32,8 +32,8 @@ METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
 class AllReady(module.RayEngine):
     """Begins when every worker is ready, so that each has something to lose."""
 
-    def __init__(self, site):
-        super().__init__(site)
+    def __init__(self, spec):
+        super().__init__(spec)
         self.wait()
 
     def wait(self):
@@ -126,8 +126,8 @@ def test_a_lost_worker_is_replaced_and_works_again(cluster, tmp_path, monkeypatc
     engines = []
 
     class Watched(AllReady):
-        def __init__(self, site):
-            super().__init__(site)
+        def __init__(self, spec):
+            super().__init__(spec)
             engines.append(self)
 
     def wait(event, details):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import federate, model_bytes
 
 pytest.importorskip("ray", reason="ray is not installed")
@@ -177,7 +177,7 @@ TWO_NODES = """
     from pathlib import Path
     import ray
     from ray.cluster_utils import Cluster
-    from fedcore.rundir import RunDirectory
+    from fedcore.runs.directory import RunDirectory
     from fedcore.testing import federate, model_bytes
     from fedcore_ray import cluster as module
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import Plugin, hookimpl
-from fedcore.errors import FedcoreError, PluginConflictError
+from fedcore.base.errors import FedcoreError, PluginConflictError
 from fedcore.testing import (
     EqualWeights,
     OwnsClassifier,

@@ -12,18 +12,18 @@ from torch import nn
 
 import fedcore
 from fedcore import Plugin, SplitModel, hookimpl
+from fedcore.base.errors import FedcoreError, PluginConflictError
+from fedcore.client.evaluation import evaluate
 from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
-from fedcore.errors import FedcoreError, PluginConflictError
-from fedcore.evaluation import evaluate
 from fedcore.functional import proximal_term
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     Cohorts,
     CorrectsClassifier,
     OwnsClassifier,
     PersonalClassifier,
     Quadratic,
-    by_hand,
+    analytic_federation,
     commands_of,
     committed,
     federate,
@@ -33,11 +33,11 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore.testing.by_hand import W
+from fedcore.testing.analytic import W
 from fedcore.testing.problems import linear, with_batch_norm
 
 README = Path(__file__).parents[1] / "README.md"
-TOY = {**by_hand([[2.0, 0.0], [0.0, 4.0]], [1, 3]), "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
+TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [1, 3]), "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from fedcore import resume
-from fedcore.experiment import Interrupted
-from fedcore.rundir import RunDirectory
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import Interrupted
 from fedcore.testing import check_tracker, federate
 
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, SplitModel, hookimpl
-from fedcore.errors import ConfigError
-from fedcore.statistics import check_statistics, feature_statistics, pool_answers, sample_features
+from fedcore.base.errors import ConfigError
+from fedcore.functional.statistics import check_statistics, feature_statistics, pool_answers, sample_features
 from fedcore_ccvr.head import TukeyLinear, tukey
 
 

@@ -11,9 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
-from fedcore.errors import ConfigError, PluginConflictError
-from fedcore.problem import Problem
+from fedcore import ClientUpdate, Plugin, PluginOptions, RunSetup, ServerContext, hookimpl
+from fedcore.base.errors import ConfigError, PluginConflictError
 from fedcore_dp.accountant import privacy_report, spent_epsilon
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.company import refuse, refuse_shared_buffers
@@ -69,18 +68,18 @@ class CentralDP(Plugin):
         self.private = options.noise_multiplier > 0
 
     @hookimpl
-    def check_run(self, problem: Problem) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse shared buffers and plugins that see more of single clients than the noised mean."""
         if not self.private:
             return
-        refuse_shared_buffers(problem, self.name)
-        refuse(problem, self.name, UNCOVERED)
-        if self.options.sampling == "poisson" and problem.config.min_clients < 1:
+        refuse_shared_buffers(setup, self.name)
+        refuse(setup, self.name, UNCOVERED)
+        if self.options.sampling == "poisson" and setup.config.min_clients < 1:
             raise ConfigError(
                 f"plugin {self.name!r}: with sampling=poisson a round that nothing came of must stop the run, since it "
                 "would go without noise; use --min-clients 1"
             )
-        for other in problem.plugins.implementers("server_step"):
+        for other in setup.plugins.implementers("server_step"):
             if other.name == self.name:
                 break
             raise PluginConflictError(

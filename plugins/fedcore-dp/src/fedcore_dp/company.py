@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedcore.errors import ConfigError, PluginConflictError
-from fedcore.problem import Problem
+from fedcore import RunSetup
+from fedcore.base.errors import ConfigError, PluginConflictError
 
 
-def refuse_shared_buffers(problem: Problem, name: str) -> None:
+def refuse_shared_buffers(setup: RunSetup, name: str) -> None:
     """Refuse a model whose buffers travel: running means and variances are data, and no noise is added to them.
 
     :raises ConfigError: says which buffer, and what to do.
     """
-    shared = [buffer for buffer in problem.layout.shared if buffer in problem.layout.buffers]
+    shared = [buffer for buffer in setup.layout.shared if buffer in setup.layout.buffers]
     if shared:
         raise ConfigError(
             f"plugin {name!r}: the model's buffer {shared[0]!r} would be averaged over the clients without noise, "
@@ -22,14 +22,14 @@ def refuse_shared_buffers(problem: Problem, name: str) -> None:
         )
 
 
-def refuse(problem: Problem, name: str, hooks: Mapping[str, str]) -> None:
+def refuse(setup: RunSetup, name: str, hooks: Mapping[str, str]) -> None:
     """Refuse every other plugin that implements one of some hooks.
 
     :param hooks: hook -> what it does that the noise does not cover; the words after "which".
     :raises PluginConflictError: names both plugins, the hook and the reason.
     """
     for hook, reason in hooks.items():
-        for other in problem.plugins.implementers(hook):
+        for other in setup.plugins.implementers(hook):
             if other.name != name:
                 raise PluginConflictError(
                     f"plugins {name!r} and {other.name!r} cannot be combined: {other.name!r} implements {hook}, "

@@ -11,9 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Plugin, PluginOptions, ServerContext, hookimpl
-from fedcore.errors import PluginContractError
-from fedcore.problem import Problem
+from fedcore import ClientContext, ClientUpdate, Plugin, PluginOptions, RunSetup, ServerContext, hookimpl
+from fedcore.base.errors import PluginContractError
 from fedcore_dp.accountant import privacy_report, spent_epsilon
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.company import refuse, refuse_shared_buffers
@@ -67,11 +66,11 @@ class LocalDP(Plugin):
         self.private = options.noise_multiplier > 0
 
     @hookimpl
-    def check_run(self, problem: Problem) -> None:
+    def check_run(self, setup: RunSetup) -> None:
         """Refuse shared buffers, and plugins whose clients send something past ``pre_upload``."""
         if self.private:
-            refuse_shared_buffers(problem, self.name)
-            refuse(problem, self.name, UNCOVERED)
+            refuse_shared_buffers(setup, self.name)
+            refuse(setup, self.name, UNCOVERED)
 
     # --- client --------------------------------------------------------------------------------------------
 

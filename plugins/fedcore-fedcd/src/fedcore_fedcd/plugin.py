@@ -22,7 +22,7 @@ from fedcore import (
     Step,
     hookimpl,
 )
-from fedcore.tensors import check_tensors
+from fedcore.base.tensors import check_tensors
 from fedcore_fedcd import equations as eq
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"

@@ -22,8 +22,8 @@ from fedcore import (
     Step,
     hookimpl,
 )
+from fedcore.base.tensors import check_tensors
 from fedcore.models import move_split
-from fedcore.tensors import check_tensors
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one
 

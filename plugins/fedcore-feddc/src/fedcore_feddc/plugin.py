@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
+from fedcore.base.tensors import check_changes
 from fedcore.functional import linear_term, proximal_term
-from fedcore.tensors import check_changes
 from fedcore_feddc import equations as eq
 
 MEAN_SAMPLES = "mean_samples"

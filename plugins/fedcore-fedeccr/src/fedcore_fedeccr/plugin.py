@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, ModelTask, ServerContext, SplitModel, Step, hookimpl
 from fedcore.functional import contrast_with
-from fedcore.prototypes import PrototypeExchange, PrototypeOptions
+from fedcore.hooks.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_fedeccr.uscc import Uscc, UsccOptions
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedcore import SplitModel
-from fedcore.errors import ConfigError
+from fedcore.base.errors import ConfigError
 
 NOT_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.PReLU)
 """Modules with parameters that belong to the layer before them: normalisations and activations."""

@@ -18,7 +18,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore.functional import contrast_with
-from fedcore.prototypes import PrototypeExchange, PrototypeOptions
+from fedcore.hooks.prototype_exchange import PrototypeExchange, PrototypeOptions
 
 __all__ = ["FedProc", "FedProcOptions"]
 

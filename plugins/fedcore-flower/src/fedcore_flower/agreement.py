@@ -14,13 +14,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcore import registry
-from fedcore._version import __version__
-from fedcore.config import RunConfig
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError
+from fedcore.base.version import __version__
 from fedcore.data import DECLARED, Dataset
-from fedcore.errors import ConfigError
-from fedcore.plugins import BUILTIN
-from fedcore.trust import code_in
+from fedcore.hooks.plugins import BUILTIN
+from fedcore.runs.trust import code_in
 from fedcore_flower import wire
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")

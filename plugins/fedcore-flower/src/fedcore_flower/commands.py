@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcore.base.errors import ConfigError
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 from fedcore.cli.settings import build_config
 from fedcore.cli.training import show_summary, training
-from fedcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedcore_flower.server import Hosting

@@ -6,9 +6,9 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fedcore.contract import PluginOptions
-from fedcore.engines.base import Site
-from fedcore.errors import ConfigError
+from fedcore.base.errors import ConfigError
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.hooks.plugin import PluginOptions
 
 REFUSAL = (
     "the clients of a Flower federation are organisations that join it. Start it with fedcore federate server, and "
@@ -35,5 +35,5 @@ class FlowerEngine:
     simulates = False
     """Its clients are elsewhere: checks of plugins leave it out."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         raise ConfigError(REFUSAL)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedcore.files import parse_json, write_json
-from fedcore.state import ClientStore
+from fedcore.storage.client_store import ClientStore
+from fedcore.storage.files import parse_json, write_json
 
 Named = list[tuple[int, int | None]]
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.config import RunConfig
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, DataError
+from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Dataset, Partition, ResidentSamples, Samples, TensorSamples, load_dataset, make_partition
 from fedcore.data.assemble import assemble
 from fedcore.data.files import read_npz
-from fedcore.engines.base import Site
-from fedcore.errors import ConfigError, DataError
 from fedcore_flower.agreement import Setup, check_data, class_order
 
 
@@ -68,7 +68,7 @@ class OwnData:
             "num_classes": self.dataset.num_classes,
         }
 
-    def site(self, config: RunConfig, setup: Setup, state: Path) -> Site:
+    def spec(self, config: RunConfig, setup: Setup, state: Path) -> WorkerSpec:
         """Return where this client's tasks of a run are worked on.
 
         :raises ConfigError: the data is not what the run is about.
@@ -86,7 +86,7 @@ class OwnData:
         test: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()
         info = Partition.declared([1], [0], self.dataset.name).info
-        return Site(config, dataset, Partition(train, test, info), state)  # type: ignore[arg-type]
+        return WorkerSpec(config, dataset, Partition(train, test, info), state)  # type: ignore[arg-type]
 
 
 def _npz(path: Path) -> Dataset:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from fedcore.subprocesses import command, environment
+from fedcore.base.subprocesses import command, environment
 
 PRIVATE = 0o700
 FLOWER = "1.41"
@@ -111,7 +111,7 @@ def require_flower() -> None:
     """
     from importlib.metadata import PackageNotFoundError, version
 
-    from fedcore.errors import ConfigError
+    from fedcore.base.errors import ConfigError
 
     try:
         found = version("flwr")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from fedcore._version import __version__
-from fedcore.client import Shared
-from fedcore.engines.base import ClientFailure, ClientTask, FailureKind, Outcome
-from fedcore.errors import FedcoreError
-from fedcore.runtime import ClientRuntime
-from fedcore.types import Tensors
+from fedcore.base.errors import FedcoreError
+from fedcore.base.types import Tensors
+from fedcore.base.version import __version__
+from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
+from fedcore.client.runtime import ClientRuntime
+from fedcore.client.session import Shared
 from fedcore_flower import wire
 from fedcore_flower.agreement import RUN_ID, Setup, own_config, read_setup, run_folder
 from fedcore_flower.history import History
@@ -89,8 +89,8 @@ class Resident:
         setup = read_setup(header)
         self._run = None  # its memory is free for the next one's
         config = own_config(setup, allowed=self._allowed, device=self._device, dataset=self._own.dataset.name)
-        site = self._own.site(config, setup, run_folder(self._state, setup.run))
-        self._run = _Run(setup, ClientRuntime(site))
+        spec = self._own.spec(config, setup, run_folder(self._state, setup.run))
+        self._run = _Run(setup, ClientRuntime(spec))
         methods = ", ".join(config.plugins) or "fedavg"
         self._tell(f"joined run {setup.run[:8]} as {setup.name!r}, client {setup.client} of {setup.clients}: {methods}")
         return self._run

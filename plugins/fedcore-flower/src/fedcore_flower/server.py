@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcore import experiment
-from fedcore.config import RunConfig
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Dataset, Partition
-from fedcore.engines.base import Site
-from fedcore.errors import ConfigError, FedcoreError
-from fedcore.prepare import resolve_config
-from fedcore.round import Notify
-from fedcore.rundir import RunDirectory
-from fedcore.trust import check_code, code_in
+from fedcore.runs import experiment
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.resolve import resolve_config
+from fedcore.runs.trust import check_code, code_in
+from fedcore.server.round import Notify
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Errand, Trouble
@@ -85,7 +85,7 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
                 roll.write(Path(details["directory"]))
             notify(event, details)
 
-        def make(site: Site) -> FederationEngine:
+        def make(spec: WorkerSpec) -> FederationEngine:
             return FederationEngine(courier, names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
         return experiment.run(config, notify=noting, engine=make, partition=partition)
@@ -122,7 +122,7 @@ def resume(
                 )
         _join(courier, roll.names, {client: setups[client] for client in present})
 
-        def make(site: Site) -> FederationEngine:
+        def make(spec: WorkerSpec) -> FederationEngine:
             return FederationEngine(courier, roll.names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
         return experiment.resume(directory.path, notify=notify, allow_outside=allow_outside, engine=make)

@@ -1,8 +1,8 @@
 """What travels between the server and a client's resident process: named blobs, the first one the request itself.
 
-A blob is tensors and JSON (``fedcore.serial``). ``head`` is the request or the answer. Beside it may go what the other
-side has not yet: ``setup`` (the run), ``shared`` (the global model of a round). What carries them, Flower's messages
-or a socket, looks into none.
+A blob is tensors and JSON (``fedcore.storage.serial``). ``head`` is the request or the answer. Beside it may go what
+the other side has not yet: ``setup`` (the run), ``shared`` (the global model of a round). What carries them, Flower's
+messages or a socket, looks into none.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, cast, get_args
 
 from torch import Tensor
 
-from fedcore.engines.base import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
+from fedcore.base.errors import FedcoreError
+from fedcore.base.types import Tensors
+from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
 from fedcore.engines.channel import pack_outcome, pack_task, unpack_task
-from fedcore.errors import FedcoreError
-from fedcore.serial import dumps, loads
-from fedcore.types import Tensors
+from fedcore.storage.serial import dumps, loads
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
 PROTOCOL = 1

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from fedcore.base.errors import DataError
 from fedcore.data.rows import check_labels
 from fedcore.data.samples import JSON
 from fedcore.data.sequences import check_offsets, gather_runs
-from fedcore.errors import DataError
 
 
 class GraphSamples:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedcore.engines.base import ClientFailure, ClientTask, FailureKind, Outcome, Site
+from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
+from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
 from fedcore.engines.channel import pack_task
 from fedcore.engines.dispatch import Dispatcher
-from fedcore.engines.site import pack_site
-from fedcore.errors import ConfigError, FedcoreError
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
 
@@ -34,21 +34,21 @@ class RayEngine:
 
     Options = RayOptions
 
-    def __init__(self, site: Site) -> None:
-        self.options = RayOptions.model_validate(site.config.engine_options)
-        gpus = _gpus(site, self.options)
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.options = RayOptions.model_validate(spec.config.engine_options)
+        gpus = _gpus(spec, self.options)
         from fedcore_ray.cluster import Cluster  # here: the options alone need no ray
 
         self._shared: dict[str, Any] = {}
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._cluster = Cluster(self.options, gpus)
         try:
-            self.workers = self._cluster.worker_count(site.config.workers, site.config.clients)
+            self.workers = self._cluster.worker_count(spec.config.workers, spec.config.clients)
             if not self._cluster.own:
                 from fedcore_ray.nodes import check_nodes
 
-                check_nodes(self._cluster, site.state_dir)
-            self._site = self._cluster.put(pack(*pack_site(_from_anywhere(site))))
+                check_nodes(self._cluster, spec.state_dir)
+            self._site = self._cluster.put(pack(*pack_worker_spec(_from_anywhere(spec))))
             self._none_since = time.monotonic()  # when the last ready worker was lost
             for _ in range(self.workers):
                 self._dispatcher.workers.append(_Worker(self._cluster, self._site, self._shared))
@@ -153,12 +153,12 @@ class _Worker:
     :ivar attempt: how many before it in its place were lost in a row, none of them ever ready.
     """
 
-    def __init__(self, cluster: Cluster, site: Any, shared: Mapping[str, Any], attempt: int = 0) -> None:
+    def __init__(self, cluster: Cluster, spec: Any, shared: Mapping[str, Any], attempt: int = 0) -> None:
         self._cluster, self._shared, self.attempt = cluster, shared, attempt
         self.task: ClientTask | None = None
         self.ready, self.since = False, time.monotonic()
         self._actor = cluster.start_worker()
-        self.answer: Any = self._actor.set_up.remote(site)
+        self.answer: Any = self._actor.set_up.remote(spec)
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
@@ -169,29 +169,29 @@ class _Worker:
         self._cluster.end_worker(self._actor)
 
 
-def _from_anywhere(site: Site) -> Site:
+def _from_anywhere(spec: WorkerSpec) -> WorkerSpec:
     """Return a site that means the same in a process that starts in another folder."""
-    if site.config.data_dir is None:
-        return site
-    return replace(site, config=site.config.model_copy(update={"data_dir": site.config.data_dir.absolute()}))
+    if spec.config.data_dir is None:
+        return spec
+    return replace(spec, config=spec.config.model_copy(update={"data_dir": spec.config.data_dir.absolute()}))
 
 
-def _gpus(site: Site, options: RayOptions) -> float:
+def _gpus(spec: WorkerSpec, options: RayOptions) -> float:
     """Return the GPUs that each worker takes.
 
     :raises ConfigError: the run's device and its workers contradict each other.
     """
-    if site.config.workers == 0:
+    if spec.config.workers == 0:
         raise ConfigError(
             "--workers 0 is this process, but --engine ray runs the clients on Ray's workers: write 1 or more"
         )
-    on_gpu = torch.device(site.config.device).type == "cuda"
+    on_gpu = torch.device(spec.config.device).type == "cuda"
     gpus = float(on_gpu) if options.gpus_per_worker is None else options.gpus_per_worker
     if on_gpu and not gpus:
         raise ConfigError("ray.gpus_per_worker is 0, but the run's device is cuda: give each worker a part of a GPU")
     if gpus and not on_gpu:
         raise ConfigError(
-            f"ray.gpus_per_worker is {gpus:g}, but the run's device is {site.config.device}: leave it out, or write "
+            f"ray.gpus_per_worker is {gpus:g}, but the run's device is {spec.config.device}: leave it out, or write "
             "--device cuda"
         )
     return gpus

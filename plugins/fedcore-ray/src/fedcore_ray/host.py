@@ -7,12 +7,11 @@ from dataclasses import replace
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcore.client import Shared
-from fedcore.engines.base import Site
+from fedcore.base.errors import FedcoreError
+from fedcore.client.runtime import ClientRuntime
+from fedcore.client.session import Shared
+from fedcore.client.worker_spec import WorkerSpec, unpack_worker_spec
 from fedcore.engines.channel import pack_error, pack_outcome, unpack_task
-from fedcore.engines.site import unpack_site
-from fedcore.errors import FedcoreError
-from fedcore.runtime import ClientRuntime
 from fedcore_ray.payload import Bytes, pack, view
 
 
@@ -24,12 +23,12 @@ class Host:
         self._key: str | None = None
         self._shared: Shared | None = None
 
-    def set_up(self, site: Bytes) -> Bytes:
+    def set_up(self, spec: Bytes) -> Bytes:
         """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why."""
         torch.set_num_threads(1)
         self._limits = threadpool_limits(1)
         try:
-            self._runtime = ClientRuntime(_on_own_gpu(unpack_site(*view(site))))
+            self._runtime = ClientRuntime(_on_own_gpu(unpack_worker_spec(*view(spec))))
         except FedcoreError as error:
             return pack({}, ["broken", pack_error(error)])
         return pack({}, ["ready", None])
@@ -49,8 +48,8 @@ class Host:
         return pack(tensors, [kind, meta])
 
 
-def _on_own_gpu(site: Site) -> Site:
+def _on_own_gpu(spec: WorkerSpec) -> WorkerSpec:
     """Return a site for the GPU that Ray gave this worker, which is the only one that it sees."""
-    if torch.device(site.config.device).type != "cuda":
-        return site
-    return replace(site, config=site.config.model_copy(update={"device": "cuda"}))
+    if torch.device(spec.config.device).type != "cuda":
+        return spec
+    return replace(spec, config=spec.config.model_copy(update={"device": "cuda"}))

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from fedcore import registry
-from fedcore.errors import ConfigError
-from fedcore.files import storing
-from fedcore.rundir import installed_versions
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError
+from fedcore.runs.directory import installed_versions
+from fedcore.storage.files import storing
 from fedcore_ray.cluster import Cluster
 
 SERVER_SIDE = ("tracker", "command")

@@ -1,7 +1,7 @@
 """Tensors and JSON as one array of bytes: what Ray's object store holds, read where it lies.
 
-The bytes are those of ``fedcore.serial``. Ray stores an array of bytes as it is, so that no object of ours is pickled,
-and maps it into every process of a node.
+The bytes are those of ``fedcore.storage.serial``. Ray stores an array of bytes as it is, so that no object of ours is
+pickled, and maps it into every process of a node.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.files import parse_json
-from fedcore.serial import dumps
+from fedcore.storage.files import parse_json
+from fedcore.storage.serial import dumps
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

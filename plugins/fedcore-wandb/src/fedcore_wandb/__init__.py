@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedcore.trackers import TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
-from fedcore.trackers.base import Status
+from fedcore.runs.trackers import TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
+from fedcore.runs.trackers.base import Status
 
 __all__ = ["Wandb", "WandbOptions"]
 

@@ -1,0 +1,242 @@
+"""RunConfig: everything that determines a run, each field bounded and described.
+
+The command line is generated from this class: a field's name is its flag, its description the help text.
+Imports no torch, so that ``fedcore --help`` is quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.safe_yaml import read_yaml
+from fedcore.base.system_options import SystemOptions, read_system
+
+_MANY = 1_000_000_000  # whatever is counted, more is a slip of the finger
+_MOST_PROBLEMS, _LONGEST = 20, 200
+
+Json = Any  # None, bool, int, float, str, list or dict of the same
+
+
+class RunConfig(BaseModel):
+    """One federated run. Flags override a config file, the file overrides these defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    plugins: dict[str, dict[str, Json]] = Field(
+        default_factory=dict,
+        description="Methods in the order in which their hooks are called, each with its options; none is FedAvg.",
+    )
+
+    dataset: str = Field("digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
+    data_dir: Path | None = Field(None, description="Folder that holds the data sets' files.")
+    augment: bool = Field(False, description="Augment training images as MOON's protocol does for the data set.")
+    model: str = Field("auto", description="Model: a name, or auto for the data set's usual one.")
+    projection: bool = Field(False, description="Put a 2-layer projection head (256 wide) on the encoder.")
+
+    partition: str = Field("dirichlet", description="How samples are dealt to clients: a name, or a partition.json.")
+    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration; smaller is more heterogeneous.")
+    classes_per_client: int = Field(
+        2, ge=1, le=_MANY, description="Classes (or shards) a client holds, where the partition asks."
+    )
+    clients: int = Field(10, ge=1, le=100_000_000, description="Number of registered clients.")
+    participation: float = Field(1.0, gt=0, le=1, description="Fraction of the clients sampled in each round.")
+    client_test_fraction: float = Field(
+        0.0, ge=0, lt=1, description="Part of each client's samples held out for its personal evaluation."
+    )
+    samples: int | None = Field(
+        None, ge=1, description="Deal at most so many training samples, drawn class by class by the seed; default all."
+    )
+
+    rounds: int = Field(15, ge=1, le=_MANY, description="Communication rounds T.")
+    local_epochs: int = Field(5, ge=1, le=_MANY, description="Local epochs E per round.")
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        le=_MANY,
+        description="Optimizer steps K that every client takes per round, whatever its size, in place of local epochs.",
+    )
+    batch_size: int = Field(
+        16, ge=1, le=_MANY, description="Samples per local mini-batch; the last short batch is trained too."
+    )
+    lr: float = Field(0.02, gt=0, description="Local learning rate of round 0.")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD; its buffer is new in each round.")
+    weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of local SGD, on every trainable parameter.")
+    clip_norm: float | None = Field(None, gt=0, description="Largest norm of a local gradient; off by default.")
+    buffers: Literal["global", "local"] = Field(
+        "global",
+        description="BatchNorm statistics and other buffers: averaged by samples, or kept on each client.",
+    )
+    system: SystemOptions | None = Field(
+        None,
+        description="Simulate clients that are away, lost, late or slow, such as --system dropout=0.1; off by default.",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="Every random stream of the run derives from it.")
+
+    engine: str = Field("local", description="What runs the clients: local, or an installed engine.")
+    engine_options: dict[str, Json] = Field(
+        default_factory=dict, description="Options of the engine, on the command line --set ENGINE.OPTION=VALUE."
+    )
+    workers: int | None = Field(
+        None, ge=0, le=1024, description="Worker processes, one thread each; 0 is this process, default one per core."
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        "float32", description="Arithmetic of forward and backward; weights and state stay float32."
+    )
+    memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
+        "auto", description="Layout of images and convolutions in memory; auto is a fixed rule per device and model."
+    )
+    autotune: bool = Field(
+        False, description="Measure at the start which memory format is faster here, and record the choice."
+    )
+    capture: bool = Field(True, description="On CUDA, record training steps as graphs and replay them.")
+
+    eval_every: int = Field(1, ge=1, description="Rounds between evaluations; the last round is always evaluated.")
+    silhouette_every: int = Field(
+        0, ge=0, description="Rounds between silhouettes of the features; 0: at the end only."
+    )
+    checkpoint_every: int = Field(1, ge=1, description="Rounds between checkpoints.")
+    min_clients: int = Field(
+        1,
+        ge=0,
+        description="A round with fewer accepted updates stops the run; with 0, a round without any changes nothing.",
+    )
+    max_waiting: int | None = Field(
+        None, ge=1, description="Most updates that wait for an earlier one before dispatch pauses."
+    )
+    max_payload: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 20,
+        description="Largest upload of one plugin and client, in MiB; default 16 times the model, at least 64.",
+    )
+    client_timeout: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="Seconds until a client that does not answer is given up and its worker replaced; off by default.",
+    )
+    out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
+    trackers: dict[str, dict[str, Json]] = Field(
+        default_factory=dict, description="Where the run is shown while it is under way, each with its options."
+    )
+
+    @field_validator("plugins", "trackers", mode="before")
+    @classmethod
+    def _normalise_choices(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept ``[moon, {uscc: {epochs: 5}}]`` beside ``{moon: {}, uscc: {epochs: 5}}``."""
+        if isinstance(value, str):
+            value = [value]
+        if isinstance(value, (list, tuple)):
+            pairs: list[tuple[str, Any]] = []
+            for item in value:
+                pairs += item.items() if isinstance(item, dict) else [(item, {})]
+            names = [name for name, _ in pairs]
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("write names, such as [moon, uscc], or a mapping of names to options")
+            for name in names:
+                if names.count(name) > 1:
+                    kind = str(info.field_name).removesuffix("s")
+                    raise ValueError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
+            value = dict(pairs)
+        if isinstance(value, dict):
+            value = {name: {} if options is None else options for name, options in value.items()}
+        return value
+
+    @field_validator("dataset", "data_dir", "model", "partition", "engine", "device", "out")
+    @classmethod
+    def _no_null_byte(cls, value: Any) -> Any:
+        if "\0" in str(value):
+            raise ValueError("no name or path holds a null byte")
+        return value
+
+    @field_validator("system", mode="before")
+    @classmethod
+    def _read_system(cls, value: Any) -> Any:
+        """Accept ``[dropout=0.1, slow=0.3]`` beside ``{dropout: 0.1, slow: 0.3}``."""
+        return read_system(value)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> RunConfig:
+        for name in self.trackers:
+            if name in self.plugins:
+                raise ValueError(f"{name!r} is both a plugin and a tracker of this run; leave one of them out")
+        unit, work = self.local_work
+        if self.system is not None and self.system.stragglers and work < 2:
+            raise ValueError(
+                f"system option stragglers needs --local-{unit} 2 or more: there is no fewer than one {unit[:-1]}"
+            )
+        if self.min_clients > self.cohort_size:
+            raise ValueError(
+                f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
+                f"{self.clients} clients (participation {self.participation}); lower min_clients or raise participation"
+            )
+        return self
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients sampled per round: participation * clients, rounded, at least one."""
+        return max(1, round(self.participation * self.clients))
+
+    @property
+    def local_work(self) -> tuple[Literal["epochs", "steps"], int]:
+        """What a client does in a round: the unit, and how many."""
+        return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
+
+    @classmethod
+    def create(cls, values: dict[str, Any], *, source: str = "") -> RunConfig:
+        """Validate a mapping and turn every problem into one message for people.
+
+        :raises ConfigError: what was wrong, with the field's name, its value and its bound.
+        """
+        unknown = set(values) - set(cls.model_fields)
+        if unknown:
+            raise UnknownNameError("option", sorted(unknown)[0], cls.model_fields, f"(in {source})" if source else "")
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(describe(error, f"{source}: " if source else "")) from None
+
+
+def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) -> str:
+    """Render a pydantic error as one line per problem: option, problem, the value given."""
+    lines = []
+    for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
+        path = [str(part) for part in problem["loc"]]
+        name = "--" + path[0].replace("_", "-") if flags and path else ".".join(path)
+        if flags and path[:1] == ["system"]:
+            name = " ".join([name, *path[1:]])
+        message = problem["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:]
+        given = (
+            ""
+            if problem["type"] == "value_error" or isinstance(problem["input"], dict)
+            else f" (given: {_short(problem['input'])})"
+        )
+        lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def parse_setting(text: str) -> tuple[str, str, Json]:
+    """Split ``plugin.option=value``; the value is read as YAML, so numbers, lists and null work.
+
+    :raises ConfigError: the text has another form.
+    """
+    target, equals, value = text.partition("=")
+    plugin, dot, option = target.rpartition(".")
+    if not (equals and dot and plugin and option):
+        raise ConfigError(f"--set {text!r}: write plugin.option=value, for example --set fedcd.xi=0.5")
+    try:
+        return plugin, option, read_yaml(value)
+    except ValueError as error:
+        raise ConfigError(f"--set {text!r}: the value is not readable as YAML ({error})") from None

@@ -1,0 +1,173 @@
+"""Names to objects: entry points first, ``module:package.attr`` for the user's own code.
+
+Looking a name up reads package metadata only; the object's module is imported when it is resolved.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
+
+_CODE = "module:"
+
+GROUPS = {
+    "plugin": "fedcore.hooks.plugins",
+    "dataset": "fedcore.datasets",
+    "model": "fedcore.models",
+    "partitioner": "fedcore.partitioners",
+    "engine": "fedcore.engines",
+    "tracker": "fedcore.runs.trackers",
+    "command": "fedcore.commands",
+    "figure": "fedcore.figures",
+}
+
+# Where a known plugin comes from when it is not installed here.
+PACKAGES = {
+    "fedprox": "fedcore-fedprox",
+    "moon": "fedcore-moon",
+    "fedcd": "fedcore-fedcd",
+    "fedproc": "fedcore-fedproc",
+    "fedeccr": "fedcore-fedeccr",
+    "uscc": "fedcore-fedeccr",
+    "fdcl": "fedcore-fdcl",
+    "fedcme": "fedcore-fedcme",
+    "scaffold": "fedcore-scaffold",
+    "feddyn": "fedcore-feddyn",
+    "feddc": "fedcore-feddc",
+    "fedrs": "fedcore-fedrs",
+    "ditto": "fedcore-ditto",
+    "fedper": "fedcore-fedper",
+    "fedcp": "fedcore-fedcp",
+    "solo": "fedcore-solo",
+    "ccvr": "fedcore-ccvr",
+    "fednova": "fedcore-fednova",
+    "fedavgm": "fedcore-fedavgm",
+    "median": "fedcore-robust",
+    "trimmed-mean": "fedcore-robust",
+    "krum": "fedcore-robust",
+    "norm-clip": "fedcore-robust",
+    "dp": "fedcore-dp",
+    "local-dp": "fedcore-dp",
+}
+
+ENGINES = {"ray": "fedcore-ray", "flower": "fedcore-flower"}
+COMMANDS = {
+    "federate": "fedcore-flower",
+    **dict.fromkeys(("sweep", "compare", "reproduce", "results", "report", "bench"), "fedcore-study"),
+}
+
+# Likewise data sets, models and trackers, whose names are theirs alone.
+PARTS = {
+    ("tracker", "mlflow"): "fedcore-mlflow",
+    ("tracker", "wandb"): "fedcore-wandb",
+    ("dataset", "mutag"): "fedcore-graph",
+    ("dataset", "proteins"): "fedcore-graph",
+    ("dataset", "imdb-binary"): "fedcore-graph",
+    ("model", "gin"): "fedcore-graph",
+    ("figure", "partition"): "fedcore-study",
+}
+
+
+def available(kind: str) -> dict[str, EntryPoint]:
+    """Return the installed entry points of a kind by name, fedcore's own first; imports nothing.
+
+    :raises ConfigError: two distributions provide the same name.
+    """
+    return dict(_scan(kind, tuple(sys.path)))
+
+
+@functools.cache
+def _scan(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Read the metadata on a search path once: it takes longer than a round of a small run."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUPS[kind]):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ConfigError(
+                f"{kind} {point.name!r} is provided twice: by {_origin(other)} and by {_origin(point)}. "
+                "Uninstall one of the two packages."
+            )
+    return dict(sorted(found.items(), key=lambda item: (_origin(item[1]) != "fedcore", item[0])))
+
+
+def resolve(kind: str, name: str) -> Any:
+    """Return the object behind a name.
+
+    :raises UnknownNameError: nobody provides the name; says the nearest one and, where known, its package.
+    :raises PluginContractError: the module behind the name cannot be imported; says which package it misses.
+    """
+    if is_code(name):
+        return _import_attribute(kind, name)
+    points = available(kind)
+    if name not in points:
+        package = package_of(kind, name)
+        hint = f"{name!r} is in the package {package}: pip install {package}" if package else ""
+        raise UnknownNameError(kind, name, points, hint)
+    try:
+        return points[name].load()
+    except Exception as error:  # whatever a stranger's module does while it is imported
+        raise PluginContractError(
+            f"{kind} {name!r} of {_origin(points[name])} cannot be imported from {points[name].value!r}: "
+            f"{type(error).__name__}: {error}{_missing(error, points[name])}",
+            plugin=name,
+        ) from error
+
+
+def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what the function behind a name gives.
+
+    :raises PluginContractError: it is none, or raised something that is not meant for people.
+    """
+    try:
+        return function(*arguments, **options)
+    except FedcoreError:
+        raise
+    except Exception as error:  # whatever stands behind a stranger's name
+        raise PluginContractError(f"{kind} {name!r} raised {type(error).__name__}: {error}", plugin=name) from error
+
+
+def _missing(error: Exception, point: EntryPoint) -> str:
+    """Return what to install where an import failed for want of another package."""
+    missing = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or missing in ("", point.module.partition(".")[0]):
+        return ""
+    return f". It needs the package {missing}: pip install {missing}"
+
+
+def package_of(kind: str, name: str) -> str | None:
+    """Return the package that a known name comes from; None for fedcore's own names and unknown ones."""
+    known = {"plugin": PACKAGES, "engine": ENGINES, "command": COMMANDS}.get(kind)
+    return PARTS.get((kind, name)) if known is None else known.get(name)
+
+
+def summary(point: EntryPoint) -> str:
+    """Return the one-line summary of the distribution behind an entry point."""
+    # Not metadata["Summary"]: the importlib_metadata package, where something imported it, raises for a missing key.
+    return next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
+
+
+def is_code(name: str) -> bool:
+    """Whether a name stands for code that is imported by its path, ``module:package.attribute``."""
+    return name.startswith(_CODE)
+
+
+def _origin(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "an unknown distribution"
+
+
+def _import_attribute(kind: str, name: str) -> Any:
+    path = name.removeprefix(_CODE)
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the user's module does while it is imported
+        raise ConfigError(
+            f"{kind} {name!r}: cannot import {attribute!r} from module {module!r} "
+            f"({type(error).__name__}: {error}). "
+            "Write module:package.module.attribute, and make sure the package is installed or on PYTHONPATH."
+        ) from error

@@ -1,0 +1,88 @@
+"""The options of a run's simulated faults (``--system``). Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.safe_yaml import read_yaml
+
+
+class SystemOptions(BaseModel):
+    """What clients and their connections do to a run, on four axes; the defaults are ideal ones.
+
+    Availability (``availability``, ``day``), connectivity (``no_show``, ``dropout``), completeness (``stragglers``,
+    ``partial``) and responsiveness (``slow``, ``slow_factor``, ``step_seconds``, ``latency``, ``deadline``).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    availability: float = Field(1.0, gt=0, le=1, description="Chance that a client can be selected in a round.")
+    day: int | None = Field(
+        None,
+        ge=2,
+        le=1 << 20,
+        description="Rounds in a day: each client is available at its own hours, the same every day; "
+        "by default it is drawn anew in every round.",
+    )
+    no_show: float = Field(0.0, ge=0, le=1, description="Chance that a selected client cannot be reached.")
+    dropout: float = Field(0.0, ge=0, le=1, description="Chance that a client is lost during its local training.")
+    stragglers: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Chance that a client completes fewer local epochs, 1 to E - 1, or steps, 1 to K - 1, in the same "
+        "time.",
+    )
+    partial: Literal["aggregate", "drop"] = Field(
+        "aggregate", description="What becomes of the work of clients that completed some of their epochs only."
+    )
+    slow: float = Field(0.0, ge=0, le=1, description="Fraction of the clients that are slow, all run long.")
+    slow_factor: float = Field(4.0, ge=1, le=1e6, description="How many times as long a slow client takes.")
+    step_seconds: float = Field(1.0, gt=0, le=1e6, description="Virtual seconds per mini-batch of the other clients.")
+    latency: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="Mean virtual seconds that a client and round spend on the way, drawn from an exponential "
+        "distribution.",
+    )
+    deadline: float | None = Field(
+        None, gt=0, le=1e9, description="Virtual seconds after which the server takes no more updates of a round."
+    )
+
+
+def read_system(value: Any) -> Any:
+    """Return ``["dropout=0.1", "slow=0.3"]`` as a mapping, its values read as YAML; a mapping as it is.
+
+    :raises ConfigError: a text has another form, or names an option twice.
+    :raises UnknownNameError: there is no such option.
+    """
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        value = _mapping(value)
+    if isinstance(value, dict):
+        for name in value:
+            if name not in SystemOptions.model_fields:
+                raise UnknownNameError("system option", str(name), SystemOptions.model_fields)
+    return value
+
+
+def _mapping(texts: Sequence[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = str(text).partition("=")
+        name = name.strip().replace("-", "_")
+        if not (isinstance(text, str) and equals and name and value.strip()):
+            raise ConfigError(f"--system {text}: write OPTION=VALUE, for example --system dropout=0.1")
+        if name in found:
+            raise ConfigError(f"--system {text}: {name} is given twice; give it once")
+        try:
+            found[name] = read_yaml(value)
+        except ValueError as error:
+            raise ConfigError(f"--system {text}: the value is not readable as YAML ({error})") from None
+    return found

@@ -1,0 +1,67 @@
+"""Helpers on mappings from names to tensors: copies, sizes, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedcore.base.types import Tensors
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the first name whose tensor holds nan or inf, or None."""
+    for name, tensor in tensors.items():
+        if (tensor.is_floating_point() or tensor.is_complex()) and not _is_finite(tensor):
+            return name
+    return None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if tensor.dtype in (torch.float32, torch.float64):
+        # A product with itself is one pass without temporaries; where it overflows, or is not finite, look closer.
+        flat = tensor.flatten()
+        if bool(torch.isfinite(torch.dot(flat, flat))):
+            return True
+    return bool(torch.isfinite(tensor).all())
+
+
+def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:
+    """Refuse what a client sent for a plugin if it is not exactly these tensors; a wrong shape could be broadcast.
+
+    :param expected: name -> shape and dtype; None for any real floating one.
+    :raises ValueError: which tensor, what it is and what was expected. Raised in ``accumulate``, or in the ``check`` of
+        ``server.ask``, it leaves the client out by name.
+
+    >>> check_tensors({"known": torch.tensor(True)}, {"known": ((3,), torch.bool)})
+    Traceback (most recent call last):
+    ValueError: 'known' is () torch.bool, expected (3,) torch.bool
+    """
+    for name in sorted({*sent, *expected}):
+        if name not in sent or name not in expected:
+            raise ValueError(f"{name!r} is {'missing' if name in expected else 'not expected'}")
+        tensor, (shape, dtype) = sent[name], expected[name]
+        fits = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
+        if tensor.shape != torch.Size(shape) or not fits:
+            raise ValueError(
+                f"{name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype or 'floating'}"
+            )
+
+
+def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], trainable: Iterable[str]) -> None:
+    """Refuse what is not one tensor for some of a model's trainable ones each; what a round freezes is not sent.
+
+    :raises ValueError: as :func:`check_tensors`.
+    """
+    check_tensors(sent, {name: (model[name].shape, model[name].dtype) for name in trainable if name in sent})
+
+
+def clone(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return copies that own their memory."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """Return the number of bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,0 +1,260 @@
+"""Training steps on CUDA as captured graphs: recorded once, replayed in one launch.
+
+A step that is replayed runs no Python, so a graph is good only where the hooks would have done the same. What they
+look at tells: :class:`fedcore.client.step.BatchStep` notes whether they asked for the round, the epoch, the client or
+the batch. A graph is kept as far as that goes: all run long, for the round, or for one client's session; a step that
+looked at the batch is never captured, nor is one that rebinds tensors of the client's ``scratch`` or ``state`` (an update in
+place is fine). The first step of a kind runs as it stands, which also warms the libraries up; the second is captured.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedcore.base.errors import PluginCallError
+from fedcore.data.client import Picked
+
+if TYPE_CHECKING:
+    from fedcore.client.session import LocalSession
+    from fedcore.client.step import Batch
+    from fedcore.hooks.plugins import PluginSet
+
+    TrainBatch = Callable[[LocalSession, PluginSet, int, int, Picked], Batch]
+
+
+class Kind(NamedTuple):
+    """What is compiled into a graph beside what hooks looked at."""
+
+    batch_size: int
+    lr: float
+    excluded: frozenset[str]
+
+
+class Key(NamedTuple):
+    """A kind of step where hooks looked at what they looked at; None where they did not."""
+
+    kind: Kind
+    depends_on: frozenset[str]
+    round: int | None
+    epoch: int | None
+
+
+@dataclass
+class Captured:
+    """A recorded step, the tensors that it reads its batch from, and the losses that it adds to."""
+
+    launch: Callable[[], None]
+    batch: Picked
+    losses: tuple[str, ...]
+
+    def take(self, picked: Picked) -> None:
+        """Take the step on another batch of the same size."""
+        self.batch.copy_(picked)
+        self.launch()
+
+
+SEEN, REFUSED = "seen", "refused"
+
+
+class CaptureWarning(UserWarning):
+    """A training step could not be captured and runs as it stands: slower, with the same result."""
+
+
+class Recorder(Protocol):
+    """Records what a function does on a device, to do it again in one launch."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Run a block where recording is possible."""
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Call a function, keep what it asks of the device instead of doing it, and return what does it.
+
+        :raises RuntimeError: the function asked for what cannot be recorded.
+        """
+
+
+class CudaRecorder:
+    """Records CUDA graphs, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Take a fresh pool of memory; also brings torch's generator back after a capture that broke off."""
+        self._pool = torch.cuda.graph_pool_handle()
+        # torch gives a pool up with its last graph, and one that was given up cannot be captured into again.
+        self._anchor = torch.cuda.CUDAGraph()
+        with self.running():
+            self._anchor.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            torch.zeros(1, device=self._device)
+            self._anchor.capture_end()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run a block on the stream that is recorded, after what was asked of the current one."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Capture a graph; returns its launch."""
+        graph = torch.cuda.CUDAGraph()
+        with _no_collection():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                function()
+            except BaseException:
+                with suppress(RuntimeError):  # that the capture is invalid, which is known
+                    graph.capture_end()
+                self._begin()
+                raise
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                self._begin()
+                raise
+        return graph.replay
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from destroying an old graph, which would break a capture off."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class StepGraphs:
+    """The captured steps of one client runtime, and the tensors at fixed addresses that they work on."""
+
+    def __init__(self, recorder: Recorder, train_batch: TrainBatch) -> None:
+        self.recorder = recorder
+        self._train_batch = train_batch
+        self.losses: dict[str, Tensor] = {}
+        self._fixed: dict[str, Tensor] = {}
+        self._steps: dict[Key, Captured | str] = {}
+        self._looks: dict[Kind, list[frozenset[str]]] = {}
+        self._refused: set[Kind] = set()
+
+    def fixed(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor of this value whose memory is the same at every call of this name."""
+        held = self._fixed.get(name)
+        if held is None or held.shape != value.shape:
+            held = self._fixed[name] = torch.empty_like(value)
+        held.copy_(value)
+        return held
+
+    def begin_round(self, round: int) -> None:
+        """Drop what only held for an earlier round."""
+        self._steps = {key: step for key, step in self._steps.items() if key.round in (None, round)}
+
+    def take_step(self, session: LocalSession, plugins: PluginSet, epoch: int, number: int, picked: Picked) -> None:
+        """Take one optimizer step: replay it where it was captured, capture it where it comes again."""
+        kind = Kind(len(picked.positions), session.lr, frozenset(session.excluded))
+        if kind in self._refused:
+            self._train_batch(session, plugins, epoch, number, picked)
+            return
+        key, step = self._find(session, kind, epoch)
+        if isinstance(step, Captured):
+            step.take(picked)
+            session.losses.count(step.losses)
+        elif key is not None and step == SEEN:
+            self._store(session, key, self._capture(session, plugins, epoch, number, picked, kind))
+        else:
+            before = held(session)
+            batch = self._train_batch(session, plugins, epoch, number, picked)
+            if step is None:
+                looked = frozenset(batch.depends_on | ({"client"} if session.own_tensors else set()))
+                fixed = "batch" not in looked
+                if not fixed or same(before, held(session)):
+                    self._store(session, self._key(session, kind, looked, epoch), SEEN if fixed else REFUSED)
+
+    def _find(self, session: LocalSession, kind: Kind, epoch: int) -> tuple[Key | None, Captured | str | None]:
+        for looked in self._looks.get(kind, ()):
+            key = self._key(session, kind, looked, epoch)
+            step = (session.graphs if "client" in looked else self._steps).get(key)
+            if step is not None:
+                return key, step
+        return None, None
+
+    def _key(self, session: LocalSession, kind: Kind, looked: frozenset[str], epoch: int) -> Key:
+        return Key(kind, looked, session.round if "round" in looked else None, epoch if "epoch" in looked else None)
+
+    def _store(self, session: LocalSession, key: Key, step: Captured | str) -> None:
+        (session.graphs if "client" in key.depends_on else self._steps)[key] = step
+        looks = self._looks.setdefault(key.kind, [])
+        if key.depends_on not in looks:
+            looks.append(key.depends_on)
+
+    def _capture(
+        self, session: LocalSession, plugins: PluginSet, epoch: int, number: int, picked: Picked, kind: Kind
+    ) -> Captured | str:
+        """Record a step and take it."""
+        own = picked.clone()
+        before, counts, names = held(session), session.losses.counts(), session.losses.names()
+        session.optimizer.zero_grad()
+
+        def train() -> None:
+            self._train_batch(session, plugins, epoch, number, own)
+
+        try:
+            launch = self.recorder.record(train)
+        except (RuntimeError, PluginCallError) as error:
+            session.losses.restore(counts)
+            session.optimizer.zero_grad()
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
+            self._refused.add(kind)
+            self._train_batch(session, plugins, epoch, number, picked)
+            return REFUSED
+        launch()
+        if not same(before, held(session)) or session.losses.names() != names:
+            session.scratch["fedcore"]["step"] = launch  # its memory holds what the hooks now refer to
+            return REFUSED
+        took = tuple(name for name, count in session.losses.counts().items() if count > counts.get(name, 0))
+        return Captured(launch, own, took)
+
+
+def held(session: LocalSession) -> dict[tuple[str, str], Any]:
+    """Return what the plugins keep for this client, by plugin and name."""
+    found: dict[tuple[str, str], Any] = {}
+    for plugin in session.scratch:
+        found.update({(plugin, f"scratch/{name}"): value for name, value in session.scratch[plugin].items()})
+        found.update({(plugin, f"state/{name}"): value for name, value in session.states.of(plugin).items()})
+    return {name: _marked(value, session.device) for name, value in found.items()}
+
+
+def _marked(value: Any, device: torch.device) -> Any:
+    """Return a value in a form that shows later whether it was changed in a way that no graph records."""
+    if isinstance(value, list):
+        return tuple(_marked(item, device) for item in value)
+    if isinstance(value, Tensor) and value.device.type != device.type:
+        return value, value._version
+    return value
+
+
+def same(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
+    """Say whether both hold the very same tensors, and equal values of other kinds."""
+    return before.keys() == after.keys() and all(_is_same(value, after[name]) for name, value in before.items())
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one is other or (not (isinstance(one, Tensor) or isinstance(other, Tensor)) and bool(one == other))

@@ -1,0 +1,173 @@
+"""The evaluation protocols, each under its own name.
+
+``global``: the global model on the server's test set. ``global_local``: the global model on each client's
+held-out part. ``personal``: each client's own model on its held-out part. ``personal_global``: each client's own
+model on the server's test set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcore.base.seeding import numpy_generator
+from fedcore.data import Samples
+from fedcore.models.placement import forward_chunk
+
+if TYPE_CHECKING:
+    from fedcore.client.session import LocalSession
+
+SILHOUETTE_SAMPLES = 2000
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Of the clients' accuracies: what is recorded of their distribution however many clients there are."""
+
+MAX_PER_CLIENT = 1000
+"""Most clients whose accuracies are recorded one by one, in every round that is evaluated."""
+
+
+def evaluate(
+    model: nn.Module,
+    samples: Samples,
+    num_classes: int,
+    device: torch.device,
+    *,
+    indices: Tensor | None = None,
+    threads: int = 1,
+) -> dict[str, Any]:
+    """Return counts of a model on samples: ``correct`` and ``total`` per class, and the summed cross-entropy.
+
+    Chunks are fixed and added in order, each computed by one thread, so that the number of threads does not
+    reach the result.
+    """
+    model.eval()
+    positions = torch.arange(len(samples)) if indices is None else indices
+    chunks = [chunk for chunk in positions.to(samples.labels.device).split(forward_chunk(device)) if len(chunk)]
+
+    def count(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if device.type == "cpu":
+            torch.set_num_threads(1)  # per thread, as OpenMP has it
+        with torch.inference_mode():
+            labels = samples.labels[chunk].to(device)
+            _, logits = model(samples.gather(chunk).to(device))
+            members = labels.unsqueeze(1) == classes  # (B, C)
+            hits = (logits.argmax(dim=1) == labels).unsqueeze(1)
+            loss = F.cross_entropy(logits.double(), labels, reduction="sum")
+            return (members & hits).sum(dim=0), members.sum(dim=0), loss
+
+    classes = torch.arange(num_classes, device=device)
+    if threads > 1 and len(chunks) > 1 and device.type == "cpu":
+        with ThreadPoolExecutor(threads) as pool:
+            counts = list(pool.map(count, chunks))
+    else:
+        counts = [count(chunk) for chunk in chunks]
+    zero = torch.zeros_like(classes)
+    return {
+        "correct": sum((c for c, _, _ in counts), zero).tolist(),
+        "total": sum((t for _, t, _ in counts), zero).tolist(),
+        "loss": float(sum((loss for _, _, loss in counts), zero.double().sum())),
+    }
+
+
+def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn counts into accuracy, mean loss and per-class accuracy (None for a class without samples)."""
+    total = sum(counts["total"])
+    return {
+        "accuracy": sum(counts["correct"]) / total,
+        **_loss(counts["loss"] / total),
+        "samples": total,
+        "per_class": [c / t if t else None for c, t in zip(counts["correct"], counts["total"], strict=True)],
+    }
+
+
+def _loss(value: float) -> dict[str, Any]:
+    """Return a mean loss; None and why where it is no number, which JSON has no word for."""
+    return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
+
+
+def evaluate_client(session: LocalSession, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluate one client under the protocols that a task names; returns counts by protocol."""
+    runtime, protocols = session.runtime, set(meta["protocols"])
+    classes, found = runtime.dataset.num_classes, {}
+    held_out = runtime.partition.test[session.id]
+
+    def on_held_out(model: nn.Module) -> dict[str, Any]:
+        return evaluate(model, runtime.dataset.train, classes, runtime.device, indices=held_out)
+
+    session.load(session.start)
+    if "global_local" in protocols and len(held_out):
+        found["global_local"] = on_held_out(runtime.model)
+    own: nn.Module | None = None
+    if meta["took_part"]:
+        own = runtime.setup.plugins.first("personal_model", client=session.context(""))
+    own = own or runtime.model
+    if "personal" in protocols and len(held_out):
+        found["personal"] = on_held_out(own)
+    if "personal_global" in protocols:
+        found["personal_global"] = evaluate(own, runtime.dataset.test, classes, runtime.device)
+    return found
+
+
+def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Iterable[int]) -> dict[str, Any]:
+    """Join the clients' counts into the figures of each protocol.
+
+    :param results: client -> counts by protocol.
+    :param untrained: clients that never took part and were evaluated with the global model.
+    """
+    untrained, summary = set(untrained), {}
+    for protocol in ("global_local", "personal", "personal_global"):
+        counts = {client: found[protocol] for client, found in sorted(results.items()) if protocol in found}
+        if not counts:
+            continue
+        totals = np.array([sum(c["total"]) for c in counts.values()], dtype=np.float64)
+        accuracies = np.array([sum(c["correct"]) for c in counts.values()], dtype=np.float64) / totals
+        losses = np.array([c["loss"] for c in counts.values()], dtype=np.float64)
+        weights = np.ones_like(totals) if protocol == "personal_global" else totals
+        worst = np.sort(accuracies)[: max(1, round(0.1 * len(accuracies)))]
+        row: dict[str, Any] = {
+            "accuracy": float((weights * accuracies).sum() / weights.sum()),
+            **_loss(float(losses.sum() / totals.sum())),
+            "std": float(accuracies.std()),
+            "worst10": float(worst.mean()),
+            "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
+            "clients": len(accuracies),
+            "untrained": sum(client in untrained for client in counts) if protocol != "global_local" else 0,
+        }
+        if len(counts) <= MAX_PER_CLIENT:
+            each = zip(counts, accuracies.tolist(), strict=True)
+            row["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}
+        summary[protocol] = row
+    return summary
+
+
+def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.device) -> tuple[float | None, str | None]:
+    """Return the silhouette of the encoder's features on at most 2,000 fixed test samples.
+
+    Where it is not defined it is None, and second comes why: fewer than two classes among the samples, or features
+    that are not finite.
+    """
+    from sklearn.metrics import silhouette_score
+
+    count = min(SILHOUETTE_SAMPLES, len(samples))
+    chosen = np.sort(numpy_generator(seed, "silhouette").choice(len(samples), size=count, replace=False))
+    positions = torch.from_numpy(chosen)
+    model.eval()
+    parts = positions.split(forward_chunk(device))
+    with torch.inference_mode():
+        features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in parts])
+    labels = samples.labels.cpu()[positions].numpy()
+    if not 1 < len(set(labels.tolist())) < len(labels):
+        return None, "the test samples are of one class, or each of its own"
+    wide = features.double()
+    # Distances add squares: features so large that these overflow have no silhouette either.
+    if not torch.isfinite(wide.square().sum(dim=1)).all():
+        return None, "the features are not finite: the model has diverged"
+    value = float(silhouette_score(wide.numpy(), labels))
+    return (value, None) if math.isfinite(value) else (None, "it is not finite")

@@ -1,0 +1,134 @@
+"""Local training: THE ONLY loop over epochs and batches.
+
+Every method trains through :func:`train_epochs`; what distinguishes methods are the hooks that it calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.base.errors import PluginContractError
+from fedcore.base.seeding import random_stream
+from fedcore.base.types import Loss
+from fedcore.client.session import LocalSession
+from fedcore.client.step import Batch, BatchStep
+from fedcore.data.client import Picked
+from fedcore.hooks.contexts import Step
+from fedcore.hooks.plugins import Plugin, PluginSet
+from fedcore.models import Outputs
+
+
+def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: int) -> None:
+    """Run local epochs ``start`` to ``stop - 1`` of one client on its session; leaves the model in eval mode.
+
+    With ``--local-steps`` the last epoch ends with the last step.
+    """
+    config, model, data = session.config, session.model, session.data
+    model.train()
+    for module in session.frozen_modules():
+        module.eval()  # or BatchNorm's statistics would move on
+    take_step = session.runtime.graphs.take_step if session.runtime.graphs else train_batch
+    for epoch in range(start, stop):
+        order = torch.randperm(len(data), generator=session.generator(f"shuffle/{epoch}"))
+        batches = data.batches(order, config.batch_size, session.generator(f"augment/{epoch}"))
+        with random_stream(session.derive_seed(f"epoch/{epoch}"), session.device):
+            for number, picked in enumerate(batches):
+                if session.steps == session.most_steps:
+                    break
+                if len(picked.positions) < session.smallest_batch:
+                    continue
+                take_step(session, plugins, epoch, number, picked)
+                session.steps += 1
+    model.eval()
+
+
+def train_batch(session: LocalSession, plugins: PluginSet, epoch: int, number: int, picked: Picked) -> Batch:
+    """Take one optimizer step; returns its batch."""
+    batch = session.batch = Batch(session, epoch, number, picked)
+    with session.autocast():
+        batch.outputs = Outputs(*session.model(batch.x))
+        step = BatchStep(batch)
+        total = objective(session, plugins, step)
+    session.optimizer.zero_grad()
+    total.backward()
+    if session.config.clip_norm is not None:
+        nn.utils.clip_grad_norm_(session.trained, session.config.clip_norm)
+    with torch.no_grad():
+        for _ in plugins.each("observe", step=step):
+            pass
+    session.optimizer.step()
+    session.batch = None
+    return batch
+
+
+def objective(session: LocalSession, plugins: PluginSet, step: Step) -> Tensor:
+    """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded."""
+    task = task_loss(plugins, step)
+    task_scale, terms = 1.0, []
+    for plugin, result in plugins.each("local_loss", step=step):
+        for loss in _losses(plugin, result, step):
+            task_scale *= _task_scale(plugin, loss)
+            if isinstance(loss.weight, Tensor) or loss.weight != 0:
+                terms.append(loss.value if _is_one(loss.weight) else loss.weight * loss.value)
+                session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
+    if task_scale != 0:
+        terms.append(task if task_scale == 1.0 else task_scale * task)
+        session.losses.add("task", task)
+    total = sum(terms[1:], terms[0]) if terms else None
+    if total is None or not total.requires_grad:
+        raise PluginContractError(
+            f"round {step.round}: no part of the local objective depends on the model "
+            f"(task_scale is {task_scale}, and no plugin added a term that has a gradient)"
+        )
+    return total
+
+
+def task_loss(plugins: PluginSet, step: Step) -> Tensor:
+    """Return the task loss of the one plugin that replaces it, or cross-entropy."""
+    for plugin, value in plugins.each("task_loss", step=step):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or value.ndim != 0:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise _wrong_value(plugin, "task_loss", step, f"returned {shape}", "did you forget .mean()?")
+        return value
+    raise AssertionError("the built-in plugin has a task loss")
+
+
+def _task_scale(plugin: Plugin, loss: Loss) -> float:
+    if loss.task_scale != 1.0 and not plugin.scales_task:
+        raise PluginContractError(
+            f"plugin {plugin.name!r} hook local_loss: returned task_scale {loss.task_scale} without "
+            "declaring scales_task = True",
+            plugin=plugin.name,
+            hook="local_loss",
+        )
+    return loss.task_scale
+
+
+def _is_one(weight: float | Tensor) -> bool:
+    return not isinstance(weight, Tensor) and weight == 1.0
+
+
+def _losses(plugin: Plugin, result: Any, step: Step) -> list[Loss]:
+    losses = [] if result is None else result if isinstance(result, list) else [result]
+    for loss in losses:
+        if not isinstance(loss, Loss):
+            found = f"returned {type(loss).__name__}, expected Loss, a list of Loss or None"
+            raise _wrong_value(plugin, "local_loss", step, found, "wrap it: Loss(value)")
+        if not isinstance(loss.value, Tensor) or loss.value.ndim != 0:
+            shape = tuple(loss.value.shape) if isinstance(loss.value, Tensor) else type(loss.value).__name__
+            raise _wrong_value(plugin, "local_loss", step, f"returned a value of {shape}", "did you forget .mean()?")
+    return losses
+
+
+def _wrong_value(plugin: Plugin, hook: str, step: Step, found: str, hint: str) -> PluginContractError:
+    return PluginContractError(
+        f"plugin {plugin.name!r} hook {hook} (round {step.round}, client {step.client.id}): {found}"
+        f"{'' if 'expected' in found else ', expected a 0-dim tensor'}. Hint: {hint}",
+        plugin=plugin.name,
+        hook=hook,
+    )

@@ -1,0 +1,70 @@
+"""What passes between the server and its clients: tasks, results, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate", "end_session"]
+
+
+FailureKind = Literal[
+    "raised",
+    "timeout",
+    "worker_lost",
+    "session_lost",
+    "unreachable",
+    "rejected",
+    "diverged",
+    "no_steps",
+    "unavailable",
+    "dropped",
+    "deadline",
+]
+"""Why a client gave nothing; ``diverged`` is a loss, a model or a payload that is not finite. The last three are the
+simulated system's (``fedcore.system``)."""
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """One piece of work for one client.
+
+    :param id: unique in a run; results are matched and duplicates dropped by it.
+    :param session: names the live training of a client between ``fit_begin`` and its last ``fit_resume``.
+    :param state_round: version of the client's state to start from; None for the empty one.
+    :param shared: key of a payload that the engine was given once with ``share``.
+    """
+
+    id: str
+    kind: TaskKind
+    client: int
+    round: int
+    session: str | None = None
+    state_round: int | None = None
+    shared: str | None = None
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a task gave: named tensors and JSON."""
+
+    task_id: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    """Why a task gave nothing."""
+
+    task_id: str
+    kind: FailureKind
+    message: str
+
+
+Outcome = ClientResult | ClientFailure

@@ -1,0 +1,146 @@
+"""What a plugin sees of one mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from fedcore.base.seeding import random_stream
+from fedcore.client.frozen import FrozenModel
+from fedcore.client.session import LocalSession
+from fedcore.data.client import Picked
+from fedcore.hooks.contexts import ClientContext, Step
+from fedcore.models import Outputs, SplitModel
+
+
+class Batch:
+    """One mini-batch of one client, shared by the views of all plugins.
+
+    :ivar depends_on: which of ``round``, ``client``, ``epoch`` and ``batch`` hooks looked at; what a captured step
+        took from them is fixed, so it can be replayed only where they are the same.
+    """
+
+    def __init__(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
+        self.session, self.epoch, self.number = session, epoch, number
+        self.x = session.data.inputs_of(picked)
+        self.indices, self.y = picked.positions, picked.labels
+        self.outputs: Outputs
+        self.depends_on: set[str] = set()
+        self._frozen: dict[str, Outputs | None] = {}
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return a frozen model's outputs on this batch, computed at most once."""
+        if name not in self._frozen:
+            model = self.session.frozen[name]
+            if not model.present:
+                self._frozen[name] = None
+            elif self.session.data.varies or not self.session.sees_all_samples:
+                self._frozen[name] = model.outputs(self.x)
+            else:
+                self._frozen[name] = model.cached_outputs(self.indices, self.session.data)
+        return self._frozen[name]
+
+
+class BatchStep(Step):
+    """What a plugin sees of one mini-batch.
+
+    :ivar x: the model's input: (B, ...), or a batch object of the data set's kind; ``y`` labels (B,) int64;
+        ``indices`` positions in the client's training part (B,).
+    :ivar features: encoder(x), (B, d); ``logits`` classifier(features), (B, C).
+    """
+
+    def __init__(self, batch: Batch, plugin: str | None = None) -> None:
+        self._batch = batch
+        self._plugin = plugin
+        self.x, self.y, self.indices = batch.x, batch.y, batch.indices
+        self.features, self.logits = batch.outputs
+
+    def scoped(self, plugin: str) -> Step:
+        """Return the view of one plugin."""
+        return BatchStep(self._batch, plugin)
+
+    @property
+    def client(self) -> ClientContext:
+        """The client that trains."""
+        self._batch.depends_on.add("client")
+        return self._batch.session.context(self._plugin or "")
+
+    @property
+    def model(self) -> SplitModel:
+        """The local model in training."""
+        return self._batch.session.model
+
+    @property
+    def round(self) -> int:
+        """The round, from 0."""
+        self._batch.depends_on.add("round")
+        return self._batch.session.round
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, T."""
+        return self._batch.session.config.rounds
+
+    @property
+    def progress(self) -> float:
+        """round / rounds: 0 in the first round, (T - 1) / T in the last."""
+        return self.round / self.rounds
+
+    @property
+    def epoch(self) -> int:
+        """The local epoch, from 0: the pass over the client's samples, the last cut short by ``--local-steps``."""
+        self._batch.depends_on.add("epoch")
+        return self._batch.epoch
+
+    @property
+    def added(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that this plugin added in ``begin_local``."""
+        self._batch.depends_on.add("client")
+        return self._batch.session.added.get(self._plugin or "", {})
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable shared parameters."""
+        return self._batch.session.shared_parameters
+
+    @property
+    def reference(self) -> list[Tensor]:
+        """The values of ``parameters`` at the start of the round."""
+        return self._batch.session.reference
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch; None if there is none.
+
+        :raises PluginContractError: the plugin did not declare that it ``reads`` the model.
+        """
+        self._require(name)
+        self._batch.depends_on.add("client")
+        return self._batch.frozen(name)
+
+    @property
+    def global_model(self) -> SplitModel:
+        """The frozen model that the client started the round from."""
+        self._require("global")
+        return self._batch.session.frozen["global"].module
+
+    @property
+    def previous_model(self) -> SplitModel | None:
+        """The client's frozen model of its last committed participation; None on the first."""
+        self._require("previous")
+        self._batch.depends_on.add("client")
+        previous: FrozenModel = self._batch.session.frozen["previous"]
+        return previous.module if previous.present else None
+
+    @contextmanager
+    def random(self, purpose: str) -> Iterator[None]:
+        """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
+        batch = self._batch
+        batch.depends_on.add("batch")
+        seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
+        with random_stream(seed, batch.session.device):
+            yield
+
+    def _require(self, model: str) -> None:
+        self._batch.session.runtime.setup.plugins.require_reads(model, self._plugin or "")

@@ -1,0 +1,110 @@
+"""Deal a data set to clients: by a partitioner, then each client's hold-out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.base.seeding import numpy_generator
+from fedcore.data.index_lists import IndexLists
+from fedcore.data.partition import Partition, labels_sha256, problem_with
+from fedcore.data.partitioners import IntArray, partition, shares_samples
+from fedcore.data.samples import JSON, Dataset
+
+
+def make_partition(
+    dataset: Dataset,
+    *,
+    partitioner: str,
+    clients: int,
+    alpha: float,
+    classes_per_client: int,
+    client_test_fraction: float,
+    seed: int,
+    samples: int | None = None,
+) -> Partition:
+    """Divide the training set of ``dataset`` among ``clients`` and set each one's hold-out aside.
+
+    The hold-out is ``client_test_fraction`` (in [0, 1)) of the client's samples, drawn class by class; a
+    class of which the client has one sample stays in training, so a client always keeps some.
+
+    :param samples: deal at most so many samples, each class with its share of them; None deals all.
+    :raises ConfigError: numbers that cannot work.
+    :raises PluginContractError: the partitioner returned something other than disjoint, non-empty parts.
+    """
+    if not 0 <= client_test_fraction < 1:
+        raise ConfigError(f"client_test_fraction must be in [0, 1), not {client_test_fraction}")
+    labels = dataset.train.labels.cpu().numpy()
+    dealt = _drawn(labels, samples, seed)
+    parts, notes = partition(partitioner, labels[dealt], clients, alpha, seed, classes_per_client=classes_per_client)
+    train, test, shared = IndexLists.of(parts), IndexLists.empty(len(parts)), shares_samples(partitioner)
+    problem = problem_with(train, test, len(dealt), shared=shared)
+    if problem or len(parts) != clients:
+        problem = problem or f"{len(parts)} parts for {clients} clients"
+        raise PluginContractError(f"partitioner {partitioner!r} returned a bad partition: {problem}")
+    if samples is not None:
+        train = IndexLists(torch.from_numpy(dealt).to(train.positions.dtype)[train.positions.long()], train.offsets)
+    if client_test_fraction and shared:
+        raise ConfigError(f"client_test_fraction must be 0: by {partitioner!r} others train on what one holds out")
+    if client_test_fraction:
+        train, test = _hold_out(train, labels, client_test_fraction, seed)
+    info: dict[str, JSON] = {
+        "dataset": dataset.name,
+        "labels_sha256": labels_sha256(dataset),
+        "partitioner": partitioner,
+        "alpha": alpha,
+        "classes_per_client": classes_per_client,
+        "client_test_fraction": client_test_fraction,
+        "seed": seed,
+        "notes": list(notes),
+    }
+    if shared:
+        info["shares_samples"] = True
+    if samples is not None:
+        info["samples"] = len(dealt)
+    return Partition(train, test, info)
+
+
+def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
+    """Return the positions that are dealt, ascending: all, or ``samples`` of them drawn class by class."""
+    if samples is None or samples == len(labels):
+        return np.arange(len(labels))
+    if samples > len(labels):
+        raise ConfigError(f"--samples is {samples}, but the data set has {len(labels)} training samples")
+    return np.flatnonzero(_draw_by_class(labels, samples / len(labels), numpy_generator(seed, "samples")))
+
+
+def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:
+    """Set part of every client's samples aside; returns what stays for training, and the hold-outs."""
+    kept, held_out = [], []
+    for client, indices in enumerate(train):
+        rng = numpy_generator(seed, "holdout", client=client)
+        mask = torch.from_numpy(_draw_by_class(labels[indices.numpy()], fraction, rng))
+        kept.append(indices[~mask])
+        held_out.append(indices[mask])
+    return IndexLists.of(kept), IndexLists.of(held_out)
+
+
+def _draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Return which of ``labels``, (n,) bool, make up a fraction of them.
+
+    Each class gives its share rounded down; what is missing to the share of the whole is taken one each from
+    the classes with the largest remainders. No class gives its last sample.
+    """
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
+    give = np.minimum(np.floor(sizes * fraction).astype(np.int64), sizes - 1)
+    open_places = math.floor(len(labels) * fraction + 0.5) - int(give.sum())
+    if open_places > 0:
+        remainder = np.where(give < sizes - 1, sizes * fraction - give, -1.0)
+        takers = np.argsort(-remainder, kind="stable")[:open_places]
+        give[takers[remainder[takers] >= 0]] += 1
+    rank = np.arange(len(labels)) - np.repeat(starts, sizes)
+    held_out = np.zeros(len(labels), dtype=np.bool_)
+    held_out[by_class[rank < np.repeat(give, sizes)]] = True
+    return held_out

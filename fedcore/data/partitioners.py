@@ -1,0 +1,384 @@
+"""Schemes that divide a training set among clients; all of them vectorised over the clients.
+
+A partitioner (entry-point group ``fedcore.partitioners``) is a function of the signature
+:class:`Partitioner`. What it had to do differently than asked it reports as a :class:`PartitionWarning`;
+:func:`partition` collects these as notes, which go into the partition file.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.base.errors import ConfigError
+from fedcore.base.registry import call, resolve
+from fedcore.base.seeding import numpy_generator
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+MIN_SIZE = 10
+MAX_REDRAWS = 1000
+# So many (client, class) cells are drawn at most, a few seconds of work, however many clients there are.
+_REDRAW_BUDGET = 20_000_000
+_FEWEST_REDRAWS = 10
+
+
+class PartitionWarning(UserWarning):
+    """The data could not be divided exactly as asked; the message says what was done instead."""
+
+
+class Partitioner(Protocol):
+    """Divide samples among clients.
+
+    ``labels`` (n,) int64. Returns one array of positions into ``labels`` per client: disjoint, none empty, in
+    random order, the same for the same arguments. What a scheme has no use for it ignores. For very many clients
+    return a :class:`~fedcore.data.IndexLists`. One with an attribute ``shares_samples = True`` may give several clients
+    the same sample.
+    """
+
+    def __call__(
+        self,
+        labels: IntArray,
+        num_clients: int,
+        *,
+        alpha: float,
+        seed: int,
+        min_size: int = MIN_SIZE,
+        classes_per_client: int = 2,
+    ) -> Sequence[Any]:
+        """Return each client's positions."""
+        ...
+
+
+def partition(
+    name: str,
+    labels: IntArray,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    *,
+    classes_per_client: int = 2,
+    min_size: int = MIN_SIZE,
+) -> tuple[Sequence[Any], list[str]]:
+    """Call the partitioner ``name``; return its index arrays and what it reported (also warned about).
+
+    :raises UnknownNameError: no partitioner of that name.
+    :raises ConfigError: numbers that cannot work, such as more clients than samples.
+    """
+    partitioner: Partitioner = resolve("partitioner", name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PartitionWarning)
+        parts = call(
+            "partitioner",
+            name,
+            partitioner,
+            labels,
+            num_clients,
+            alpha=alpha,
+            seed=seed,
+            min_size=min_size,
+            classes_per_client=classes_per_client,
+        )
+    for warning in caught:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return parts, [str(w.message) for w in caught if issubclass(w.category, PartitionWarning)]
+
+
+def shares_samples(name: str) -> bool:
+    """Return whether the partitioner ``name`` may give several clients the same sample."""
+    return getattr(resolve("partitioner", name), "shares_samples", False) is True
+
+
+def iid(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
+    """Divide at random into parts of equal size (to within one sample)."""
+    labels = checked_labels(labels, num_clients)
+    rng = numpy_generator(seed, "partition")
+    sizes = even_sizes(len(labels), num_clients)
+    return index_lists(deal(sizes[None], np.zeros(len(labels), np.int64), rng), num_clients, rng)
+
+
+def dirichlet(
+    labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
+) -> list[IntArray]:
+    """Divide every class by Dirichlet(alpha) proportions; see :func:`dirichlet_partition`."""
+    return dirichlet_partition(labels, num_clients, alpha, seed=seed, min_size=min_size)
+
+
+def dirichlet_partition(
+    labels: IntArray, num_clients: int, alpha: float, *, seed: int, min_size: int = MIN_SIZE
+) -> list[IntArray]:
+    """Divide every class by Dirichlet(alpha) proportions, as MOON and NIID-Bench do.
+
+    ``labels`` (n,) integers; returns ``num_clients`` index arrays that together hold every sample once. A
+    client that already holds the average n / num_clients gets nothing of the classes that follow (the
+    capping mask), and all is drawn again until everybody has ``min_size`` samples. After at most
+    ``MAX_REDRAWS`` draws (fewer when clients times classes is large) the draw that is nearest is taken and
+    the smallest clients are filled up from the largest, which is reported as a :class:`PartitionWarning`.
+
+    :raises ConfigError: no clients, more clients than samples, alpha not positive.
+    """
+    labels = checked_labels(labels, num_clients)
+    check_alpha(alpha)
+    rng = numpy_generator(seed, "partition")
+    _, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    concentration = np.full(num_clients, alpha)
+    return _redrawn_lists(
+        f"dirichlet with alpha {alpha:g}",
+        lambda: capped_counts(class_sizes, rng.dirichlet(concentration, size=len(class_sizes))),
+        class_of.astype(np.int64),
+        num_clients,
+        min_size,
+        rng,
+    )
+
+
+def capped_counts(class_sizes: IntArray, draws: npt.NDArray[np.float64]) -> IntArray:
+    """Return how many samples of each class each client gets, (C, N), for drawn proportions (C, N).
+
+    One pass of MOON's scheme, class after class in the given order: a client that holds the average already
+    gets nothing, the rest is renormalised and cut at the floor of the cumulated proportions.
+    """
+    num_clients = draws.shape[1]
+    total = int(class_sizes.sum())
+    counts = np.zeros(draws.shape, dtype=np.int64)
+    held = np.zeros(num_clients, dtype=np.int64)
+    for k, size in enumerate(class_sizes):
+        below_average = held * num_clients < total
+        share = np.where(below_average, draws[k], 0.0)
+        mass = share.sum()
+        if not 0 < mass < math.inf:
+            # A tiny alpha puts all weight on one client, and here that one is capped: the others' weights
+            # have underflowed to 0 and dividing by their sum would be NaN. The class still goes to one client.
+            share = np.zeros(num_clients)
+            share[np.argmin(np.where(below_average, held, total + 1))] = mass = 1.0
+        cuts = np.minimum(np.floor(np.cumsum(share / mass) * size), size).astype(np.int64)[:-1]
+        counts[k] = np.diff(cuts, prepend=0, append=size)
+        held += counts[k]
+    return counts
+
+
+def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
+    """Sort by label, cut into equal shards, deal ``classes_per_client`` shards to each client.
+
+    Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span two classes.
+    """
+    labels = checked_labels(labels, num_clients)
+    _check_classes_per_client(classes_per_client)
+    most = len(labels) // num_clients
+    if classes_per_client > most:
+        report(f"shards: {classes_per_client} shards per client lowered to {most}, one sample each")
+    each = min(classes_per_client, most)
+    rng = numpy_generator(seed, "partition")
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    shard_owner = rng.permutation(num_clients * each) // each
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_label] = np.repeat(shard_owner, even_sizes(len(labels), num_clients * each))
+    return index_lists(owner, num_clients, rng)
+
+
+def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
+    """Give each client ``classes_per_client`` classes; the owners of a class share its samples evenly.
+
+    As NIID-Bench's "#label": client j owns class j mod C and others at random. Beyond it, classes change
+    hands so that every class has an owner whenever there are enough places; otherwise the samples of those
+    without one stay unused, which is reported.
+
+    :raises ConfigError: more classes per client than there are classes.
+    """
+    labels = checked_labels(labels, num_clients)
+    _check_classes_per_client(classes_per_client)
+    names, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    if classes_per_client > len(names):
+        raise ConfigError(
+            f"{classes_per_client} classes per client asked for, but the data have {len(names)}: "
+            "lower classes_per_client"
+        )
+    rng = numpy_generator(seed, "partition")
+    owns = _draw_ownership(num_clients, len(names), classes_per_client, rng)
+    counts = np.zeros((len(names), num_clients), dtype=np.int64)
+    for k, size in enumerate(class_sizes):
+        # The owners in random order, or the first ones would get every sample that is left over.
+        owners = rng.permutation(np.flatnonzero(owns[:, k]))
+        if len(owners):
+            counts[k, owners] = even_sizes(int(size), len(owners))
+    unowned = np.flatnonzero(~owns.any(axis=0))
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    used = ~np.isin(class_of, unowned)
+    owner[used] = deal(counts, class_of[used], rng)
+    if len(unowned):
+        report(
+            f"classes: nobody owns the classes {', '.join(str(c) for c in names[unowned])}; "
+            f"{int((~used).sum())} samples stay unused"
+        )
+    moved = _fill_up(owner, num_clients, 1, rng)
+    if moved:
+        report(f"classes: {moved} clients without a sample got one of other classes from the largest clients")
+    return index_lists(owner, num_clients, rng)
+
+
+def quantity(
+    labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
+) -> list[IntArray]:
+    """Divide at random into parts whose sizes are Dirichlet(alpha), drawn again until all have ``min_size``.
+
+    Source: NIID-Bench's "quantity skew"; bounded and filled up as :func:`dirichlet_partition`.
+    """
+    labels = checked_labels(labels, num_clients)
+    check_alpha(alpha)
+    rng = numpy_generator(seed, "partition")
+    concentration = np.full(num_clients, alpha)
+    whole = np.array([len(labels)])
+    return _redrawn_lists(
+        f"quantity with alpha {alpha:g}",
+        lambda: capped_counts(whole, rng.dirichlet(concentration, size=1)),
+        np.zeros(len(labels), dtype=np.int64),
+        num_clients,
+        min_size,
+        rng,
+    )
+
+
+def _redrawn_lists(
+    what: str,
+    draw: Callable[[], IntArray],
+    class_of: IntArray,
+    num_clients: int,
+    min_size: int,
+    rng: np.random.Generator,
+) -> list[IntArray]:
+    """Draw counts (C, N) until every client has ``min_size`` samples or the patience ends; then deal."""
+    possible = len(class_of) // num_clients
+    if min_size > possible:
+        report(
+            f"{what}: {num_clients} clients with at least {min_size} samples each need more than the "
+            f"{len(class_of)} there are; the minimum was lowered to {possible}"
+        )
+    min_size = max(1, min(min_size, possible))
+    best, fewest = _with_missing(draw(), min_size)
+    draws = max(_FEWEST_REDRAWS, min(MAX_REDRAWS, _REDRAW_BUDGET // best.size))
+    for _ in range(draws - 1):
+        if not fewest:
+            break
+        best, fewest = min((best, fewest), _with_missing(draw(), min_size), key=lambda drawn: drawn[1])
+    owner = deal(best, class_of, rng)
+    moved = _fill_up(owner, num_clients, min_size, rng)
+    if moved:
+        report(
+            f"{what}: none of {draws} draws gave all {num_clients} clients {min_size} samples; "
+            f"{moved} samples of the largest clients were moved to the smallest"
+        )
+    return index_lists(owner, num_clients, rng)
+
+
+def _with_missing(counts: IntArray, min_size: int) -> tuple[IntArray, int]:
+    """Return ``counts`` (C, N) and how many samples the clients lack to ``min_size`` each."""
+    return counts, int(np.maximum(min_size - counts.sum(axis=0), 0).sum())
+
+
+def deal(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
+    """Return each sample's client, (n,): of class k, client j gets ``counts[k, j]`` random samples."""
+    shuffled = rng.permutation(len(class_of))
+    by_class = shuffled[np.argsort(class_of[shuffled], kind="stable")]
+    owner = np.empty(len(class_of), dtype=np.int64)
+    owner[by_class] = np.repeat(np.tile(np.arange(counts.shape[1]), counts.shape[0]), counts.ravel())
+    return owner
+
+
+def _fill_up(owner: IntArray, num_clients: int, min_size: int, rng: np.random.Generator) -> int:
+    """Move random samples, in place, from the largest clients until nobody has fewer than ``min_size``.
+
+    Every donor is cut down to one common level, which is at least ``min_size``. Returns the number moved.
+    """
+    sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
+    missing = np.maximum(min_size - sizes, 0)
+    needed = int(missing.sum())
+    if not needed:
+        return 0
+    low, high = min_size, int(sizes.max())  # the highest level that frees enough samples lies in [low, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= needed else (low, middle)
+    give = np.maximum(sizes - low, 0)
+    donors = np.flatnonzero(give)
+    give[donors[: int(give.sum()) - needed]] -= 1
+    shuffled = rng.permutation(np.flatnonzero(owner >= 0))
+    by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    rank = np.arange(len(by_owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    moved = rng.permutation(by_owner[rank < np.repeat(give, sizes)])
+    owner[moved] = np.repeat(np.arange(num_clients), missing)
+    return needed
+
+
+def index_lists(owner: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+    """Return the positions each client owns, in random order; -1 owns what nobody gets."""
+    shuffled = rng.permutation(np.flatnonzero(owner >= 0))
+    by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    sizes = np.bincount(owner[shuffled], minlength=num_clients)
+    return np.split(by_owner, np.cumsum(sizes)[:-1])
+
+
+def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Return who owns which class, (N, C), ``each`` per client."""
+    rank = rng.random((num_clients, num_classes), dtype=np.float32)
+    rows = np.arange(num_clients)
+    rank[rows, rows % num_classes] = -1
+    owns = np.zeros(rank.shape, dtype=np.bool_)
+    np.put_along_axis(owns, np.argpartition(rank, each - 1, axis=1)[:, :each], True, axis=1)
+    owners = owns.sum(axis=0)
+    for orphan in np.flatnonzero(owners == 0):
+        common = int(np.argmax(owners))
+        if owners[common] < 2:
+            break
+        client = rng.choice(np.flatnonzero(owns[:, common]))
+        owns[client, common], owns[client, orphan] = False, True
+        owners[common] -= 1
+        owners[orphan] += 1
+    return owns
+
+
+def even_sizes(total: int, parts: int) -> IntArray:
+    """Return ``parts`` sizes that add up to ``total`` and differ by at most one."""
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def checked_labels(labels: npt.ArrayLike, num_clients: int) -> IntArray:
+    """Return ``labels`` as int64 (n,).
+
+    :raises ConfigError: they are no integers in one dimension, or ``num_clients`` cannot each get one.
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ConfigError(f"labels must be integers of shape (n,), not {array.dtype} of shape {array.shape}")
+    if num_clients < 1:
+        raise ConfigError(f"the number of clients must be at least 1, not {num_clients}")
+    if num_clients > len(array):
+        raise ConfigError(
+            f"{num_clients} clients cannot share {len(array)} samples without an empty one: use fewer clients"
+        )
+    return array.astype(np.int64, copy=False)
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse a concentration that is not positive, or beyond any use.
+
+    :raises ConfigError: says what to use for equal parts.
+    """
+    # Far above any use; the gamma variates behind the Dirichlet overflow near the end of the float range.
+    if not 0 < alpha <= 1e12:
+        raise ConfigError(f"alpha must be positive (and at most 1e12), not {alpha}; for equal parts use iid")
+
+
+def _check_classes_per_client(classes_per_client: int) -> None:
+    if classes_per_client < 1:
+        raise ConfigError(f"classes_per_client must be at least 1, not {classes_per_client}")
+
+
+def report(message: str) -> None:
+    """Warn of what a partitioner, the caller, had to do differently than asked."""
+    warnings.warn(message, PartitionWarning, stacklevel=3)

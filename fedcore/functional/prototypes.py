@@ -1,0 +1,146 @@
+"""Class prototypes of a federation: what FedProc and FedECCR compute and send alike.
+
+First the mathematics, as pure functions; then :class:`PrototypeExchange`, a plugin's part of it, hook by hook.
+
+A client sends ``prototypes`` (C, d) with what they weigh: ``known`` (C,) bool where every holder counts once,
+``counts`` (C,) int64 where every sample does. The server sends ``prototypes`` and ``known``, the mask, down. A row
+without weight says nothing: it never enters an average, whatever stands in it. The server adds clients one by one,
+in float64, so that its memory does not grow with the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcore.base.errors import RoundFailedError
+from fedcore.base.tensors import check_tensors
+from fedcore.base.types import Answer, Tensors
+from fedcore.functional import class_means
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = [
+    "add_prototypes",
+    "check_prototypes",
+    "class_prototypes",
+    "first_prototypes",
+    "mean_over_holders",
+    "random_prototypes",
+]
+
+Weights: TypeAlias = Literal["clients", "samples"]
+
+
+def class_prototypes(features: Tensor, labels: Tensor, num_classes: int, *, weights: Weights = "clients") -> Tensors:
+    """Return one client's ``prototypes``, the mean features of the classes it holds, and what they weigh.
+
+    ``features`` (n, d), ``labels`` (n,) integer. Means are taken in float64 and come in the features' dtype. With
+    ``weights="clients"`` comes ``known`` (C,) bool, which classes it holds; with ``"samples"`` ``counts`` (C,) int64.
+
+    :source: FedProc (Mu et al., FGCS 2023, arXiv 2109.12273), Eq. 5; FedECCR (Zeng et al., CollaborateCom 2023),
+        second line of Eq. 2.
+
+    >>> features, labels = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 1])
+    >>> sent = class_prototypes(features, labels, 2)
+    >>> sent["prototypes"], sent["known"]
+    (tensor([[0., 0.],
+            [2., 3.]]), tensor([False,  True]))
+    >>> class_prototypes(features, labels, 2, weights="samples")["counts"]
+    tensor([0, 2])
+    """
+    means, counts = class_means(features.double(), labels, num_classes)
+    weight = {"known": counts > 0} if weights == "clients" else {"counts": counts}
+    return {"prototypes": means.to(features.dtype), **weight}
+
+
+def check_prototypes(
+    sent: Mapping[str, Tensor],
+    num_classes: int,
+    width: int,
+    *,
+    weights: Weights = "clients",
+    samples: int | None = None,
+) -> None:
+    """Refuse what is not one client's ``prototypes`` (C, d) and ``known`` or ``counts`` (C,), and nothing else.
+
+    :param samples: the client's training samples, which its counts have to add up to; None where they are not known.
+    :raises ValueError: which tensor, what it is and what was expected.
+    """
+    weight = {"known": torch.bool} if weights == "clients" else {"counts": torch.int64}
+    check_tensors(
+        sent,
+        {"prototypes": ((num_classes, width), None)}
+        | {name: ((num_classes,), dtype) for name, dtype in weight.items()},
+    )
+    if weights == "clients":
+        return
+    counts: list[int] = sent["counts"].tolist()
+    if min(counts) < 0:
+        raise ValueError(f"'counts' holds {min(counts)}, expected no number below 0")
+    if samples is not None and sum(counts) != samples:
+        raise ValueError(f"'counts' add up to {sum(counts)}, expected the client's {samples} training samples")
+
+
+def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Tensors:
+    """Return ``total`` with one client more: ``sums`` (C, d) and ``weights`` (C,), per class, both float64.
+
+    :param total: what this function returned for the clients before; empty for the first one.
+    :param sent: one client's ``prototypes`` (C, d), with ``known`` (C,), which weigh 1, or ``counts`` (C,).
+    """
+    weights = (sent["counts"] if "counts" in sent else sent["known"]).double()  # (C,)
+    held = (weights > 0).unsqueeze(1)  # (C, 1)
+    sums = torch.where(held, sent["prototypes"].double() * weights.unsqueeze(1), 0.0)  # (C, d)
+    if total:
+        sums, weights = total["sums"] + sums, total["weights"] + weights
+    return {"sums": sums, "weights": weights}
+
+
+def mean_over_holders(total: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None = None) -> Tensors:
+    """Return the global ``prototypes`` (C, d) float32 and ``known`` (C,): weighted means over the holders.
+
+    A class that nobody held keeps its row of ``previous``, known or not; without ``previous`` it is not known.
+
+    :param total: as from :func:`add_prototypes`, of at least one client.
+    :param previous: global ``prototypes`` and ``known`` of the round before.
+    :source: FedProc, Algorithm 1 line 9; FedECCR, first line of Eq. 2: both divide by all clients, which is the
+        mean over the holders where every client holds every class. By samples: the FedProc authors' code, which divides
+        summed features by summed counts.
+
+    >>> first = {"prototypes": torch.tensor([[2.0], [9.0]]), "known": torch.tensor([True, False])}
+    >>> other = {"prototypes": torch.tensor([[4.0], [9.0]]), "known": torch.tensor([True, False])}
+    >>> mean_over_holders(add_prototypes(add_prototypes({}, first), other))
+    {'prototypes': tensor([[3.],
+            [0.]]), 'known': tensor([ True, False])}
+    """
+    weights = total["weights"]
+    held = weights > 0  # (C,)
+    means = (total["sums"] / weights.clamp(min=1).unsqueeze(1)).float()  # (C, d)
+    if not previous:
+        return {"prototypes": means, "known": held}
+    prototypes = torch.where(held.unsqueeze(1), means, previous["prototypes"])
+    return {"prototypes": prototypes, "known": held | previous["known"]}
+
+
+def first_prototypes(answers: Iterable[Answer]) -> Tensors:
+    """Return ``prototypes`` and ``known`` of a federation that had none: the mean over the holders who answered.
+
+    :param answers: clients' :func:`class_prototypes`, as from ``server.ask``; read one by one.
+    :raises RoundFailedError: nobody answered.
+    """
+    total = reduce(add_prototypes, (answer.tensors for answer in answers), Tensors())
+    if not total:
+        raise RoundFailedError("no client answered with its prototypes, so there are none to contrast with")
+    return mean_over_holders(total)
+
+
+def random_prototypes(num_classes: int, width: int, generator: torch.Generator) -> Tensors:
+    """Return ``prototypes`` (C, d) of length 1 in directions drawn uniformly, all ``known``."""
+    directions = torch.randn(num_classes, width, generator=generator)
+    return {"prototypes": F.normalize(directions, dim=1), "known": torch.ones(num_classes, dtype=torch.bool)}

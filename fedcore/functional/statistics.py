@@ -1,0 +1,175 @@
+"""Class Gaussians of a federation: what USCC and CCVR compute and send alike, as pure functions.
+
+Statistics of many clients in one, and features drawn from them. Shapes: K clients, C classes, features of width
+d; counts (K, C), means (K, C, d), covariances (K, C, d, d) with the denominator n - 1. A class of count 0 says
+nothing, whatever stands in its rows. All arithmetic is float64; results come in the means' dtype. Equations are
+FedECCR's, which takes them over from CCVR.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from fedcore.base.errors import RoundFailedError
+from fedcore.base.tensors import check_tensors
+from fedcore.base.types import Answer, Tensors
+from fedcore.functional import class_statistics
+
+__all__ = [
+    "Statistics",
+    "check_statistics",
+    "feature_statistics",
+    "pack_statistics",
+    "pool_answers",
+    "pool_statistics",
+    "pool_two",
+    "sample_features",
+    "unpack_statistics",
+]
+
+Statistics = tuple[Tensor, Tensor, Tensor]
+"""Counts, means and covariances."""
+
+
+def pool_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Statistics:
+    """Return counts (C,), means (C, d) and covariances (C, d, d) of all clients' features taken together.
+
+    Eq. 7 in the form that cancels nothing: its last two sums are the scatter of the clients' means around the
+    pooled one. With n_c of 0 or 1 the covariance is zero, with 0 the mean as well.
+
+    :source: CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001); FedECCR (Zeng et al. 2023), Eqs. 6 and 7.
+
+    >>> counts, means = torch.tensor([[2], [1]]), torch.tensor([[[1.0]], [[4.0]]])  # {0, 2} and {4}
+    >>> pool_statistics(counts, means, torch.tensor([[[[2.0]]], [[[0.0]]]]))
+    (tensor([3]), tensor([[2.]]), tensor([[[4.]]]))
+    """
+    total = counts.sum(0)  # (C,)
+    n, n_c = counts.double(), total.double()  # (K, C), (C,)
+    mu = torch.where((n > 0).unsqueeze(2), means.double(), 0.0)  # (K, C, d)
+    sigma = torch.where((n > 1).view(*n.shape, 1, 1), covariances.double(), 0.0)  # (K, C, d, d)
+    pooled = ((n / n_c.clamp(min=1)).unsqueeze(2) * mu).sum(0)  # (C, d), Eq. 6; shares, so that one is itself
+    free = (n_c - 1).clamp(min=1)  # (C,)
+    within = torch.einsum("kc,kcij->cij", (n - 1).clamp(min=0) / free, sigma)
+    apart = (n / free).sqrt().unsqueeze(2) * (mu - pooled)  # (K, C, d)
+    between = torch.einsum("kci,kcj->cij", apart, apart)
+    covariance = torch.where((total > 1).view(-1, 1, 1), within + between, 0.0)  # Eq. 7
+    return total, pooled.to(means.dtype), covariance.to(means.dtype)
+
+
+def pool_two(first: Statistics, second: Statistics) -> Statistics:
+    """Return the statistics (of one client or pool each) in one, so that memory does not grow with the clients."""
+    counts, means, covariances = (torch.stack(pair) for pair in zip(first, second, strict=True))
+    return pool_statistics(counts, means, covariances)
+
+
+def sample_features(
+    means: Tensor, covariances: Tensor, per_class: int, *, generator: torch.Generator, known: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return ``per_class`` features of each known class from N(mu_c, Sigma_c), class by class, and their labels.
+
+    Drawn as mu + V sqrt(L) V^T e with e from N(0, 1), through Sigma's eigenvectors V and eigenvalues L, those
+    below 0 (rounding) taken as 0. So a Sigma without full rank gives features in its span, and a zero Sigma copies
+    of the mean. The symmetric root does not depend on the eigenvectors' signs. A class's draws do not depend on
+    which others are known.
+
+    :param means: (C, d); ``covariances`` (C, d, d), symmetric.
+    :param known: (C,) bool; default all.
+    :returns: features (n, d) in the means' dtype and labels (n,) int64, n = per_class * known classes.
+    :source: CCVR, Algorithm 1; FedECCR, Algorithm 2 lines 7 to 9.
+    """
+    classes, width = means.shape
+    chosen = [True] * classes if known is None else known.tolist()
+    parts = [means.new_zeros(0, width, dtype=torch.float64)]
+    for mu, sigma, wanted in zip(means.double(), covariances.double(), chosen, strict=True):
+        noise = torch.randn(per_class, width, generator=generator, dtype=torch.float64)  # (M, d)
+        if wanted:
+            values, vectors = torch.linalg.eigh(sigma)  # (d,), (d, d)
+            root = (vectors * values.clamp(min=0).sqrt()) @ vectors.mT  # (d, d)
+            parts.append(mu + noise.to(root.device) @ root)
+    labels = torch.tensor([c for c in range(classes) if chosen[c]], dtype=torch.int64, device=means.device)
+    return torch.cat(parts).to(means.dtype), labels.repeat_interleave(per_class)
+
+
+def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tensors:
+    """Return what a client sends: the classes that it holds, half of each symmetric covariance."""
+    classes = counts.nonzero().squeeze(1)  # (H,)
+    rows, columns = torch.triu_indices(means.shape[1], means.shape[1], device=means.device)
+    return {
+        "classes": classes,
+        "counts": counts[classes],
+        "means": means[classes],  # (H, d)
+        "covariances": covariances[classes][:, rows, columns],  # (H, d (d + 1) / 2)
+    }
+
+
+def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int) -> None:
+    """Refuse what :func:`pack_statistics` cannot have made: other shapes or dtypes, classes that are none, no counts.
+
+    :raises ValueError: which tensor, what it is and what was expected.
+    """
+    classes = sent.get("classes", torch.zeros(0))
+    held = classes.numel()
+    expected = {
+        "classes": ((held,), torch.int64),
+        "counts": ((held,), torch.int64),
+        "means": ((held, width), None),
+        "covariances": ((held, width * (width + 1) // 2), None),
+    }
+    check_tensors(sent, expected)
+    named = classes.tolist()
+    if len(set(named)) < held or not set(named) <= set(range(num_classes)):
+        raise ValueError(f"'classes' is {named[:num_classes]}, expected distinct numbers from 0 to {num_classes - 1}")
+    least = min(sent["counts"].tolist(), default=1)
+    if least < 1:
+        raise ValueError(f"'counts' holds {least}, expected at least 1 for each class that is named")
+
+
+def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistics:
+    """Return counts (C,), means (C, d) and covariances (C, d, d) from what :func:`pack_statistics` made of them."""
+    classes, width = sent["classes"], sent["means"].shape[1]
+    counts = sent["counts"].new_zeros(num_classes)
+    means = sent["means"].new_zeros(num_classes, width)
+    covariances = means.new_zeros(num_classes, width, width)
+    rows, columns = torch.triu_indices(width, width, device=means.device)
+    upper = means.new_zeros(len(classes), width, width)
+    upper[:, rows, columns] = upper[:, columns, rows] = sent["covariances"]
+    counts[classes], means[classes], covariances[classes] = sent["counts"], sent["means"], upper
+    return counts, means, covariances
+
+
+def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
+    """Return what one client sends of its features (n, d) and labels (n,): the packed statistics of each class.
+
+    :source: CCVR; FedECCR, Eqs. 4 and 5.
+    """
+    return pack_statistics(*class_statistics(features, labels, num_classes))
+
+
+def pool_answers(answers: Iterable[Answer], num_classes: int, *, asker: str) -> Statistics:
+    """Return the pooled statistics of all clients that answered with their :func:`feature_statistics`.
+
+    Read one by one, so that memory does not grow with the clients. Warns of classes that none of them holds.
+
+    :param asker: the plugin's name, for the messages.
+    :raises RoundFailedError: nobody answered.
+    """
+    received = (unpack_statistics(answer.tensors, num_classes) for answer in answers)
+    first = next(received, None)
+    if first is None:
+        raise RoundFailedError(
+            f"plugin {asker!r}: no client answered with its features' statistics, so the classifier cannot "
+            "be corrected. The trained model is kept; fedcore resume asks again."
+        )
+    pooled = reduce(pool_two, received, first)
+    absent = ", ".join(str(c) for c, count in enumerate(pooled[0].tolist()) if count == 0)
+    if absent:
+        warnings.warn(
+            f"{asker}: no client that answered holds class {absent}; the classifier is corrected without it",
+            stacklevel=2,
+        )
+    return pooled

@@ -1,0 +1,277 @@
+"""What hooks see: one client, one mini-batch, the server. Declared here, implemented by the client and the server.
+
+The classes are protocols: a unit test of a plugin may hand it any object that has the attributes the plugin reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.base.config import RunConfig
+from fedcore.base.types import Answer, Tensors
+from fedcore.hooks.plugin import Plugin
+from fedcore.models import ModelTask, Outputs, SplitModel
+from fedcore.models.layout import Layout
+from fedcore.storage.state import State
+
+
+class ClientContext(Protocol):
+    """What one plugin sees of one client.
+
+    :ivar id: client id; ``n`` number of training samples.
+    :ivar round: the round, from 0; ``rounds`` their number T.
+    :ivar num_classes: C.
+    :ivar model: the working model.
+    :ivar received: what this plugin's ``broadcast`` sent down.
+    :ivar state: this plugin's tensors and JSON values, kept from one participation to the next.
+    :ivar scratch: this plugin's values for this round only; they survive a pause.
+    :ivar lr: learning rate of this round; ``momentum`` momentum of local SGD.
+    """
+
+    id: int
+    n: int
+    round: int
+    rounds: int
+    num_classes: int
+    model: SplitModel
+    received: Mapping[str, Tensor]
+    state: State
+    scratch: dict[str, Any]
+    lr: float
+    momentum: float
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training samples per class, (C,) int64."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps executed so far in this round."""
+
+    @property
+    def added(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that this plugin added in this round."""
+
+    @property
+    def previous_model(self) -> SplitModel | None:
+        """The frozen model of this client's last committed participation; None before the first.
+
+        Also in evaluation. For plugins that declare ``reads = ("previous",)``.
+        """
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the stream of this seed, round, client and purpose, from its start."""
+
+    def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (features, logits, labels) over the training part: eval mode, no augmentation, no gradient.
+
+        :param indices: positions in the training part; default all, in data-set order.
+        :param model: default the working model.
+        """
+
+    def add_parameters(
+        self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None
+    ) -> None:
+        """Train extra leaf tensors with this round's SGD; never uploaded, averaged or corrected.
+
+        Works in ``begin_local`` only.
+
+        :param lr: their own learning rate; default the round's. ``weight_decay`` likewise.
+        """
+
+    def freeze(self, patterns: tuple[str, ...] | list[str]) -> None:
+        """Exclude parameters from this round's training, by patterns over the model's names.
+
+        Works in ``begin_local`` only.
+        """
+
+
+class Step(Protocol):
+    """What a plugin sees of one mini-batch.
+
+    :ivar x: the model's input: (B, ...), or a batch object of the data set's kind; ``y`` labels (B,) int64;
+        ``indices`` positions in the client's training part (B,).
+    :ivar features: encoder(x), (B, d); ``logits`` classifier(features), (B, C).
+    """
+
+    x: Any
+    y: Tensor
+    indices: Tensor
+    features: Tensor
+    logits: Tensor
+
+    @property
+    def client(self) -> ClientContext:
+        """The client that trains."""
+
+    @property
+    def model(self) -> SplitModel:
+        """The local model in training."""
+
+    @property
+    def round(self) -> int:
+        """The round, from 0."""
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, T."""
+
+    @property
+    def progress(self) -> float:
+        """round / rounds: 0 in the first round, (T - 1) / T in the last."""
+
+    @property
+    def epoch(self) -> int:
+        """The local epoch, from 0: the pass over the client's samples, the last cut short by ``--local-steps``."""
+
+    @property
+    def added(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that this plugin added in ``begin_local``."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable shared parameters."""
+
+    @property
+    def reference(self) -> list[Tensor]:
+        """The values of ``parameters`` at the start of the round."""
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch; None if there is none.
+
+        :raises PluginContractError: the plugin did not declare that it ``reads`` the model.
+        """
+
+    @property
+    def global_model(self) -> SplitModel:
+        """The frozen model that the client started the round from."""
+
+    @property
+    def previous_model(self) -> SplitModel | None:
+        """The client's frozen model of its last committed participation; None on the first."""
+
+    def random(self, purpose: str) -> AbstractContextManager[None]:
+        """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
+
+
+class ServerContext(Protocol):
+    """What one plugin sees of the server.
+
+    :ivar config: the run's configuration.
+    :ivar round: the round, from 0; ``rounds`` their number; ``num_clients`` all registered clients.
+    :ivar cohort: the clients sampled in this round; ``accepted`` those whose updates were accepted so far. Both are
+        empty outside of a round.
+    :ivar lr: the local learning rate of this round.
+    :ivar num_classes: C; ``feature_dim`` the width d of the features.
+    """
+
+    config: RunConfig
+    round: int
+    rounds: int
+    num_clients: int
+    cohort: Sequence[int]
+    accepted: Sequence[int]
+    lr: float
+    num_classes: int
+    feature_dim: int
+
+    @property
+    def available(self) -> Sequence[int]:
+        """The clients that can be selected in this round, in ascending order: all, unless ``--system`` says less."""
+
+    @property
+    def model(self) -> Mapping[str, Tensor]:
+        """The global model w_t by name, on the CPU; read-only."""
+
+    @property
+    def state(self) -> State:
+        """This plugin's tensors and JSON values; what is written in a round counts when the round commits."""
+
+    @property
+    def trainable(self) -> list[str]:
+        """The names of the trainable shared parameters, in the model's order; the others are buffers or fixed."""
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The shared parameters that no client accepted so far trained in this round, as plugins froze them."""
+
+    @property
+    def client_sizes(self) -> Tensor:
+        """The training samples n_k of every registered client, (N,) int64."""
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the stream of this seed, round and purpose, from its start."""
+
+    def ask(
+        self,
+        question: str,
+        *,
+        clients: Literal["all", "cohort"] | Iterable[int],
+        tensors: Mapping[str, Tensor] | None = None,
+        check: Callable[[Tensors], object] | None = None,
+    ) -> Iterator[Answer]:
+        """Put a question to this plugin's client side; yields answers in ascending client id, as they come.
+
+        Clients that fail are skipped and recorded; so are those that cannot be reached in this round. After training
+        the server waits until every client can be reached. Allowed in ``begin_round`` and ``post_train`` only.
+
+        :param clients: ``"all"`` registered ones, the ``"cohort"``, or ids.
+        :param check: called with each answer's tensors; an answer at which it raises is rejected, with its message.
+        """
+
+    def update_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
+
+    def retrain_classifier(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        epochs: int,
+        lr: float,
+        batch_size: int,
+        momentum: float = 0.0,
+    ) -> None:
+        """Train the global classifier further on given features by cross-entropy; the encoder does not change.
+
+        :param features: (n, d); ``labels`` (n,) int64. Shuffled in each epoch from the run's seed.
+        """
+
+
+class RunPlugins(Protocol):
+    """The plugins of a run, in the order in which the user lists them."""
+
+    def __iter__(self) -> Iterator[Plugin]:
+        """Iterate over the user's plugins, without the built-in one."""
+
+    def implementers(self, hook: str) -> list[Plugin]:
+        """Return the user's plugins that implement a hook, in the user's order."""
+
+
+class RunSetup(Protocol):
+    """What ``check_run`` sees: all that server and clients set up alike. Read-only."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration, every ``auto`` resolved."""
+
+    @property
+    def plugins(self) -> RunPlugins:
+        """All plugins of the run."""
+
+    @property
+    def model(self) -> SplitModel:
+        """Encoder and classifier as all plugins configured them."""
+
+    @property
+    def task(self) -> ModelTask:
+        """Number of classes and input shape."""
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes and kinds of the model's tensors."""

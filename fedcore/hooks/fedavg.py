@@ -1,0 +1,35 @@
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): what every run does where no plugin says otherwise."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcore.base.seeding import choose
+from fedcore.base.types import ClientUpdate
+from fedcore.hooks.contexts import ServerContext, Step
+from fedcore.hooks.hookspecs import hookimpl
+from fedcore.hooks.plugins import Plugin
+
+
+class FedAvg(Plugin):
+    """Uniform cohorts, cross-entropy on each client, the mean of the clients' models weighted by samples."""
+
+    neutral = {}
+
+    @hookimpl(trylast=True)
+    def select_clients(self, server: ServerContext) -> list[int]:
+        """Draw the cohort uniformly without replacement from the clients that are available."""
+        clients = server.available
+        count = min(server.config.cohort_size, len(clients))
+        return sorted(clients[place] for place in choose(len(clients), count, server.generator("cohort")))
+
+    @hookimpl(trylast=True)
+    def task_loss(self, step: Step) -> Tensor:
+        """Return the mean cross-entropy of the batch."""
+        return F.cross_entropy(step.logits, step.y)
+
+    @hookimpl(trylast=True)
+    def weight(self, update: ClientUpdate) -> float:
+        """Weigh by the number of samples, n_k."""
+        return float(update.samples)

@@ -1,0 +1,331 @@
+"""Every hook of fedcore, in the order in which a run calls them. No logic.
+
+The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; several engines, one order)::
+
+    run
+      configure_model, personal_parameters, local_epoch_breaks      [both]
+      check_run                                                     [both]
+      for each round:
+        select_clients                                              [server]
+        begin_round                                                 [server]   may ask: answer [client]
+        broadcast                                                   [server]
+        for each client of the cohort:
+          begin_local                                               [client]
+          for each local epoch:
+            (a break: mid_local_epoch                               [server]   between two epochs)
+            for each mini-batch:
+              task_loss, local_loss                                 [client]   forward, then these
+              observe                                               [client]   after backward, before SGD
+          end_local                                                 [client]
+          pre_upload                                                [client]
+        for each update that arrives, in dispatch order:
+          pre_aggregate                                             [server]   checked before and after
+          weight, accumulate                                        [server]   then folded; who makes one raise is out
+        aggregate                                                   [server]
+        server_step                                                 [server]   then the round commits
+        personal_model                                              [client]   in personalised evaluation
+        report                                                      [server]   and once for the summary
+        round_end                                                   [server]
+      post_train                                                    [server]   may ask: answer [client]
+
+A plugin implements a hook as a method marked with ``@hookimpl`` that takes any of the specified arguments
+by name. Plugins are called in the order in which the user lists them. Server and client instances of a
+plugin are separate and read-only after ``__init__``: what must last goes into the ``state`` they are handed.
+"Exclusive" hooks may be implemented by one plugin of a run only; the core refuses two at start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pluggy
+from torch import Tensor, nn
+
+from fedcore.base.config import RunConfig
+from fedcore.base.types import ClientUpdate, Loss
+from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
+from fedcore.models import ModelTask, SplitModel
+
+hookspec = pluggy.HookspecMarker("fedcore")
+hookimpl = pluggy.HookimplMarker("fedcore")
+
+# -------------------------------------------------------------------------------------------------
+# Both sides, before anything runs
+# -------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def configure_model(model: SplitModel, task: ModelTask) -> SplitModel | None:
+    """Change the model before the run: add a projection head, replace the classifier.
+
+    When: once per process, before round 0; server and clients must arrive at the same layout and weights.
+    :param model: Encoder and classifier as built so far; may be edited in place.
+    :param task: Number of classes, input shape, ``ensure_projection`` and the random streams to draw from.
+    :returns: The model to use from here on, or None for the one that was given.
+    Combining: in user order, each on the result of the one before.
+    """
+
+
+@hookspec(firstresult=True)
+def personal_parameters(model: SplitModel) -> Sequence[str] | None:
+    """Name the parameters that stay on each client (FedPer).
+
+    When: once per process, after every ``configure_model``.
+    :returns: Patterns over the model's names (``classifier.*``), or None for none. They are not sent,
+        folded, weighted or counted; a client's first ones are those of the initial global model.
+    Combining: exclusive.
+    """
+
+
+@hookspec
+def local_epoch_breaks(config: RunConfig) -> set[int] | None:
+    """Name the local epochs at whose start the cohort pauses for ``mid_local_epoch``.
+
+    When: once per run.
+    :returns: Epoch numbers from 1 to local_epochs - 1; 0 and anything from local_epochs on is an error, and so is
+        any with ``local_steps``, which clients take in different passes over their samples.
+    Combining: the union; each plugin is called at its own breaks.
+    """
+
+
+@hookspec
+def check_run(setup: RunSetup) -> None:
+    """Refuse a run in which this plugin cannot keep what it promises (a privacy guarantee).
+
+    When: once per process, after all other checks, before anything is written.
+    :param setup: Configuration, all plugins of the run, model and layout; read-only.
+    :raises ConfigError: what does not fit; ``PluginConflictError``, which names both plugins and the reason.
+    Combining: all are called, in user order.
+    """
+
+
+# -------------------------------------------------------------------------------------------------
+# Server, in the order of a round
+# -------------------------------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def select_clients(server: ServerContext) -> Sequence[int] | None:
+    """Choose the cohort of a round.
+
+    When: first thing in a round.
+    :returns: Distinct client ids, best of ``server.available`` (others fail as ``unavailable``), or None for the
+        default: uniformly without replacement, max(1, round(participation * clients)) of the available ones.
+        Not called in a round in which no client is available.
+    Combining: exclusive.
+    """
+
+
+@hookspec
+def begin_round(server: ServerContext) -> None:
+    """Prepare a round: read and write ``server.state``, ask clients.
+
+    When: after the cohort is known, before ``broadcast``.
+    :param server: ``server.ask`` works here and in ``post_train`` only.
+    Combining: all are called, in user order.
+    """
+
+
+@hookspec
+def broadcast(server: ServerContext) -> Mapping[str, Tensor] | None:
+    """Send tensors down beside the model; clients find them in ``client.received``.
+
+    When: once per round after ``begin_round``, and again for every evaluation.
+    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state``; None for none.
+    Combining: each plugin has its own namespace.
+    """
+
+
+@hookspec
+def mid_local_epoch(
+    server: ServerContext, epoch: int, snapshots: Mapping[int, Mapping[str, Tensor]]
+) -> Mapping[int, Mapping[str, Tensor]] | None:
+    """Exchange parts of the models between clients in the middle of their local training (FedCME).
+
+    When: at each epoch that this plugin named in ``local_epoch_breaks``, once all running clients paused.
+    :param epoch: The epoch that starts now.
+    :param snapshots: By client id, the tensors under this plugin's ``exchanges`` patterns. Clients that failed
+        before are absent.
+    :returns: Patches by client id, for exactly those names; patched parameters get fresh optimizer state,
+        everything else of a client survives the pause. None or an absent client: nothing changes.
+    Combining: plugins exchange disjoint names.
+    """
+
+
+@hookspec
+def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
+    """Inspect, replace or refuse one client's update.
+
+    When: once per arriving update, in dispatch order; the core checks it before and after.
+    :returns: The update to use (``dataclasses.replace``), or None to leave it as it is.
+    :raises RejectUpdate: leaves the update out; the client counts as rejected and nothing of it remains.
+    Combining: in user order, each on the result of the one before.
+    """
+
+
+@hookspec(firstresult=True)
+def weight(server: ServerContext, update: ClientUpdate) -> float | None:
+    """Weigh one update's parameters in the mean.
+
+    When: once per accepted update.
+    :returns: A finite number >= 0, or None for the default, the number of samples. Buffers always use samples.
+    Combining: exclusive.
+    """
+
+
+@hookspec
+def accumulate(server: ServerContext, update: ClientUpdate) -> None:
+    """Add one accepted update to streaming sums in ``server.state``.
+
+    When: once per accepted update, in dispatch order, so that sums do not depend on who was first.
+    :param update: ``update.model`` is read-only; entries of ``update.payload`` may be popped to free memory.
+    Combining: all are called.
+    """
+
+
+@hookspec
+def aggregate(server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
+    """Aggregate the parameters that this plugin ``owns``.
+
+    When: once per round, after the last update.
+    :param updates: The accepted updates in dispatch order; ``model`` holds the owned names only, ``payload``
+        what ``accumulate`` left of this plugin's.
+    :returns: A partial state of owned names; the weighted mean fills the rest. None: the mean for all.
+    Combining: plugins own disjoint names.
+    """
+
+
+@hookspec
+def server_step(server: ServerContext, mean: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    """Take a server optimizer's step from w_t (``server.model``) with the aggregated ``mean`` (FedAvgM, FedDyn).
+
+    When: once per round, after ``aggregate``.
+    :param mean: The new state as it stands: trainable shared parameters.
+    :returns: New values for some of these names, never buffers; the given tensor itself where nothing changes,
+        so that neutral options are bit-equal to FedAvg.
+    Combining: in user order, each on the result of the one before; a ``server_optimizer`` excludes owners.
+    """
+
+
+@hookspec
+def report(server: ServerContext) -> Mapping[str, Any] | None:
+    """Report figures of the run so far, such as the privacy that was spent.
+
+    When: once per round, after it committed and was evaluated, and once more for the summary.
+    :param server: ``server.round`` is the last round; the result is a pure function of it and ``server.state``.
+    :returns: JSON values by name; they stand under ``reports`` and the plugin's name in the round's record and in
+        summary.json. None for none.
+    Combining: each plugin has its own place.
+    """
+
+
+@hookspec
+def round_end(server: ServerContext, record: Mapping[str, Any]) -> None:
+    """See the finished record of a round (trackers).
+
+    When: after the round committed and was evaluated.
+    :param record: The line of metrics.jsonl; read-only.
+    Combining: all are called.
+    """
+
+
+@hookspec
+def post_train(server: ServerContext) -> None:
+    """Work on the final global model (USCC).
+
+    When: once, after the last round.
+    :param server: May ``ask`` clients and change the parameters that the plugin ``corrects``, through
+        ``server.retrain_classifier`` or ``server.update_model``.
+    Combining: in user order; plugins correct disjoint names.
+    """
+
+
+# -------------------------------------------------------------------------------------------------
+# Client, in the order of its local training
+# -------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def begin_local(client: ClientContext) -> None:
+    """Prepare one client's local training.
+
+    When: the model is loaded, no step has been taken.
+    :param client: Own ``state`` and ``received``; ``add_parameters`` and ``freeze`` work here only.
+    Combining: all are called.
+    """
+
+
+@hookspec(firstresult=True)
+def task_loss(step: Step) -> Tensor | None:
+    """Replace the task loss, cross-entropy by default (FedRS, FedCD).
+
+    When: after the forward pass of every mini-batch. Never syncs with the host: no ``.item()``, no boolean
+        indexing, no Python branch on tensor values or on the client's identity.
+    :returns: Tensor of shape (), or None for the default.
+    Combining: exclusive.
+    """
+
+
+@hookspec
+def local_loss(step: Step) -> Loss | list[Loss] | None:
+    """Add terms to the local objective of one mini-batch.
+
+    When: after the forward pass, before backward. Pure; never syncs with the host (see ``task_loss``).
+    :returns: One or several ``Loss``; None for none.
+    Combining: total = task_scale * task + sum of weight * value over all plugins.
+    """
+
+
+@hookspec
+def observe(step: Step) -> None:
+    """Add to sums in ``step.client.scratch``, in place (FedCME's features).
+
+    When: after backward, before the optimizer's update, without gradient.
+    Combining: all are called.
+    """
+
+
+@hookspec
+def end_local(client: ClientContext) -> Mapping[str, Tensor] | None:
+    """Finish one client's local training: write own ``state``, send tensors up.
+
+    When: after the last epoch; ``client.model`` holds the trained weights.
+    :returns: Named tensors that go up in the plugin's own namespace; None for none.
+    Combining: each plugin has its own namespace.
+    """
+
+
+@hookspec
+def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
+    """Change what goes up: clip, add noise, compress, mix a head (FedCP).
+
+    When: after every ``end_local``.
+    :param update: ``payload`` holds what this plugin sends; for one that ``guards_uploads`` plugin -> name -> tensor,
+        all that goes up.
+    :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
+    Combining: in user order, each on the result of the one before; who guards uploads is last.
+    """
+
+
+@hookspec
+def answer(client: ClientContext, question: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    """Reply to ``server.ask`` of the same plugin.
+
+    When: in ``begin_round`` or ``post_train`` of this plugin's server side; the model is the global one (with
+        the client's personal parameters). The client's state is read-only here.
+    :param question: As given to ``server.ask``.
+    :param tensors: As given to ``server.ask``.
+    :returns: Named tensors; None counts as an empty answer.
+    Combining: only the asking plugin is called.
+    """
+
+
+@hookspec(firstresult=True)
+def personal_model(client: ClientContext) -> nn.Module | None:
+    """Give the model that personalised evaluation uses for this client (Ditto, FDCL).
+
+    When: in an evaluation, once per client; state is read-only.
+    :returns: A module with the model's interface, or None for the global model (with personal parameters).
+    Combining: exclusive.
+    """

@@ -1,0 +1,108 @@
+"""What a plugin is, and every hole that pluggy leaves in that contract closed with a clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedcore.base.config import describe
+from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
+
+BUILTIN = "fedavg"
+
+
+class PluginOptions(BaseModel):
+    """Base of every plugin's options: unknown names are refused, values are fixed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+PLACE: Any = {"place": True}
+"""As ``json_schema_extra`` of an option: its value says where a tracker writes, or what an engine connects to. That of
+a Path says so by itself."""
+
+
+def places(options: type[PluginOptions]) -> list[str]:
+    """Return the options that say where something is written, or what is connected to; see :data:`PLACE`."""
+    return [
+        name
+        for name, field in options.model_fields.items()
+        if field.annotation in (Path, Path | None) or (field.json_schema_extra or {}) == PLACE
+    ]
+
+
+class Configurable(Protocol):
+    """A class whose objects are built from options: a plugin's, a tracker's."""
+
+    Options: ClassVar[type[PluginOptions]]
+
+
+class Plugin:
+    """Base of every method: options in, hooks out, nothing kept on ``self`` after ``__init__``.
+
+    The attributes below are declarations; a subclass sets them on the class or, where they depend on
+    options, in ``__init__``. Patterns are over the model's names after all ``configure_model`` calls.
+    """
+
+    Options: ClassVar[type[PluginOptions]] = PluginOptions
+    neutral: Mapping[str, Any] | None = None
+    """Options under which the method is FedAvg, bit by bit; None where there are none."""
+    owns: tuple[str, ...] = ()
+    """Parameters that ``aggregate`` returns."""
+    exchanges: tuple[str, ...] = ()
+    """Parameters that ``mid_local_epoch`` sees and patches."""
+    corrects: tuple[str, ...] = ()
+    """Parameters that ``post_train`` changes."""
+    reshapes: tuple[str, ...] = ()
+    """Parameters whose shape ``configure_model`` changes."""
+    reads: tuple[str, ...] = ()
+    """Frozen models that the local terms use: ``"global"``, ``"previous"``."""
+    scales_task: bool = False
+    """Whether a ``Loss`` of this plugin scales the task loss."""
+    server_optimizer: bool = False
+    """Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn)."""
+    uses_displacement: bool = False
+    """Whether state is derived from w_t - y_k, which an exchange of parameters makes meaningless."""
+    guards_uploads: bool = False
+    """Whether ``pre_upload`` comes after everybody else's and may change all that goes up, others' payloads too."""
+
+    name: str
+    _sealed = False
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        if self._sealed:
+            raise PluginContractError(
+                f"plugin {self.name!r} sets self.{attribute} after __init__. Plugin objects are read-only: "
+                "keep what lasts in client.state or server.state, and what lasts one round in client.scratch.",
+                plugin=self.name,
+            )
+        super().__setattr__(attribute, value)
+
+
+def parse_options(
+    name: str, cls: type[Configurable], options: Mapping[str, Any], *, kind: str = "plugin"
+) -> PluginOptions:
+    """Validate the options of a plugin, or of another ``kind`` of part.
+
+    :raises UnknownNameError: an option that does not exist.
+    :raises ConfigError: a value that its option does not take.
+    """
+    known = option_names(cls)
+    for option in options:
+        if option not in known:
+            raise UnknownNameError(f"{name} option", option, known)
+    try:
+        return cls.Options.model_validate(dict(options))
+    except ValidationError as error:
+        raise ConfigError(describe(error, f"{kind} {name!r}: ", flags=False)) from None
+
+
+def option_names(cls: type[Configurable]) -> dict[str, str]:
+    """Return what users call its options (an alias such as ``lambda``) -> the field's name."""
+    return {field.alias or name: name for name, field in cls.Options.model_fields.items()}

@@ -1,0 +1,235 @@
+"""The plugins of a run: a fresh set per run and side, called in the user's order, conflicts refused at start-up."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import pluggy
+
+from fedcore.base.errors import ConfigError, FedcoreError, PluginCallError, PluginConflictError, PluginContractError
+from fedcore.hooks import hookspecs
+from fedcore.hooks.checks import problem_with
+from fedcore.hooks.hook_checks import EXCLUSIVE, HOOKS, check_class, create_plugin
+from fedcore.hooks.plugin import BUILTIN, Plugin, PluginOptions, option_names
+
+__all__ = [
+    "BUILTIN",
+    "EXCLUSIVE",
+    "HOOKS",
+    "Plugin",
+    "PluginOptions",
+    "PluginSet",
+    "check_class",
+    "create_plugin",
+    "match",
+    "option_names",
+]
+
+
+class _Call(NamedTuple):
+    plugin: Plugin
+    function: Any
+    arguments: tuple[str, ...]
+
+
+class PluginSet:
+    """The plugins of one side of one run, in user order, with the built-in FedAvg behind them."""
+
+    def __init__(self, plugins: Iterable[Plugin]) -> None:
+        self.plugins = tuple(plugins)
+        manager = pluggy.PluginManager("fedcore")
+        manager.add_hookspecs(hookspecs)
+        for plugin in reversed(self.plugins):  # pluggy calls the last registered first
+            manager.register(_Hooks(plugin), plugin.name)
+        self._calls = {name: _calls(manager, name, self.plugins) for name in HOOKS}
+        self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
+        """Time spent in each of the user's plugins since this set was made."""
+
+    @classmethod
+    def create(cls, choices: Mapping[str, Mapping[str, Any]]) -> PluginSet:
+        """Build fresh plugin objects from names and options.
+
+        :raises ConfigError: an unknown plugin or option, a value out of bounds.
+        :raises PluginContractError: a plugin that breaks the contract.
+        :raises PluginConflictError: two plugins with the same exclusive hook.
+        """
+        plugins = [create_plugin(name, options) for name, options in choices.items() if name != BUILTIN]
+        if choices.get(BUILTIN):
+            raise ConfigError(f"plugin {BUILTIN!r} has no options; it got {dict(choices[BUILTIN])}")
+        names = [plugin.name for plugin in plugins]
+        if BUILTIN in names:
+            raise ConfigError(f"a plugin cannot be called {BUILTIN!r}: that is the built-in one. Rename its class.")
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"plugin {name!r} is listed twice; list it once")
+        made = cls([*plugins, create_plugin(BUILTIN, {})])
+        made.check_exclusive()
+        return made
+
+    def __iter__(self) -> Iterator[Plugin]:
+        """Iterate over the user's plugins, without the built-in one."""
+        return (plugin for plugin in self.plugins if plugin.name != BUILTIN)
+
+    def implementers(self, hook: str) -> list[Plugin]:
+        """Return the user's plugins that implement a hook, in user order."""
+        return [call.plugin for call in self._calls[hook] if call.plugin.name != BUILTIN]
+
+    def each(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
+        """Call a hook on every plugin in user order; yields (plugin, result), a None result included.
+
+        An argument with a ``scoped`` method reaches each plugin as its own view.
+        :raises PluginCallError: the hook raised something that is not a fedcore error.
+        """
+        for call in self._calls[hook]:
+            yield call.plugin, self._invoke(call, hook, arguments)
+
+    def first(self, hook: str, **arguments: Any) -> Any:
+        """Return the first result that is not None, the built-in plugin asked last."""
+        for _, result in self.each(hook, **arguments):
+            if result is not None:
+                return result
+        return None
+
+    def call(self, plugin_name: str, hook: str, **arguments: Any) -> Any:
+        """Call a hook on one plugin only; None where it does not implement it."""
+        for call in self._calls[hook]:
+            if call.plugin.name == plugin_name:
+                return self._invoke(call, hook, arguments)
+        return None
+
+    def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
+        name = call.plugin.name
+        given = []
+        for argument in call.arguments:
+            value = arguments[argument]
+            whole = call.plugin.guards_uploads and (hook, argument) == ("pre_upload", "update")
+            given.append(value.scoped(name) if hasattr(value, "scoped") and not whole else value)
+        began = time.perf_counter()
+        try:
+            result = call.function(*given)
+        except FedcoreError:
+            raise
+        except Exception as error:
+            raise PluginCallError(
+                f"plugin {name!r} hook {hook}{_where(arguments)} raised {type(error).__name__}: {error}",
+                plugin=name,
+                hook=hook,
+            ) from error
+        if name in self.seconds:
+            self.seconds[name] += time.perf_counter() - began
+        problem = problem_with(hook, result)
+        if problem:
+            where = f"plugin {name!r} hook {hook}{_where(arguments)}"
+            raise PluginContractError(f"{where}: {problem}", plugin=name, hook=hook)
+        return result
+
+    def check_exclusive(self) -> None:
+        """Refuse two plugins that implement the same exclusive hook or declare what only one can have."""
+        for hook in sorted(EXCLUSIVE):
+            _refuse_two(self.implementers(hook), f"both implement {hook}, which only one plugin can")
+        _refuse_two([p for p in self if p.scales_task], "both scale the task loss (scales_task)")
+        _refuse_two([p for p in self if p.server_optimizer], "both are server optimizers (server_optimizer)")
+        _refuse_two([p for p in self if p.guards_uploads], "both guard what goes up (guards_uploads)")
+        for one, other in combinations(self, 2):
+            for first, second in ((one, other), (other, one)):
+                if first.server_optimizer and second.owns:
+                    raise PluginConflictError(
+                        f"plugins {first.name!r} and {second.name!r} cannot be combined: {first.name!r} steps the "
+                        f"whole model on the server, but {second.name!r} owns the aggregation of {second.owns}"
+                    )
+                if first.uses_displacement and second.exchanges:
+                    raise PluginConflictError(
+                        f"plugins {first.name!r} and {second.name!r} cannot be combined: {first.name!r} derives its "
+                        f"state from how far a client's model moved, but {second.name!r} exchanges {second.exchanges} "
+                        "between clients in mid-epoch"
+                    )
+
+    def check_names(self, names: Iterable[str], personal: Iterable[str]) -> None:
+        """Resolve every declared pattern over the model's names and refuse overlaps.
+
+        :param personal: names that stay on the clients.
+        :raises PluginContractError: a pattern that matches nothing.
+        :raises PluginConflictError: an overlap, naming both plugins and the reason.
+        """
+        names, personal = list(names), set(personal)
+        keeper = next(iter(self.implementers("personal_parameters")), None)
+        for declaration in ("owns", "exchanges", "corrects", "reshapes"):
+            claimed: dict[str, Plugin] = {}
+            for plugin in self:
+                for name in match(getattr(plugin, declaration), names, plugin, declaration):
+                    other = claimed.setdefault(name, plugin)
+                    if other is not plugin:
+                        raise PluginConflictError(
+                            f"plugins {other.name!r} and {plugin.name!r} cannot be combined: "
+                            f"both declare {declaration} = {name!r}"
+                        )
+                    if name in personal and declaration != "reshapes" and keeper not in (plugin, None):
+                        assert keeper is not None
+                        raise PluginConflictError(
+                            f"plugins {plugin.name!r} and {keeper.name!r} cannot be combined: {plugin.name!r} "
+                            f"{declaration} {name!r}, which {keeper.name!r} keeps on each client"
+                        )
+
+    def reads(self, model: str, plugin_name: str | None = None) -> bool:
+        """Return whether any plugin, or the one of a name, declares that it reads the frozen ``model``."""
+        return any(model in plugin.reads for plugin in self if plugin_name in (None, plugin.name))
+
+    def require_reads(self, model: str, plugin_name: str) -> None:
+        """Refuse a look at a frozen model that the plugin does not declare.
+
+        :raises PluginContractError: with what to write.
+        """
+        if not self.reads(model, plugin_name):
+            raise PluginContractError(
+                f"plugin {plugin_name!r} reads the {model!r} model without declaring it; "
+                f"set reads = ({model!r},) on the class",
+                plugin=plugin_name,
+            )
+
+
+def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declaration: str) -> list[str]:
+    """Return the names that match any of the patterns, in the model's order.
+
+    :raises PluginContractError: a pattern that matches nothing.
+    """
+    names = list(names)
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise PluginContractError(
+                f"plugin {plugin.name!r}: {declaration} pattern {pattern!r} matches none of the model's names "
+                f"({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})",
+                plugin=plugin.name,
+            )
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _refuse_two(plugins: list[Plugin], reason: str) -> None:
+    if len(plugins) > 1:
+        raise PluginConflictError(f"plugins {plugins[0].name!r} and {plugins[1].name!r} cannot be combined: {reason}")
+
+
+class _Hooks:
+    """A plugin's hook methods and nothing else: pluggy evaluates every attribute of what it is given."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.__dict__.update({name: getattr(plugin, name) for name in HOOKS if hasattr(type(plugin), name)})
+
+
+def _calls(manager: pluggy.PluginManager, hook: str, plugins: tuple[Plugin, ...]) -> tuple[_Call, ...]:
+    by_name = {plugin.name: plugin for plugin in plugins}
+    implementations = getattr(manager.hook, hook).get_hookimpls()
+    return tuple(_Call(by_name[impl.plugin_name], impl.function, impl.argnames) for impl in reversed(implementations))
+
+
+def _where(arguments: Mapping[str, Any]) -> str:
+    """Return `` (round 3, client 7)`` as far as the arguments tell."""
+    step, server, update = arguments.get("step"), arguments.get("server"), arguments.get("update")
+    client = step.client if step is not None else arguments.get("client")
+    round_ = getattr(client or server, "round", None)
+    number = getattr(client, "id", None) if client is not None else getattr(update, "client", None)
+    parts = [f"{what} {value}" for what, value in (("round", round_), ("client", number)) if value is not None]
+    return f" ({', '.join(parts)})" if parts else ""

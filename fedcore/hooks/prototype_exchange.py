@@ -1,0 +1,132 @@
+"""The exchange of class prototypes in every round, which FedProc and FedECCR share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.functional import ReadyPrototypes, ready_prototypes
+from fedcore.functional.prototypes import (
+    Weights,
+    add_prototypes,
+    check_prototypes,
+    class_prototypes,
+    first_prototypes,
+    mean_over_holders,
+    random_prototypes,
+)
+from fedcore.hooks.contexts import ClientContext, ServerContext
+from fedcore.hooks.plugin import PluginOptions
+
+
+class PrototypeOptions(PluginOptions):
+    """Options of a method that contrasts features with global prototypes."""
+
+    first_round: Literal["contrast", "task"] = Field(
+        "task",
+        description="Round 0: cross-entropy alone, and the first prototypes are those of the trained models (task), or "
+        "contrast with prototypes that init says.",
+    )
+    init: Literal["query", "random"] = Field(
+        "query",
+        description="First prototypes for first_round=contrast: the cohort's means under the initial weights, or unit "
+        "vectors drawn from the seed.",
+    )
+    prototype_weights: Weights = Field(
+        "samples",
+        description="A global prototype is the mean over all samples of the class, or over the clients that hold it.",
+    )
+    projection: bool = Field(True, description="Put the projection head (256 wide) on the encoder.")
+
+    @model_validator(mode="after")
+    def _init_is_used(self) -> PrototypeOptions:
+        if self.first_round == "task" and self.init != "query":
+            raise ValueError(
+                f"init={self.init} says what first_round=contrast starts from; give both, or leave init out"
+            )
+        return self
+
+
+class PrototypeExchange:
+    """One plugin's exchange of global prototypes, to be called from the hooks of the same names.
+
+    It keeps nothing: what lasts stands in ``server.state`` (``prototypes`` and ``known``), what a client needs for a
+    round in ``client.scratch``. Until there are prototypes nothing is sent down, and :meth:`ready` returns None.
+
+    :param options: which prototypes come first, and what weighs in a mean.
+    """
+
+    def __init__(self, options: PrototypeOptions) -> None:
+        self._options = options
+
+    # --- server --------------------------------------------------------------------------------------------
+
+    def begin_round(self, server: ServerContext) -> None:
+        """Initialize the prototypes for a first round with contrast, in the first round that comes to something.
+
+        :raises RoundFailedError: nobody of the cohort answered.
+        """
+        if self._options.first_round == "task" or "prototypes" in server.state:
+            return
+        if self._options.init == "random":
+            first = random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
+        else:
+            check = partial(
+                check_prototypes,
+                num_classes=server.num_classes,
+                width=server.feature_dim,
+                weights=self._options.prototype_weights,
+            )
+            first = first_prototypes(server.ask("prototypes", clients="cohort", check=check))
+        server.state.update(first)
+
+    def broadcast(self, server: ServerContext) -> Tensors | None:
+        """Return the global ``prototypes`` (C, d) and ``known`` (C,); None while there are none."""
+        if "prototypes" not in server.state:
+            return None
+        return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
+
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Add one client's prototypes to this round's sums.
+
+        :raises ValueError: they are malformed; the client is left out.
+        """
+        check_prototypes(
+            update.payload,
+            server.num_classes,
+            server.feature_dim,
+            weights=self._options.prototype_weights,
+            samples=update.samples,
+        )
+        before = server.state if "sums" in server.state else {}
+        server.state.update(add_prototypes(before, update.payload))
+        update.payload.clear()
+
+    def aggregate(self, server: ServerContext) -> None:
+        """Renew the global prototypes by this round's sums, if clients sent any."""
+        if "sums" in server.state:
+            total = {name: server.state.pop(name) for name in ("sums", "weights")}
+            previous = server.state if "prototypes" in server.state else None
+            server.state.update(mean_over_holders(total, previous))
+
+    # --- client --------------------------------------------------------------------------------------------
+
+    def own(self, client: ClientContext) -> Tensors:
+        """Return the client's prototypes under its current weights, over all its training samples in eval mode."""
+        features, _, labels = client.forward()
+        return class_prototypes(features, labels, client.num_classes, weights=self._options.prototype_weights)
+
+    def begin_local(self, client: ClientContext, *, temperature: float = 1.0) -> None:
+        """Make the received prototypes ready for all batches of the round."""
+        if client.received:
+            client.scratch["prototypes"] = ready_prototypes(
+                client.received["prototypes"], temperature=temperature, known=client.received["known"]
+            )
+
+    def ready(self, client: ClientContext) -> ReadyPrototypes | None:
+        """Return the prototypes to contrast with; None in a round without any."""
+        ready: ReadyPrototypes | None = client.scratch.get("prototypes")
+        return ready

@@ -1,0 +1,110 @@
+"""What server and clients must agree on: plugins, model and layout, rebuilt on each side from names and config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.data import Dataset
+from fedcore.hooks.plugins import Plugin, PluginSet, match
+from fedcore.models import ModelTask, SplitModel, build_model, require_takes
+from fedcore.models.layout import Layout
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One side's view of a run.
+
+    :param breaks: epoch -> the plugins that exchange at its start, in user order.
+    """
+
+    config: RunConfig
+    plugins: PluginSet
+    model: SplitModel
+    task: ModelTask
+    layout: Layout
+    breaks: dict[int, list[str]]
+
+    @classmethod
+    def build(cls, config: RunConfig, dataset: Dataset) -> Setup:
+        """Build fresh plugins and the model as all of them configure it.
+
+        :raises ConfigError: and its kin, for everything that cannot be combined or does not fit.
+        """
+        plugins = PluginSet.create(config.plugins)
+        require_takes(config.model, dataset.kind, config.dataset)
+        model, task = build_model(
+            config.model,
+            num_classes=dataset.num_classes,
+            input_shape=dataset.input_shape,
+            seed=config.seed,
+            projection=config.projection,
+        )
+        for plugin, changed in plugins.each("configure_model", model=model, task=task):
+            if changed is not None and not isinstance(changed, SplitModel):
+                raise PluginContractError(
+                    f"plugin {plugin.name!r} hook configure_model: returned {type(changed).__name__}, "
+                    "expected a SplitModel or None",
+                    plugin=plugin.name,
+                    hook="configure_model",
+                )
+            model = changed or model
+        _check_forward(config, model, task, dataset)
+        names = list(model.state_dict())
+        personal: set[str] = set()
+        for plugin, patterns in plugins.each("personal_parameters", model=model):
+            personal.update(match(patterns or (), names, plugin, "personal_parameters"))
+        plugins.check_names(names, personal)
+        if config.buffers == "local":
+            personal.update(Layout.of(model).buffers)
+        setup = cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
+        for _ in plugins.each("check_run", setup=setup):
+            pass
+        return setup
+
+    def claimed(self, plugin: Plugin, declaration: str) -> list[str]:
+        """Return the names under a plugin's ``owns``, ``exchanges`` or ``corrects``, as far as they travel."""
+        names = match(getattr(plugin, declaration), self.layout.shapes, plugin, declaration)
+        return [name for name in names if name not in self.layout.personal]
+
+
+def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset) -> None:
+    """Try the first sample, so that a model that does not fit the data fails before the run starts."""
+    model.eval()
+    first = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            features, logits = model(first)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"model {config.model!r} does not take samples of shape {tuple(task.input_shape)} "
+            f"(data set {config.dataset!r}): {error}"
+        ) from error
+    if features.ndim != 2 or logits.shape != (1, task.num_classes):
+        raise PluginContractError(
+            f"model {config.model!r} gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one "
+            f"sample, expected (1, d) and (1, {task.num_classes})"
+        )
+
+
+def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for plugin, epochs in plugins.each("local_epoch_breaks", config=config):
+        if epochs and config.local_steps is not None:
+            raise ConfigError(
+                f"plugin {plugin.name!r} pauses all clients at the start of a local epoch, but with --local-steps each "
+                "client is in another pass over its samples then; leave out --local-steps"
+            )
+        for epoch in epochs or ():
+            if not 0 < epoch < config.local_epochs:
+                raise PluginContractError(
+                    f"plugin {plugin.name!r} hook local_epoch_breaks: {epoch} is not between 1 and "
+                    f"{config.local_epochs - 1} (local_epochs is {config.local_epochs})",
+                    plugin=plugin.name,
+                    hook="local_epoch_breaks",
+                )
+            found.setdefault(epoch, []).append(plugin.name)
+    return dict(sorted(found.items()))

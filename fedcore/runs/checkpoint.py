@@ -1,0 +1,224 @@
+"""Checkpoints: the last two, each one file that is whole or absent, with the clients' states that they name.
+
+A checkpoint is only as good as what it names. Clients' states are on the disk before it is written, and nothing
+that one of the two names is deleted, so that a run can go on from the older one when the newer is damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.base.errors import RunDirectoryError
+from fedcore.storage.files import delete_others
+from fedcore.storage.manifest import Manifest
+from fedcore.runs.saved import Binding
+from fedcore.storage.serial import read_tensors, write_tensors
+from fedcore.storage.state import SEPARATOR, flatten, unflatten
+from fedcore.storage.client_store import ClientStore
+from fedcore.server.state import ServerState
+from fedcore.base.types import Tensors
+
+KEPT = 2
+PHASES = {"train": 0, "post_train": 1, "done": 2}
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "round": int,
+    "metrics_bytes": int,
+    "plugins": dict,
+    "ledger": dict,
+    "best": dict,
+    "before_correction": (dict, type(None)),
+}
+
+Report = Callable[[str], None]
+"""Called with a sentence for people."""
+
+Check = Callable[[ServerState, Mapping[str, Any]], object]
+
+MOST_CLIENTS = 100_000_000
+"""A manifest takes 4 bytes for each client up to the highest; a file that names a higher one is no checkpoint."""
+
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RunDirectoryError)
+
+
+class CheckpointStore:
+    """The checkpoints of a run: saved, found again, the old ones deleted.
+
+    :param clients: the clients' states.
+    """
+
+    def __init__(self, root: Path, clients: ClientStore) -> None:
+        self.root, self.clients = root, clients
+        self.binding: Binding | None = None  # what is written into every checkpoint
+        self.found: Any = None  # what stood in the one that was loaded
+        self._kept: dict[Path, Manifest] = {}  # oldest first
+
+    def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
+        """Write a checkpoint, its clients' states first; then delete what neither it nor the one before names.
+
+        :param touched: clients that may have written versions since the last checkpoint, accepted or not.
+        :param metrics: SHA-256, in hex, of the part of metrics.jsonl that the state counts.
+        :raises StorageError: it cannot be written; what was there before stays.
+        """
+        path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
+        manifest = Manifest.of(state.manifest)
+        new = manifest.changed(next(reversed(self._kept.values()), Manifest.of({})))
+        self.clients.settle({client: manifest[client] for client in new if client in manifest})
+        tensors, meta = _pack(state)
+        if self.binding is not None:
+            meta["binding"] = self.binding.plain()
+        if metrics is not None:
+            meta["metrics_sha256"] = metrics
+        write_tensors(path, tensors, meta, inside=self.root.parent)
+        before = {other: named for other, named in self._kept.items() if other != path}
+        self._kept = dict([*before.items(), (path, manifest)][-KEPT:])
+        oldest = next(iter(self._kept.values()))
+        dropped = [named for other, named in before.items() if other not in self._kept]
+        self._prune({*touched, *(client for named in dropped for client in named.changed(oldest))})
+
+    def load(
+        self,
+        *,
+        check: Check | None = None,
+        report: Report | None = None,
+        phase: str | None = None,
+    ) -> ServerState | None:
+        """Return the newest checkpoint that is whole with all that it names; None where there is none. Writes nothing.
+
+        Of the clients' states it reads those that the checkpoint before has in another version: for the others, an
+        older checkpoint is no help, and whoever uses them checks them.
+
+        :param check: raises RunDirectoryError for what else has to fit; it is given the JSON part, too.
+        :param report: told of damaged ones, those that were passed over and the one before.
+        :param phase: of the run, whose checkpoints alone count; default all.
+        :raises RunDirectoryError: there are checkpoints, but none is whole.
+        """
+        files, problems = self._files(phase), []
+        for path, older in zip(reversed(files), [*reversed(files[:-1]), None]):
+            try:
+                tensors, meta = read_tensors(path)
+                state = _unpack(tensors, meta)
+                manifest, (before, damage) = Manifest.of(state.manifest), _manifest_in(older)
+                self.clients.check(manifest, before)
+                if check is not None:
+                    check(state, meta)
+            except _DAMAGED as error:
+                problems.append(f"{path.name}: {error}")
+                continue
+            self._kept, self.found = {path: manifest}, meta.get("binding")
+            if older is not None and before is not None:
+                self._kept = {older: before, path: manifest}
+            if damage and report is not None:
+                report(f"{damage}. It is the checkpoint before the last one, which is whole")
+            if problems and report is not None:
+                report(
+                    f"{'; '.join(problems)}. The checkpoint before is whole: going on from it, after "
+                    f"{state.round} round{'s' * (state.round != 1)}"
+                )
+            return state
+        if problems:
+            raise RunDirectoryError(
+                f"no checkpoint in {self.root} can be used: {'; '.join(problems)}. Start the run again, its options "
+                f"give the same bits: fedcore train --config {self.root.parent / 'config.yaml'} --out NEW_FOLDER"
+            )
+        return None
+
+    def tidy(self) -> None:
+        """Delete what a killed process left: all but what :meth:`load` found, the one before it, and what they name."""
+        self._prune(self.clients.everyone())
+
+    def clear(self) -> None:
+        """Delete all checkpoints."""
+        self._kept = {}
+        self._prune(())
+
+    def _prune(self, clients: Collection[int]) -> None:
+        delete_others(self.root, {path.name for path in self._kept}, inside=self.root.parent)
+        self.clients.prune(clients, list(self._kept.values()))
+
+    def binding_found(self) -> Any:
+        """Return what the newest readable checkpoint says that it belongs to; None where none says so."""
+        for path in reversed(self._files()):
+            with contextlib.suppress(*_DAMAGED):
+                return read_tensors(path)[1].get("binding")
+        return None
+
+    def _files(self, phase: str | None = None) -> list[Path]:
+        return sorted(self.root.glob(f"*-{phase}.safetensors" if phase else "*.safetensors"))
+
+
+def _pack(state: ServerState) -> tuple[Tensors, dict[str, Any]]:
+    """Split a state into tensors and JSON."""
+    tensors, rest = flatten(state.plugins)
+    named = {f"model{SEPARATOR}{name}": tensor for name, tensor in state.model.items()}
+    named.update({f"plugins{SEPARATOR}{name}": tensor for name, tensor in tensors.items()})
+    manifest = Manifest.of(state.manifest).tensors()
+    named.update({f"manifest{SEPARATOR}{name}": tensor for name, tensor in manifest.items()})
+    return named, {
+        "format": 2,
+        "round": state.round,
+        "phase": state.phase,
+        "plugins": rest,
+        "ledger": state.ledger,
+        "best": state.best,
+        "before_correction": state.before_correction,
+        "metrics_bytes": state.metrics_bytes,
+        "virtual_time": state.virtual_time,
+    }
+
+
+def _unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ServerState:
+    """Join what :func:`_pack` split; the tensors are copies."""
+    groups: dict[str, Tensors] = {"model": {}, "plugins": {}, "manifest": {}}
+    for name, tensor in tensors.items():
+        group, _, key = name.partition(SEPARATOR)
+        groups[group][key] = tensor.clone()
+    if meta["phase"] not in PHASES:
+        raise ValueError(f"phase {meta['phase']!r} is none of {', '.join(PHASES)}")
+    for name, kinds in _KINDS.items():
+        if not isinstance(meta[name], kinds):
+            raise TypeError(f"{name} is a {type(meta[name]).__name__}")
+    if min(meta["round"], meta["metrics_bytes"]) < 0:
+        raise ValueError("a count is negative")
+    virtual_time = float(meta.get("virtual_time", 0.0))  # checkpoints of earlier versions have none
+    if not 0 <= virtual_time < math.inf:
+        raise ValueError(f"the clock stands at {virtual_time}")
+    return ServerState(
+        model=groups["model"],
+        round=meta["round"],
+        phase=meta["phase"],
+        plugins=unflatten(groups["plugins"], meta["plugins"]),
+        manifest=_manifest(groups["manifest"], meta),
+        ledger=meta["ledger"],
+        best=meta["best"],
+        before_correction=meta["before_correction"],
+        metrics_bytes=meta["metrics_bytes"],
+        virtual_time=virtual_time,
+    )
+
+
+def _manifest_in(path: Path | None) -> tuple[Manifest | None, str]:
+    """Return a checkpoint's manifest, None where it cannot be read, and then why."""
+    if path is None:
+        return None, ""
+    try:
+        return Manifest.of(_unpack(*read_tensors(path)).manifest), ""
+    except _DAMAGED as error:
+        return None, f"{path.name}: {error}"
+
+
+def _manifest(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Manifest:
+    """Return a checkpoint's manifest, which stood in its JSON part in format 1."""
+    named = [int(client) for client in meta.get("manifest", ())] or tensors.get("clients", torch.empty(0)).tolist()
+    if any(not 0 <= client < MOST_CLIENTS for client in named):
+        raise ValueError(f"the manifest names a client that is not between 0 and {MOST_CLIENTS - 1}")
+    if "manifest" in meta:
+        return Manifest.of({int(client): version for client, version in meta["manifest"].items()})
+    return Manifest.from_tensors(tensors)

@@ -1,0 +1,127 @@
+"""Which evaluation protocols a run has, and their figures for a committed state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedcore.client.messages import ClientFailure, ClientTask
+from fedcore.engines.local import cores
+from fedcore.base.errors import RejectUpdate
+from fedcore.client.evaluation import evaluate, rates, silhouette, summarise_clients
+from fedcore.client.frozen import load_state
+from fedcore.models import SplitModel
+from fedcore.models.placement import Placement
+from fedcore.server.federation import Federation
+from fedcore.server.round import Round
+from fedcore.server.dispatch_order import in_order
+from fedcore.server.context import broadcasts
+from fedcore.server.state import ServerState
+
+
+class Evaluator:
+    """Evaluates committed states; changes nothing."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.placement = Placement.of(federation.config, federation.setup.model)
+        self.device = self.placement.device
+
+    def evaluate(self, state: ServerState, *, with_silhouette: bool = False) -> dict[str, Any]:
+        """Return the figures of every protocol that applies to this run."""
+        federation, layout = self.federation, self.federation.setup.layout
+        metrics: dict[str, Any] = {"global": None}
+        if layout.personal:
+            metrics["global_reason"] = (
+                f"no global model: {sorted(layout.personal)[0]!r} and the like stay on the clients"
+            )
+        else:
+            model = self.load_model(state)
+            threads = cores() if self.device.type == "cpu" else 1
+            counts = evaluate(
+                model, federation.dataset.test, federation.dataset.num_classes, self.device, threads=threads
+            )
+            metrics["global"] = rates(counts)
+        metrics.update(self.evaluate_clients(state))
+        if with_silhouette:
+            metrics.update(self.silhouette(state))
+        return metrics
+
+    def evaluate_clients(self, state: ServerState) -> dict[str, Any]:
+        """Return the figures of the protocols that run on clients."""
+        federation, plugins = self.federation, self.federation.setup.plugins
+        personal = bool(federation.setup.layout.personal or plugins.implementers("personal_model"))
+        held_out = federation.partition.test.sizes.nonzero().flatten().tolist()
+        protocols = ["global_local"] if held_out and not federation.setup.layout.personal else []
+        if personal:
+            protocols += ["personal"] if held_out else []
+            protocols += [] if federation.partition.is_declared else ["personal_global"]  # they hold no such test set
+        if not protocols:
+            return {}
+        current = Round.open(federation, state)
+        key = current.share(f"evaluate-{state.round}-{state.phase}", broadcasts(current))
+        tasks = [
+            ClientTask(
+                id=f"{key}-{client}",
+                kind="evaluate",
+                client=client,
+                round=state.round,
+                state_round=state.manifest.get(client),
+                shared=key,
+                meta={"protocols": protocols, "took_part": client in state.manifest},
+            )
+            for client in (range(self.federation.config.clients) if personal else held_out)
+        ]
+        results: dict[int, dict[str, Any]] = {}
+        try:
+            for task, outcome in in_order(tasks, federation.engine.run(tasks), current.ignore):
+                if isinstance(outcome, ClientFailure):
+                    current.fail(task.client, outcome.kind, outcome.message)
+                    continue
+                try:
+                    results[task.client] = federation.validator.counts(
+                        task, outcome, self._samples(task), federation.dataset.num_classes
+                    )
+                except RejectUpdate as error:
+                    current.fail(task.client, error.kind, str(error))
+        finally:
+            current.close()
+        found = summarise_clients(results, set(range(self.federation.config.clients)) - set(state.manifest))
+        if current.failures:
+            found["failed"] = len(current.failures)
+            found["failures"] = current.failures
+        return found
+
+    def _samples(self, task: ClientTask) -> dict[str, int]:
+        """Return how many samples a client has for each protocol that its task asks for."""
+        held_out, test = len(self.federation.partition.test[task.client]), len(self.federation.dataset.test)
+        sizes = {"global_local": held_out, "personal": held_out, "personal_global": test}
+        return {protocol: sizes[protocol] for protocol in task.meta["protocols"] if sizes[protocol]}
+
+    def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""
+        protocol = next((name for name in ("personal", "global_local") if name in metrics), None)
+        if protocol is None:
+            return {}
+        accuracy = metrics[protocol]["accuracy"]
+        if state.best and accuracy <= state.best["validation_accuracy"]:
+            return state.best
+        found = {"round": state.round - 1, "validation": protocol, "validation_accuracy": accuracy}
+        if metrics["global"] is not None:
+            found["global_accuracy"] = metrics["global"]["accuracy"]
+        return found
+
+    def silhouette(self, state: ServerState) -> dict[str, Any]:
+        """Return the silhouette of the features on test samples, and why there is none where it is None."""
+        if any(name.startswith("encoder.") for name in self.federation.setup.layout.personal):
+            return {"silhouette": None, "silhouette_reason": "there is no global encoder"}
+        value, reason = silhouette(
+            self.load_model(state), self.federation.dataset.test, self.federation.config.seed, self.device
+        )
+        return {"silhouette": value, **({"silhouette_reason": reason} if reason else {})}
+
+    def load_model(self, state: ServerState) -> SplitModel:
+        """Return the server's model with the committed weights, in eval mode."""
+        model = self.placement.model(self.federation.setup.model)
+        load_state(model.state_dict(), state.model)
+        return model.eval()

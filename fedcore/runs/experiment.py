@@ -1,0 +1,412 @@
+"""A whole run: prepare, train round by round, evaluate, record, checkpoint, finish; and go on after a stop."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from fedcore.base import registry
+from fedcore.runs.checkpoint import Report
+from fedcore.base.config import RunConfig
+from fedcore.data import Partition
+from fedcore.engines.protocol import Engine
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.base.errors import FedcoreError, RunDirectoryError
+from fedcore.storage.files import finite, sealed
+from fedcore.client.frozen import load_state
+from fedcore.models import SplitModel
+from fedcore.runs.start import Opened, begin, reopen
+from fedcore.models.placement import Placement, resolve_device
+from fedcore.runs.evaluation import Evaluator
+from fedcore.runs.provenance import now, session
+from fedcore.server.round import Notify, Round
+from fedcore.runs.directory import RunDirectory
+from fedcore.server.cohort import Federation, run_post_train, run_round
+from fedcore.server.context import RoundContext
+from fedcore.server.state import ServerState
+from fedcore.runs import participation
+from fedcore.runs.trackers.following import tracked
+
+Make = Callable[[WorkerSpec], Engine]
+
+UNFINISHED = (
+    "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
+    "one before it is computed again"
+)
+
+PARTS = (
+    "round",
+    "selection",
+    "broadcast",
+    "local_training",
+    "collection",
+    "aggregation",
+    "evaluation",
+    "checkpoint",
+    "client_seconds",
+    "idle_workers",
+)
+"""What is timed in every round, in seconds; ``client_seconds`` and ``idle_workers`` are summed over the workers."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    :param metrics: final figures by protocol, as in ``summary.json``.
+    :param model: the global model, on the CPU, in eval mode.
+    :param directory: the run directory.
+    """
+
+    metrics: dict[str, Any]
+    model: SplitModel
+    directory: Path
+    summary: dict[str, Any]
+
+
+class Interrupted(FedcoreError):
+    """Ctrl-C: the run stopped with a checkpoint that it can go on from."""
+
+
+def run(
+    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
+) -> RunResult:
+    """Train as configured, in a new run directory.
+
+    :param partition: who holds which samples, in place of the configured dealing. A :meth:`Partition.declared` one is
+        of clients that hold data of their own; ``engine`` has to reach them.
+    :param engine: makes the engine in place of the configured one; for engines that are objects of the caller's.
+    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``).
+    :raises ConfigError: and its kin, before anything is written.
+    :raises RoundFailedError: too few usable updates; the directory holds the last good state.
+    :raises Interrupted: Ctrl-C; the directory holds a checkpoint.
+    """
+    with started(config, notify=notify, engine=engine, partition=partition) as (experiment, state):
+        return experiment.train(state)
+
+
+@contextmanager
+def started(
+    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
+) -> Iterator[tuple[Experiment, ServerState]]:
+    """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
+    with one_thread():
+        opened = begin(config, partition, reached=engine is not None)
+        begun = False
+        try:
+            with opened.directory.lock():
+                initial = opened.initial()
+                with _running(opened, initial, notify, engine) as experiment:
+                    begun = True
+                    yield experiment, initial
+        except BaseException:
+            if not begun:  # the engine could not be started: nothing to go on with
+                opened.directory.discard()
+            raise
+
+
+def resume(
+    path: Path,
+    *,
+    notify: Notify | None = None,
+    allow_code: bool = False,
+    allow_outside: bool = False,
+    engine: Make | None = None,
+    changes: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+) -> RunResult:
+    """Go on with a run from its last checkpoint, with the same options and to the same bits.
+
+    A checkpoint that is damaged, or names a client's state that is, is passed over for the one before it.
+
+    :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
+    :param allow_code: import what its configuration names as ``module:...``; the directory may be a stranger's.
+    :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
+        directory.
+    :param engine: as in :func:`run`.
+    :param changes: options of :data:`fedcore.runs.start.CHANGEABLE` with other values from here on, recorded in
+        config.yaml. With more rounds the bits are those of a run of so many if no method looks at their number.
+    :param out: go on in this new directory, with a copy; ``path`` stays as it is.
+    :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, its files do not belong
+        together, or it is being trained.
+    :raises ConfigError: it needs one of the permissions.
+    """
+    report = _notes(notify)
+    with one_thread():
+        reached = engine is not None
+        opened = reopen(path, allow_code=allow_code, allow_outside=allow_outside, reached=reached, changes=changes)
+        if out is not None:
+            opened = opened.copied(out)
+        with opened.directory.lock():
+            _tell(opened, report)
+            finished = opened.directory.read_summary(report) is not None
+            state = opened.recover(report) or opened.initial()
+            if finished and state.phase != "done" and not opened.changed:
+                report(UNFINISHED)
+            opened.record_changes(state)
+            with _running(opened, state, notify, engine) as experiment:
+                return experiment.train(state)
+
+
+def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool = False) -> dict[str, Any]:
+    """Recompute the metrics of a run's last checkpoint; writes nothing.
+
+    :param notify: called with ``note`` and its message where a damaged checkpoint was passed over.
+    :param allow_code: as for :func:`resume`.
+    :raises RunDirectoryError: there is no checkpoint.
+    """
+    with one_thread():
+        opened, report = reopen(path, allow_code=allow_code), _notes(notify)
+        _tell(opened, report)
+        state = opened.directory.checkpoints.load(report=report)
+        if state is None:
+            raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")
+        opened.check(state)
+        recorded = sum("round" in record for record in opened.directory.read_metrics())
+        if state.phase != "done" and opened.directory.read_summary(report) is not None:
+            report(UNFINISHED)
+        elif recorded > state.round:
+            report(
+                f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated"
+            )
+        with _federation(opened) as federation:
+            return Experiment(federation, opened.directory, _silent).final_metrics(state)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as everything must that reaches weights or state; undone at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Experiment:
+    """One run under way."""
+
+    def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
+        self.federation, self.directory, self.notify = federation, directory, notify
+        self.config = federation.config
+        self.evaluator = Evaluator(federation)
+        self._touched: set[int] = set()  # since the last checkpoint
+        self._latest: dict[str, Any] | None = None
+        self._seconds: dict[str, float] = {}
+        self._plugin_seconds: dict[str, float] = {}
+        self._timed = 0
+        self._began = time.perf_counter()
+
+    def train(self, state: ServerState) -> RunResult:
+        """Run what is left of the run."""
+        try:
+            while state.phase == "train":
+                state = self.one_round(state)
+            if state.phase == "post_train":
+                state = self.post_train(state)
+            return self.finish(state)
+        except KeyboardInterrupt:
+            self.notify("stopped", {})
+            raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
+
+    def one_round(self, state: ServerState) -> ServerState:
+        """Run, evaluate and record one round; returns the committed state."""
+        saved = state
+        try:
+            result = run_round(self.federation, state, self.notify)
+        except BaseException:
+            self.checkpoint(saved)  # what is committed stays, whatever became of this round
+            raise
+        state = result.state
+        last = state.round == self.config.rounds
+        state = replace(state, phase="post_train" if last else "train")
+        began = time.perf_counter()
+        metrics = None
+        if last or state.round % self.config.eval_every == 0:
+            every = self.config.silhouette_every
+            metrics = self.evaluator.evaluate(state, with_silhouette=bool(every) and state.round % every == 0)
+            state = replace(state, best=self.evaluator.best(state, metrics))
+        self._latest = metrics
+        seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
+        record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
+        state = replace(state, metrics_bytes=self.directory.append_metrics(record))
+        current = Round.open(self.federation, state, number=record["round"])
+        for _ in self.federation.setup.plugins.each("round_end", server=RoundContext(current), record=record):
+            pass
+        self._touched.update(record["cohort"])
+        began = time.perf_counter()
+        if last or state.round % self.config.checkpoint_every == 0:
+            self.checkpoint(state)
+        self._add_seconds({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
+        self.notify("round", record)
+        return state
+
+    def post_train(self, state: ServerState) -> ServerState:
+        """Run every ``post_train``; returns the committed state."""
+        before = self._latest or self.evaluator.evaluate(state)
+        after, failures, ignored = run_post_train(self.federation, state)
+        changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
+        if changed or failures or ignored:
+            record = {"phase": "post_train", "failures": failures, "ignored": ignored, "bytes": after.ledger}
+            after = replace(after, metrics_bytes=self.directory.append_metrics(record))
+        after = replace(after, phase="done")
+        if changed:
+            self._latest = None
+            after = replace(after, before_correction=before["global"])
+        self.checkpoint(after)
+        return after
+
+    def finish(self, state: ServerState) -> RunResult:
+        """Write the model and the summary."""
+        metrics = self.final_metrics(state)
+        self.directory.write_model(state.model)
+        summary = {
+            "run_dir": str(self.directory.path),
+            "plugins": list(self.config.plugins),
+            "rounds": state.round,
+            "seconds": time.perf_counter() - self._began,
+            "finished": now(),
+            "metrics": metrics,
+            "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
+            "time": self.time_split(),
+        }
+        summary |= self.reports(state)
+        if self.config.system is not None:
+            summary["system"] = participation.totals(self.directory.read_metrics())
+        earlier = self.directory.read_summary()
+        if earlier and not self._timed and _is_measured(earlier, summary):  # then, and it still holds
+            summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
+        summary = sealed(finite(summary), self.directory.mark)
+        self.directory.write_summary(summary)
+        self.notify("done", summary)
+        model = Placement.plain().model(self.federation.setup.model).eval()
+        load_state(model.state_dict(), state.model)
+        return RunResult(metrics, model, self.directory.path, summary)
+
+    def final_metrics(self, state: ServerState) -> dict[str, Any]:
+        """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
+        metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state)
+        if "silhouette" not in metrics:
+            metrics = {**metrics, **self.evaluator.silhouette(state)}
+        if state.before_correction is not None:
+            metrics = {**metrics, "global_before_correction": state.before_correction}
+        return {**metrics, "best_by_validation": state.best or None}
+
+    def reports(self, state: ServerState) -> dict[str, Any]:
+        """Return what plugins report after the last committed round, as an entry of a record; none where none do."""
+        current = Round.open(self.federation, state, number=state.round - 1)
+        found = self.federation.setup.plugins.each("report", server=RoundContext(current))
+        reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
+        return {"reports": reports} if reports else {}
+
+    def checkpoint(self, state: ServerState) -> None:
+        """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""
+        self.directory.checkpoint(state, self._touched)
+        self._touched.clear()
+
+    def _add_seconds(self, seconds: Mapping[str, Any]) -> None:
+        self._timed += 1
+        for totals, spent in ((self._seconds, seconds), (self._plugin_seconds, seconds["plugin_terms"])):
+            for name in spent.keys() - {"plugin_terms"}:
+                totals[name] = totals.get(name, 0.0) + spent[name]
+
+    def time_split(self) -> dict[str, Any]:
+        """Return the mean seconds per round by part, and what the machine was asked for."""
+        rounds = max(1, self._timed)
+        split: dict[str, Any] = {part: self._seconds.get(part, 0.0) / rounds for part in PARTS}
+        split["plugin_terms"] = {name: total / rounds for name, total in sorted(self._plugin_seconds.items())}
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+        return {
+            "per_round": split,
+            "workers": self.federation.engine.workers,
+            "peak_memory_mib": kilobytes / 1024,
+        }
+
+
+def _is_measured(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
+    """Whether an earlier summary, which may be a stranger's, has the times that one of this version has."""
+    spent, wanted = earlier.get("time"), summary["time"]
+    if not (isinstance(spent, dict) and isinstance(spent.get("per_round"), dict)):
+        return False
+    each = spent["per_round"]
+    terms = each.get("plugin_terms")
+    numbers = [earlier.get("seconds"), spent.get("workers"), spent.get("peak_memory_mib")]
+    numbers += [each.get(part) for part in wanted["per_round"] if part != "plugin_terms"]
+    numbers += terms.values() if isinstance(terms, dict) else [None]
+    return all(isinstance(number, (int, float)) for number in numbers)
+
+
+def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """Return a ledger's totals, in all and by sender, divided by the number of rounds."""
+
+    def each(counts: Mapping[str, Any]) -> dict[str, Any]:
+        return {direction: counts.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}
+
+    senders = ledger.get("by_plugin", {})
+    return {**each(ledger), "by_plugin": {sender: each(counts) for sender, counts in senders.items()}}
+
+
+@contextmanager
+def _running(opened: Opened, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
+    notify = notify or _only_notes
+    opened.directory.add_session(session(opened.setup.model, resolve_device(opened.config.device)))
+    notify(
+        "start",
+        {
+            "directory": opened.directory.path,
+            "config": opened.config,
+            "round": state.round,
+            "notes": opened.partition.info["notes"],
+        },
+    )
+    with (
+        tracked(opened.config, opened.directory.path, notify) as notify,
+        _federation(opened, make) as federation,
+    ):
+        yield Experiment(federation, opened.directory, notify)
+
+
+@contextmanager
+def _federation(opened: Opened, make: Make | None = None) -> Iterator[Federation]:
+    """Start the configured engine, or the one that ``make`` gives, and stop it whatever happens."""
+    config, directory = opened.config, opened.directory
+    dataset = Placement.of(config, opened.setup.model).dataset(opened.dataset)
+    make = make or registry.resolve("engine", config.engine)
+    spec = WorkerSpec(config, dataset, opened.partition, directory.clients.root)
+    engine = registry.call("engine", config.engine, make, spec)
+    try:
+        yield Federation(opened.setup, dataset, opened.partition, engine, directory.clients)
+    finally:
+        engine.close()
+
+
+def _tell(opened: Opened, report: Report) -> None:
+    for note in opened.notes:
+        report(note)
+
+
+def _notes(notify: Notify | None) -> Report:
+    """Return what hands sentences for people to a run's listener."""
+    return lambda message: (notify or _silent)("note", {"message": message})
+
+
+def _only_notes(event: str, details: Mapping[str, Any]) -> None:
+    """Tell a caller who listens to nothing what people should know: that a tracker was switched off."""
+    if event == "note":
+        warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
+
+
+def _silent(event: str, details: Mapping[str, Any]) -> None:
+    """Take no notice."""

@@ -1,0 +1,75 @@
+"""Where a run's figures come from: which code, model and machine trained it, and when."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcore.engines.local import cores
+from fedcore.models import SplitModel
+from fedcore.runs.directory import installed_versions
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
+    """Return what a run notes each time a process trains it: plain values, without host name or paths.
+
+    :param device: the GPU is named where it is a CUDA device.
+    """
+    return {
+        "started": now(),
+        "commit": commit(),
+        "versions": installed_versions(),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": cores(),
+            "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "model": {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "projection": model.projection_width,
+        },
+    }
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+@functools.cache  # that of the code which this process has imported
+def commit() -> str | None:
+    """Return ``git describe`` of the checkout that fedcore is imported from; None where it is installed otherwise."""
+    if not (_ROOT / ".git").exists():  # site-packages may lie inside of another project's checkout
+        return None
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--tags", "--abbrev=12"],  # noqa: S607
+            cwd=_ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

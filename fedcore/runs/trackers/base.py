@@ -1,0 +1,118 @@
+"""The contract of a tracker. Imports no torch: a tracker's process needs none."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.hooks.plugin import PluginOptions, parse_options
+from fedcore.base.errors import PluginContractError
+
+Status = Literal["finished", "stopped", "failed"]
+
+
+class TrackerOptions(PluginOptions):
+    """Base of every tracker's options: unknown names are refused, values are fixed."""
+
+    patience: float = Field(
+        60.0, gt=0, le=86400, description="Seconds that the run waits at its end for this tracker to finish."
+    )
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The run that a tracker is started with.
+
+    :param directory: the run directory, an absolute path; ``config.yaml`` is in it.
+    :param config: everything resolved, the options of plugins and trackers included.
+    :param round: the first round that will come: 0, or where an earlier process of this run got to.
+    :param state: JSON values of the tracker's own. What it puts in is in it again when the run is resumed.
+    """
+
+    directory: Path
+    config: RunConfig
+    round: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What people call the run: its folder's name."""
+        return self.directory.name
+
+
+class Tracker(ABC):
+    """Takes a run's records somewhere while it is under way.
+
+    It lives in a process of its own that follows the run directory: whatever it imports, draws or waits for leaves the
+    run as it is. ``start`` comes first, ``round`` and ``evaluation`` in the order of the rounds, each round once, also
+    over a resume; ``finish`` last, unless this process is killed. Whatever it raises switches it off, with a warning.
+    Import what is heavy or may be missing inside ``start``: the run itself reads the options of the class.
+    """
+
+    Options: ClassVar[type[PluginOptions]] = TrackerOptions
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
+    def start(self, run: TrackedRun) -> None:
+        """Begin, or go on with what ``run.state`` names; called once."""
+
+    def round(self, record: Mapping[str, Any]) -> None:  # noqa: B027 - this and the next ones may be left out
+        """Take a round's line of metrics.jsonl; see :func:`fedcore.runs.trackers.round_scalars`."""
+
+    def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take what a round was evaluated to, by protocol; follows that round's ``round``."""
+
+    def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:  # noqa: B027
+        """Write what is left and close.
+
+        :param status: ``finished``; ``stopped`` (Ctrl-C, or the run's process was killed), ``failed`` (an error).
+        :param summary: summary.json of a finished run, else None.
+        """
+
+
+def tracker_class(name: str) -> type[Tracker]:
+    """Return the class behind a name.
+
+    :raises UnknownNameError: nobody provides the name.
+    :raises PluginContractError: it cannot be imported, or is no tracker.
+    """
+    cls = registry.resolve("tracker", name)
+    if not (inspect.isclass(cls) and issubclass(cls, Tracker)):
+        raise PluginContractError(f"tracker {name!r} is {cls!r}, expected a subclass of fedcore.runs.trackers.Tracker")
+    return cls
+
+
+def create_tracker(name: str, options: Mapping[str, Any]) -> Tracker:
+    """Build a tracker from its name and options.
+
+    :raises FedcoreError: no such tracker or option.
+    """
+    cls = tracker_class(name)
+    return cls(parse_options(name, cls, options, kind="tracker"))
+
+
+def resolve_trackers(choices: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the trackers with all their options, defaults included; one that does not load keeps what was given.
+
+    :raises ConfigError: a name or an option that does not exist, a value out of bounds.
+    """
+    resolved: dict[str, dict[str, Any]] = {}
+    for name, given in choices.items():
+        try:
+            cls = tracker_class(name)
+        except PluginContractError:
+            resolved[name] = dict(given)  # its own process will say so; no tracker stops a run
+            continue
+        options = parse_options(name, cls, given, kind="tracker")
+        resolved[name] = options.model_dump(mode="json", by_alias=True)
+    return resolved

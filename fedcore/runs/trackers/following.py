@@ -1,0 +1,158 @@
+"""The run's side of tracking: a process per tracker, woken after every round and waited for at the end only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fedcore.base.config import RunConfig
+from fedcore.storage.files import open_inside
+from fedcore.base.subprocesses import command, environment
+from fedcore.runs.trackers.base import Status, TrackerOptions
+from fedcore.runs.trackers.memory import Memory, memory_file
+from fedcore.runs.trackers.process import SWITCHED_OFF
+
+Notify = Callable[[str, Mapping[str, Any]], None]
+
+
+@contextmanager
+def tracked(config: RunConfig, directory: Path, notify: Notify) -> Iterator[Notify]:
+    """Start a run's trackers; yields ``notify`` that wakes them, too. They are closed when the block ends.
+
+    Nothing that goes wrong with one is raised: it is told once, as event ``note``, and the tracker is switched off.
+    """
+    processes = [TrackerProcess(name, options, directory, notify) for name, options in config.trackers.items()]
+    status: Status | None = None
+
+    def told(event: str, details: Mapping[str, Any]) -> None:
+        nonlocal status
+        if event == "round":
+            for process in processes:
+                process.wake()
+        elif event in ("done", "stopped"):
+            status = "finished" if event == "done" else "stopped"
+        notify(event, details)
+
+    try:
+        yield told
+        status = status or "stopped"  # a caller that goes round by round had enough
+    except KeyboardInterrupt:
+        status = status or "stopped"
+        raise
+    finally:
+        _close(processes, status or "failed")
+
+
+class TrackerProcess:
+    """One tracker under way; after its first problem it is switched off."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], directory: Path, notify: Notify) -> None:
+        self.name, self.notify = name, notify
+        self.file = memory_file(directory, name)
+        given = options.get("patience", TrackerOptions().patience)
+        self.patience = float(given) if isinstance(given, (int, float)) else TrackerOptions().patience
+        self.process: subprocess.Popen[bytes] | None = None
+        self._ending = False
+        try:
+            with open(open_inside(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, inside=directory), "ab") as log:
+                self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
+                    command("fedcore.runs.trackers.process", name, str(directory)),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is the run's business
+                    env=environment(),
+                )
+            assert self.process.stdin is not None
+            os.set_blocking(self.process.stdin.fileno(), False)  # one that hangs must not hold up the run
+        except OSError as error:
+            self._switch_off(str(error))
+
+    @property
+    def log(self) -> Path:
+        """What the tracker printed."""
+        return self.file.with_suffix(".log")
+
+    def wake(self) -> None:
+        """Say that a round was recorded; tells if the tracker has ended before its time."""
+        if self.process is None:
+            return
+        self._say("\n")
+        if self.process.poll():
+            self._switch_off(self._why(self.process.returncode))
+
+    def end(self, status: Status) -> None:
+        """Say how the run ended."""
+        if self.process is not None and not self._ending:
+            self._ending = self._say(f"{status}\n")
+
+    def wait(self, status: Status, deadline: float) -> None:
+        """Wait until the tracker has ended, too, or the deadline (monotonic) has come."""
+        process = self.process
+        if process is None:
+            return
+        while process.poll() is None and time.monotonic() < deadline:
+            self.end(status)
+            time.sleep(0.02)
+        if process.poll() is None:
+            self.kill(f"it did not finish within {self.patience:g} s; to wait longer: --set {self.name}.patience=300")
+        elif process.returncode:
+            self._switch_off(self._why(process.returncode))
+        else:
+            self._forget()
+
+    def kill(self, reason: str) -> None:
+        """End the process and its children at once, and tell why."""
+        if self.process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self._switch_off(reason)
+
+    def _say(self, text: str) -> bool:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            os.write(self.process.stdin.fileno(), text.encode())
+        except BlockingIOError:  # full of wakings that it has yet to hear
+            return False
+        except OSError:
+            pass  # it has ended; poll says how
+        return True
+
+    def _why(self, code: int) -> str:
+        if code == SWITCHED_OFF:
+            with suppress(OSError, ValueError, TypeError):
+                return Memory.read(self.file).error
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"its process {how}"
+
+    def _switch_off(self, reason: str) -> None:
+        self._forget()
+        message = (
+            f"tracker {self.name!r} is switched off: {reason.rstrip('. ')}. The run is not affected; log: {self.log}"
+        )
+        self.notify("note", {"message": message})
+
+    def _forget(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process = None
+
+
+def _close(processes: list[TrackerProcess], status: Status) -> None:
+    began = time.monotonic()
+    for process in processes:  # all hear of it before the first is waited for
+        process.end(status)
+    try:
+        for process in processes:
+            process.wait(status, began + process.patience)
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill("Ctrl-C came before it had finished")

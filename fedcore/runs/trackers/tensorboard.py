@@ -1,0 +1,105 @@
+"""TensorBoard: event files in the run directory, so that ``tensorboard --logdir runs`` shows every run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+from pydantic import Field
+
+from fedcore.base.errors import FedcoreError
+from fedcore.storage.files import open_inside
+from fedcore.runs.trackers.base import Status, TrackedRun, Tracker, TrackerOptions
+from fedcore.runs.trackers.scalars import parameters, round_scalars, scalars
+
+
+class TensorBoardOptions(TrackerOptions):
+    """Options of the tracker ``tensorboard``."""
+
+    dir: Path | None = Field(
+        None, description="Folder that gets a folder of event files per run; default tensorboard/ in the run directory."
+    )
+
+
+class TensorBoard(Tracker):
+    """Event files for TensorBoard: scalars by protocol, loss and sender, the configuration as text and hparams."""
+
+    Options = TensorBoardOptions
+
+    def start(self, run: TrackedRun) -> None:
+        """Open a file of events; what an earlier one holds of the rounds that come is void."""
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise FedcoreError(f"pip install 'fedcore[tensorboard]' ({error})") from error
+        self.writer = RecordWriter(_new_file(self.options.dir, run))
+        self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
+        self.rounds = run.config.rounds
+        if run.round:
+            began = Event(session_log=SessionLog(status=SessionLog.START), step=run.round, wall_time=time.time())
+            self._write(began)
+        else:
+            values = yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False)
+            self._add(_text("config", f"```yaml\n{values}```"), 0)
+            plain = {name: value for name, value in parameters(run.config).items() if isinstance(value, _PLAIN)}
+            self._add(hparams_pb(plain, trial_id=run.name, start_time_secs=time.time()), 0)
+        self.writer.flush()
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """Add a round's losses, bytes and seconds."""
+        self._add_scalars(round_scalars(record), record["round"])
+
+    def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
+        """Add what the protocols say."""
+        self._add_scalars(scalars(metrics), round)
+
+    def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
+        """Add the final figures, and close."""
+        if summary is not None:
+            self._add_scalars(scalars(summary["metrics"], "final/"), self.rounds)
+        self.writer.close()
+
+    def _add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), step)
+        self.writer.flush()
+
+    def _add(self, summary: Any, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._write(Event(summary=summary, step=step, wall_time=time.time()))
+
+    def _write(self, event: Any) -> None:
+        self.writer.write(event.SerializeToString())
+
+
+def _new_file(chosen: Path | None, run: TrackedRun) -> BinaryIO:
+    """Make a file of events; in the run directory, which may be a stranger's, through no link.
+
+    TensorBoard's own writer would follow links that wait there.
+    """
+    folder = chosen.resolve() / run.name if chosen else run.directory / "tensorboard"
+    inside = run.directory if chosen is None or folder.is_relative_to(run.directory) else chosen.resolve()
+    name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+    return open(open_inside(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, inside=inside), "wb")
+
+
+_PLAIN = (bool, int, float, str)
+
+
+def _text(tag: str, text: str) -> Any:
+    """Return a summary for TensorBoard's page of texts, which are drawn as Markdown."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    metadata = create_summary_metadata(display_name="", description="")
+    return Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto([text.encode()]))])

@@ -1,0 +1,1 @@
+"""One round on the server: cohort, exchange, validation of updates, aggregation, commit."""

@@ -1,0 +1,111 @@
+"""Updates as they arrive, in dispatch order: checked, shown to plugins, folded."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedcore.base.errors import PluginCallError, PluginContractError, RejectUpdate
+from fedcore.base.tensors import bytes_of
+from fedcore.base.types import ClientUpdate
+from fedcore.client.messages import ClientFailure, ClientTask, Outcome
+from fedcore.server.context import RoundContext
+from fedcore.server.federation import Federation
+from fedcore.server.round import Round
+from fedcore.server.running_mean import RunningMean
+
+PER_UPDATE = ("pre_aggregate", "weight", "accumulate")
+"""Hooks that see one update before it is accepted, and may write about it into the server's state."""
+
+
+class Collector:
+    """Takes outcomes in dispatch order: checks each update, lets plugins see it, folds it."""
+
+    def __init__(self, federation: Federation, current: Round) -> None:
+        self._federation, self._current = federation, current
+        setup = federation.setup
+        self._owners = {
+            plugin.name: setup.claimed(plugin, "owns") for plugin in setup.plugins.implementers("aggregate")
+        }
+        touching = {p.name: None for hook in PER_UPDATE for p in setup.plugins.implementers(hook)}
+        self._touching = list(touching)
+        self.running_mean = RunningMean(setup.layout, setup.layout.shared)
+        self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
+        self.versions: dict[int, int | None] = {}
+        self.seconds = 0.0
+        self.client_seconds = 0.0
+        self.plugin_seconds: dict[str, float] = {}
+        self._losses: list[tuple[int, Mapping[str, float]]] = []
+
+    def take(self, task: ClientTask, outcome: Outcome) -> None:
+        """Accept one outcome, or record why not; a rejected update leaves no trace.
+
+        An update that makes a hook raise is rejected too: what a client sends must not be able to stop the run.
+        """
+        began = time.perf_counter()
+        if isinstance(outcome, ClientFailure):
+            self._current.fail(task.client, outcome.kind, outcome.message)
+        else:
+            saved = self._current.states.savepoint(self._touching)
+            try:
+                self._accept(task, outcome)
+            except (RejectUpdate, PluginCallError) as error:
+                if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
+                    traceback.print_exc()
+                self._current.states.restore(saved)
+                kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
+                self._current.fail(task.client, kind, str(error))
+        self.seconds += time.perf_counter() - began
+
+    def _accept(self, task: ClientTask, outcome: Outcome) -> None:
+        current, plugins = self._current, self._federation.setup.plugins
+        update, meta = self._federation.validator.update(task, outcome, current.lr)
+        sizes = {"model": bytes_of(update.model)}
+        sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
+        update = self._inspected(task, update)
+        weight = float(plugins.first("weight", server=RoundContext(current), update=update))
+        for plugin in plugins.implementers("accumulate"):
+            try:
+                plugins.call(plugin.name, "accumulate", server=RoundContext(current), update=update)
+            except RejectUpdate as error:
+                raise PluginContractError(
+                    f"plugin {plugin.name!r} hook accumulate (round {current.number}, client {task.client}): rejects "
+                    f"an update that is accepted already ({error}). Raise RejectUpdate in pre_aggregate.",
+                    plugin=plugin.name,
+                    hook="accumulate",
+                ) from error
+        self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last thing that may refuse it
+        for plugin_name, names in self._owners.items():
+            own = {name: update.model[name] for name in names}
+            self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))
+        current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
+        current.accepted.append(task.client)
+        for sender, size in sizes.items():
+            current.ledger.up(sender, size)
+        self.versions[task.client] = meta.version
+        self._losses.append((update.samples, update.metrics.get("losses", {})))
+        self.client_seconds += meta.seconds
+        for name, seconds in meta.plugin_seconds.items():
+            self.plugin_seconds[name] = self.plugin_seconds.get(name, 0.0) + seconds
+
+    def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        """Return the update as every ``pre_aggregate`` leaves it."""
+        current, plugins = self._current, self._federation.setup.plugins
+        for plugin in plugins.implementers("pre_aggregate"):
+            seen = plugins.call(plugin.name, "pre_aggregate", server=RoundContext(current), update=update)
+            if seen is not None:
+                update = update.merged(plugin.name, seen)
+                self._federation.validator.check(task, update)
+        return update
+
+    def mean_losses(self) -> dict[str, float]:
+        """Return the clients' mean losses by name, weighted by samples."""
+        names = sorted({name for _, losses in self._losses for name in losses})
+        return {
+            name: sum(n * losses[name] for n, losses in self._losses if name in losses)
+            / sum(n for n, losses in self._losses if name in losses)
+            for name in names
+        }

@@ -1,0 +1,38 @@
+"""Outcomes in the order in which their tasks were dispatched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from fedcore.client.messages import ClientFailure, ClientTask, Outcome
+
+
+def in_order(
+    tasks: list[ClientTask],
+    outcomes: Iterable[tuple[ClientTask, Outcome]],
+    ignore: Callable[[int, str, str], None] = lambda client, kind, message: None,
+) -> Iterator[tuple[ClientTask, Outcome]]:
+    """Yield exactly one outcome of every task, in the order of the tasks: an early one waits for its turn.
+
+    A second outcome of a task is dropped, and so is one of a task that nobody waits for; a task without any is
+    a failure.
+
+    :param ignore: told of what is dropped: client, kind and a message.
+    """
+    position = {task.id: index for index, task in enumerate(tasks)}
+    waiting: dict[int, Outcome] = {}
+    turn = 0
+    for task, outcome in outcomes:
+        index = position.get(task.id)
+        if index is None:
+            ignore(task.client, "unasked", f"an outcome of task {task.id!r}, which nobody waits for")
+        elif index < turn or index in waiting:
+            ignore(tasks[index].client, "repeated", f"a second outcome of task {task.id!r}; the first one counts")
+        else:
+            waiting[index] = outcome
+        while turn in waiting:
+            yield tasks[turn], waiting.pop(turn)
+            turn += 1
+    for index in range(turn, len(tasks)):
+        missing = ClientFailure(tasks[index].id, "unreachable", "the engine ended without an outcome for it")
+        yield tasks[index], waiting.get(index, missing)

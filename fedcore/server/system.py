@@ -1,0 +1,141 @@
+"""What the simulated system does to a run: a pure function of the seed, the round and the client.
+
+Nothing here depends on what ran before, on the engine or on the number of workers, and nothing waits: time is virtual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.base.config import RunConfig
+from fedcore.base.seeding import derive_seed, numpy_generator
+from fedcore.base.system_options import SystemOptions
+from fedcore.client.messages import FailureKind
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedOutcome:
+    """What becomes of one selected client in one round.
+
+    :param completed: whole local epochs that it completes; with ``--local-steps`` optimizer steps.
+    :param seconds: virtual seconds until the server has its update, or knows that there will be none.
+    :param failure: why there is no update, a kind and a message; None where there is one.
+    """
+
+    completed: int
+    seconds: float
+    failure: tuple[FailureKind, str] | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the client could be reached when the round began."""
+        return self.failure is None or self.failure[0] != "unavailable"
+
+    def lost_before(self, epoch: int | None) -> bool:
+        """Whether the client never gets to the start of an epoch; None is the end of its training."""
+        return self.failure is not None and (epoch is None or self.completed < epoch)
+
+
+class Simulator:
+    """Draws who is available, and what becomes of who was selected."""
+
+    def __init__(self, config: RunConfig, samples: NDArray[np.int64], breaks: Collection[int] = ()) -> None:
+        """Prepare the draws that hold all run long.
+
+        :param samples: training samples of each client.
+        :param breaks: local epochs at whose start the cohort pauses for an exchange.
+        """
+        self.options = config.system or SystemOptions()
+        self._config, self._samples, self._last_break = config, samples, max(breaks, default=0)
+        clients = config.clients
+        slow = round(self.options.slow * clients)
+        self._slow = set(self._stream("slow").permutation(clients)[:slow].tolist()) if slow else set[int]()
+        self._present: tuple[int, NDArray[np.bool_]] | None = None
+
+    def available(self, round: int) -> Sequence[int]:
+        """Return the clients that can be selected in a round, in ascending order."""
+        if self.options.availability == 1:
+            return range(self._config.clients)
+        found: list[int] = np.flatnonzero(self._presence(round)).tolist()
+        return found
+
+    def reachable(self, round: int, client: int) -> bool:
+        """Say whether a client is available in a round and answers when the server turns to it."""
+        options = self.options
+        here = options.availability == 1 or bool(self._presence(round)[client])
+        return here and not self._happens(options.no_show, "no-show", round, client)
+
+    def simulated(self, round: int, client: int) -> SimulatedOutcome:
+        """Return what becomes of a client that was selected."""
+        options = self.options
+        unit, everything = self._config.local_work
+        if not self.reachable(round, client):
+            return SimulatedOutcome(0, 0.0, ("unavailable", "could not be reached when the round began"))
+        latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0
+        completed, pace = everything, self._unit_seconds(client)
+        if self._happens(options.stragglers, "straggler", round, client):
+            completed = 1 + int(self._uniform("completed", round, client) * (everything - 1))
+            pace *= everything / completed
+        limit = math.inf if options.deadline is None else options.deadline
+        if latency + completed * pace > limit:
+            completed = min(completed, max(0, math.floor((limit - latency) / pace))) if pace else 0
+        if completed == 0:
+            return SimulatedOutcome(
+                0, limit, ("deadline", f"completed no local {unit[:-1]} within {limit:g} virtual seconds")
+            )
+        if self._happens(options.dropout, "dropout", round, client):
+            part = self._uniform("lost", round, client) * completed
+            why = f"was lost in the course of local {unit[:-1]} {int(part)} of {everything}"
+            return SimulatedOutcome(int(part), latency + part * pace, ("dropped", why))
+        if completed < everything and options.partial == "drop":
+            why = f"completed {completed} of {everything} local {unit}; partial work is dropped"
+            return SimulatedOutcome(completed, min(limit, latency + everything * pace), ("deadline", why))
+        if completed < everything and completed <= self._last_break:
+            why = (
+                f"completed {completed} of {everything} local epochs, none after the exchange at epoch "
+                f"{self._last_break}"
+            )
+            return SimulatedOutcome(completed, latency + completed * pace, ("dropped", why))
+        return SimulatedOutcome(completed, latency + completed * pace)
+
+    def round_seconds(self, simulated: Iterable[SimulatedOutcome]) -> float:
+        """Return how long a round lasts: until the last client is in or known to be lost, at most to the deadline.
+
+        A round without clients lasts until the deadline; it takes no time where there is none.
+        """
+        return max((simulated.seconds for simulated in simulated), default=self.options.deadline or 0.0)
+
+    def _unit_seconds(self, client: int) -> float:
+        """Return how long a client takes for a local epoch, or for a step with ``--local-steps``."""
+        epoch = math.ceil(int(self._samples[client]) / self._config.batch_size)
+        batches = epoch if self._config.local_steps is None else 1
+        return batches * self.options.step_seconds * (self.options.slow_factor if client in self._slow else 1.0)
+
+    def _presence(self, round: int) -> NDArray[np.bool_]:
+        """Return for each client whether it is available; the round's is kept, as it is asked for again and again."""
+        if self._present is None or self._present[0] != round:
+            self._present = (round, self._draw_presence(round))
+        return self._present[1]
+
+    def _draw_presence(self, round: int) -> NDArray[np.bool_]:
+        clients, options = self._config.clients, self.options
+        if options.day is None:
+            return self._stream("available", round).random(clients) < options.availability
+        hour: NDArray[np.float64] = (self._stream("hours").random(clients) + round / options.day) % 1.0
+        return hour < options.availability
+
+    def _stream(self, purpose: str, round: int | None = None) -> np.random.Generator:
+        return numpy_generator(self._config.seed, f"system/{purpose}", round=round)
+
+    def _uniform(self, purpose: str, round: int, client: int) -> float:
+        """Return a number in [0, 1) of a client's and round's own stream."""
+        drawn = derive_seed(self._config.seed, f"system/{purpose}", round=round, client=client)
+        return (drawn >> 10) / (1 << 53)  # 63 bits would round up to 1
+
+    def _happens(self, chance: float, purpose: str, round: int, client: int) -> bool:
+        return chance > 0 and self._uniform(purpose, round, client) < chance

@@ -1,0 +1,248 @@
+"""What clients send, checked before anything uses it: where an outcome becomes an update, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
+from fedcore.base.tensors import bytes_of, first_nonfinite
+from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.client.messages import ClientResult, ClientTask
+from fedcore.data import Partition
+from fedcore.hooks.setup import Setup
+from fedcore.storage.client_store import ClientStore
+from fedcore.storage.state import unflatten
+
+MIB = 1 << 20
+PAYLOAD_FACTOR = 16
+"""One plugin may upload this many times the model's bytes: C covariances are wider than a small model."""
+PAYLOAD_FLOOR = 64 * MIB
+METRICS_BYTES = 1 << 16
+LARGEST_LOSS = float(torch.finfo(torch.float32).max)  # sums of more could overflow, which JSON cannot hold
+
+PLAIN = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+)
+"""Dtypes that are taken: those that can be summed and tested for nan."""
+
+Model = TypeVar("Model", bound=BaseModel)
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Positive = Annotated[int, Field(ge=1, le=1 << 53)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Loss = Annotated[float, Field(ge=-LARGEST_LOSS, le=LARGEST_LOSS)]
+
+
+class _Strict(BaseModel):
+    # Other keys are let be, and never looked at: an engine may have measurements of its own.
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
+
+
+class _Metrics(_Strict):
+    losses: dict[str, Loss] = {}
+
+
+class UpdateMeta(_Strict):
+    """The numbers that go up beside an update's tensors. Strict: True is no number, 3.0 no count."""
+
+    client: Count
+    samples: Positive
+    steps: Positive
+    lr: float
+    momentum: float
+    metrics: dict[str, Any]
+    version: Count | None
+    frozen: list[str] = []
+    seconds: Seconds
+    plugin_seconds: dict[str, Seconds]
+
+
+class _Counts(_Strict):
+    correct: list[Count]
+    total: list[Count]
+    loss: Annotated[float, Field(allow_inf_nan=True)]  # a model that diverged
+
+
+class UpdateValidator:
+    """Checks what a federation's clients send against what the server asked for and knows of them.
+
+    Every method raises ``RejectUpdate``, which names the client, what it sent and what was expected. What a
+    plugin makes of its payload is not known here: the collector rejects one that makes its hooks raise.
+
+    :param store: where clients keep their state.
+    """
+
+    def __init__(self, setup: Setup, partition: Partition, store: ClientStore) -> None:
+        self._layout, self._config, self._partition, self._store = setup.layout, setup.config, partition, store
+        self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
+        self._plugins = {plugin.name for plugin in setup.plugins}
+        senders = [*setup.plugins.implementers("end_local"), *setup.plugins.implementers("pre_upload")]
+        self._senders = {plugin.name for plugin in senders}
+        shapes = setup.layout.shapes.values()
+        model = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+        limit = setup.config.max_payload
+        self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
+
+    def update(self, task: ClientTask, outcome: Any, lr: float) -> tuple[ClientUpdate, UpdateMeta]:
+        """Return the update that a finished training sent, and what came with it.
+
+        :param lr: the learning rate that was asked for.
+        """
+        what, groups = f"client {task.client}", unflatten(self._tensors(task, outcome))
+        meta = _parsed(UpdateMeta, outcome.meta, what)
+        unasked = sorted(set(groups) - {"model", "payload"})
+        if unasked:
+            raise RejectUpdate(f"{what}: sent tensors under {unasked[0]!r}; an update has 'model' and 'payload'")
+        payload: dict[str, Tensors] = unflatten(groups.get("payload", {}))
+        self._check_claims(meta, task, lr)
+        losses = self._losses(meta, what)
+        for plugin in sorted(set(payload) & self._plugins - self._senders):
+            raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, whose clients send none")
+        update = ClientUpdate(
+            client=task.client,
+            model=groups.get("model", {}),
+            samples=meta.samples,
+            steps=meta.steps,
+            lr=meta.lr,
+            momentum=meta.momentum,
+            payload=payload,
+            metrics={**meta.metrics, "losses": losses},
+            frozen=frozenset(meta.frozen),
+        )
+        self.check(task, update)
+        return update, meta
+
+    def check(self, task: ClientTask, update: ClientUpdate) -> None:
+        """Check an update as it is folded, after the server's own plugins had their hands on it."""
+        what = f"client {task.client}"
+        if update.client != task.client:
+            raise RejectUpdate(f"{what}: the update says that it is client {update.client}'s")
+        for name, number in (("samples", update.samples), ("steps", update.steps)):
+            if type(number) is not int or number < 1:
+                raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
+        self._layout.check(update.model, self._layout.shared, what)
+        for plugin, tensors in update.payload.items():
+            if plugin not in self._plugins:
+                raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is no plugin of this run")
+            self._check_extra(tensors, what, f"plugin {plugin!r}")
+
+    def snapshot(self, task: ClientTask, outcome: Any, names: Collection[str], epoch: int) -> Tensors:
+        """Return the tensors of a client that paused at an exchange."""
+        what = f"client {task.client} at the exchange"
+        tensors = self._tensors(task, outcome)
+        if outcome.meta.get("paused") != epoch:
+            raise RejectUpdate(f"{what}: did not pause at epoch {epoch}")
+        self._layout.check(tensors, names, what)
+        return tensors
+
+    def answer(self, task: ClientTask, outcome: Any) -> Tensors:
+        """Return the tensors of an answer to ``server.ask``."""
+        tensors = self._tensors(task, outcome)
+        self._check_extra(tensors, f"client {task.client}", f"plugin {task.meta['plugin']!r}")
+        return tensors
+
+    def counts(self, task: ClientTask, outcome: Any, totals: Mapping[str, int], classes: int) -> dict[str, Any]:
+        """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` gives them.
+
+        :param totals: protocol -> how many samples it is evaluated on; exactly these protocols are expected.
+        """
+        self._tensors(task, outcome)
+        found = {}
+        for protocol, samples in totals.items():
+            what = f"client {task.client}: evaluation {protocol!r}"
+            counts = _parsed(_Counts, outcome.meta.get(protocol), what)
+            fits = len(counts.correct) == len(counts.total) == classes and sum(counts.total) == samples
+            if not fits or any(c > t for c, t in zip(counts.correct, counts.total)):
+                raise RejectUpdate(f"{what}: is no count of {samples} samples of {classes} classes")
+            found[protocol] = counts.model_dump()
+        return found
+
+    def _tensors(self, task: ClientTask, outcome: Any) -> Tensors:
+        """Return an outcome's tensors, plain and without history, once it is known to answer this task."""
+        what = f"client {task.client}"
+        if not isinstance(outcome, ClientResult):
+            raise RejectUpdate(f"{what}: sent a {type(outcome).__name__}, expected a result")
+        if outcome.task_id != task.id:
+            raise RejectUpdate(f"{what}: answers task {_short(outcome.task_id)}, but was given {task.id!r}")
+        if not isinstance(outcome.tensors, dict) or not isinstance(outcome.meta, dict):
+            raise RejectUpdate(f"{what}: a result has tensors by name and a mapping of numbers, this one has not")
+        for name, tensor in outcome.tensors.items():
+            if not isinstance(name, str) or not isinstance(tensor, Tensor):
+                raise RejectUpdate(f"{what}: {_short(name)} is a {type(tensor).__name__}, expected a tensor")
+            if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type != "cpu":
+                raise RejectUpdate(
+                    f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
+                    "expected a dense tensor on the CPU of a common dtype"
+                )
+        return {name: tensor.detach() for name, tensor in outcome.tensors.items()}
+
+    def _check_claims(self, meta: UpdateMeta, task: ClientTask, lr: float) -> None:
+        config, held = self._config, len(self._partition.train[task.client])
+        unit, work = config.local_work
+        work = task.meta.get(unit, work)
+        most = work * math.ceil(held / config.batch_size) if unit == "epochs" else work
+        at_most = f"at most {most}, in {work} epochs" if unit == "epochs" else f"at most {most}"
+        version = meta.version is None or (meta.version == task.round and self._store.has(task.client, task.round))
+        unknown = next((name for name in meta.frozen if name not in self._trainable), None)
+        for fits, name, value, expected in (
+            (meta.client == task.client, "client", meta.client, f"{task.client}"),
+            (meta.samples <= held, "samples", meta.samples, f"at most the {held} that it holds"),
+            (meta.steps <= most, "steps", meta.steps, at_most),
+            (meta.lr == lr, "lr", meta.lr, f"the round's {lr}"),
+            (meta.momentum == config.momentum, "momentum", meta.momentum, f"the run's {config.momentum}"),
+            (unknown is None, "frozen", f"{_short(unknown)} among others", "names of trainable shared parameters"),
+            (version, "version", meta.version, f"a state of round {task.round} that is there, or None"),
+        ):
+            if not fits:
+                raise RejectUpdate(f"client {task.client}: {name} is {value}, expected {expected}")
+
+    def _losses(self, meta: UpdateMeta, what: str) -> dict[str, float]:
+        """Return the losses; what else plugins report must be JSON of a modest size."""
+        losses = _parsed(_Metrics, meta.metrics, f"{what}: metrics").losses
+        try:
+            size = len(json.dumps(meta.metrics, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RejectUpdate(f"{what}: metrics are no JSON of finite numbers ({error})") from None
+        if size > METRICS_BYTES:
+            raise RejectUpdate(f"{what}: metrics take {size} bytes, at most {METRICS_BYTES} are taken")
+        for name in losses:
+            if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
+                raise RejectUpdate(f"{what}: loss {_short(name)} belongs to no plugin of this run")
+        return losses
+
+    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> None:
+        size = bytes_of(tensors)
+        if size > self._limit:
+            raise RejectUpdate(
+                f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
+                "taken; --max-payload allows more"
+            )
+        broken = first_nonfinite(tensors)
+        if broken is not None:
+            raise NonFiniteUpdate(f"{what}: {broken!r} of {sender} has values that are not finite")
+
+
+def _parsed(model: type[Model], value: Any, what: str) -> Model:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "".join(f" {part}" for part in first["loc"][:3])
+        given = "" if first["type"] == "missing" else f" (given: {_short(first['input'])})"
+        raise RejectUpdate(f"{what}:{where}: {first['msg'][0].lower()}{first['msg'][1:]}{given}") from None
+
+
+def _short(value: Any) -> str:
+    """Return a value as text that fits into a message, however long a client made it."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return f"a {type(value).__name__} beyond writing"

@@ -1,0 +1,95 @@
+"""Where the clients' states are kept: one file per client and version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedcore.base.errors import RunDirectoryError
+from fedcore.storage.files import delete_others, storing, sync_inside
+from fedcore.storage.manifest import Manifest
+from fedcore.storage.serial import read_tensors, write_tensors
+from fedcore.storage.state import flatten, unflatten
+
+
+class ClientStore:
+    """Versions of clients' states as files ``root/<client>/<round>.safetensors``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, client: int, version: int) -> Path:
+        """Return the file of one version."""
+        return self.root / f"{client:06d}" / f"{version:06d}.safetensors"
+
+    def has(self, client: int, version: int) -> bool:
+        """Return whether a version is there, whole or not."""
+        return self.path(client, version).is_file()
+
+    def read(self, client: int, version: int | None) -> dict[str, dict[str, Any]]:
+        """Return a version by plugin; None is the empty state.
+
+        :raises RunDirectoryError: the file is missing or damaged.
+        """
+        if version is None:
+            return {}
+        try:
+            return unflatten(*read_tensors(self.path(client, version)))
+        except (ValueError, TypeError, AttributeError, OSError) as error:
+            raise RunDirectoryError(f"client {client}'s state of round {version} is lost: {error}") from error
+
+    def write(self, client: int, version: int, namespaces: Mapping[str, Mapping[str, Any]]) -> int | None:
+        """Write a new version and return its name; an empty state takes no file and is None."""
+        if not namespaces:
+            return None
+        write_tensors(self.path(client, version), *flatten(namespaces), sync=False, inside=self.root.parent)
+        return version
+
+    def settle(self, manifest: Mapping[int, int | None]) -> None:
+        """Make these versions durable; call before the checkpoint that names them."""
+        for client, version in manifest.items():
+            if version is not None:
+                with storing(self.path(client, version)):
+                    sync_inside(self.path(client, version), inside=self.root.parent)
+
+    def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
+        """Delete every version of these clients that none of the manifests names, and what was half written."""
+        for client in clients:
+            versions = [manifest.get(client) for manifest in kept]
+            names = {self.path(client, version).name for version in versions if version is not None}
+            delete_others(self.path(client, 0).parent, names, inside=self.root.parent)
+
+    def check(self, manifest: Manifest, before: Manifest | None = None) -> None:
+        """Check that every version that a manifest names is there; read those that the one before does not name.
+
+        :raises RunDirectoryError: one is missing, or damaged.
+        """
+        new = set(manifest if before is None else manifest.changed(before))
+        for client, version in manifest.items():
+            if client in new:
+                self.read(client, version)
+            elif version is not None and not self.has(client, version):
+                raise RunDirectoryError(f"client {client}'s state of round {version} is missing")
+
+    def everyone(self) -> list[int]:
+        """Return the clients of which there are files."""
+        folders = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
+
+
+class RemoteClientStore(ClientStore):
+    """The states of clients that keep them themselves, where the server can neither read nor delete them."""
+
+    def has(self, client: int, version: int) -> bool:
+        """Believe the client: the server cannot look."""
+        return True
+
+    def settle(self, manifest: Mapping[int, int | None]) -> None:
+        """Leave it to the clients."""
+
+    def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
+        """Leave it to the clients."""
+
+    def check(self, manifest: Manifest, before: Manifest | None = None) -> None:
+        """Believe the manifest: of a client that lost its state the task fails."""

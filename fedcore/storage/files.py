@@ -1,0 +1,282 @@
+"""Files that are whole or absent: nothing waits at a pipe, nothing is written through a link. No torch.
+
+A file is written beside its target and renamed: a reader sees the old one or the new one, never a part. Whoever made a
+run directory may have put links into it. What fedcore writes there is therefore opened folder by folder, each relative
+to the one before and none through a link, from the directory that the user named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import stat
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcore.base.errors import StorageError
+
+TEMPORARY = ".tmp"
+"""How the name of a file ends that is being written."""
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return a JSON text's value.
+
+    :raises ValueError: it is none, nested too deeply, or holds half a character (``"\\ud800"``).
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()  # json would let halves of characters pass
+        value = json.loads(text)
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds {error.object[error.start]!r}, half a character") from None
+    return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content; a pipe in its place is refused and not waited for.
+
+    :raises OSError: there is none, or something that is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        _require_file(os.fstat(descriptor).st_mode, path)
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """Return a text file's content, UTF-8; raises as :func:`read_bytes`, and ValueError for other bytes."""
+    return read_bytes(path).decode()
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is no file, before a library that would wait at a pipe opens it.
+
+    :raises OSError: there is none, or something that is no file.
+    """
+    _require_file(path.stat().st_mode, path)
+
+
+def _require_file(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(f"{path} is {kind_of(mode)}, not a file")
+
+
+def kind_of(mode: int) -> str:
+    """Return what an entry of a folder is, by its mode, in words."""
+    kinds = {stat.S_ISREG: "a file", stat.S_ISDIR: "a folder", stat.S_ISLNK: "a link", stat.S_ISFIFO: "a pipe"}
+    return next((words for test, words in kinds.items() if test(mode)), "a device or socket")
+
+
+NOT_FINITE = "not_finite"
+"""Where a record names its figures that could not be computed."""
+
+
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record in which nan and inf, which JSON does not have, are None, and named under ``not_finite``."""
+    try:
+        json.dumps(record, allow_nan=False)
+    except ValueError:
+        names: list[str] = []
+        plain = {name: _finite(value, name, names) for name, value in record.items()}
+        return {**plain, NOT_FINITE: names} if names else plain
+    return dict(record)
+
+
+def _finite(value: Any, name: str, names: list[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(entry, f"{name}.{key}", names) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry, f"{name}.{index}", names) for index, entry in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        names.append(name)
+        return None
+    return value
+
+
+_SEAL = "crc32"
+
+
+def sealed(value: Mapping[str, Any], mark: str = "") -> dict[str, Any]:
+    """Return a JSON mapping with a checksum as last entry, for :func:`unsealed`.
+
+    :param mark: of whom it is; the checksum is of that, too.
+    """
+    return {**value, _SEAL: _checksum(value, mark)}
+
+
+def unsealed(value: Any, mark: str = "") -> dict[str, Any]:
+    """Return a mapping without its checksum; one that has none, as earlier versions wrote it, as it is.
+
+    :raises ValueError: it is no mapping, or not the one that was sealed with this mark.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.40} is no record")
+    rest = {key: entry for key, entry in value.items() if key != _SEAL}
+    if _SEAL in value and value[_SEAL] != _checksum(rest, mark):
+        raise ValueError("its contents do not match its checksum, or it is another run's")
+    return rest
+
+
+def _checksum(value: Mapping[str, Any], mark: str) -> str:
+    return f"{zlib.crc32((mark + json.dumps(value)).encode()):08x}"
+
+
+def write_text(path: Path, text: str, *, inside: Path | None = None) -> None:
+    """Write a text file atomically.
+
+    :param inside: see :func:`replacing`.
+    :raises StorageError: there is no room, or no permission.
+    """
+    with replacing(path, sync=True, inside=inside) as temporary, temporary.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def write_json(path: Path, value: Any, *, inside: Path | None = None) -> None:
+    """Write a JSON file atomically; raises as :func:`write_text`."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n", inside=inside)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool, inside: Path | None = None) -> Iterator[Path]:
+    """Give a name at which to make a file, which takes the place of ``path`` when the block ends well.
+
+    :param sync: wait until the disk has it, and its name, for what must survive a power failure.
+    :param inside: folder above ``path`` below which no link is followed and missing folders are made; default the one
+        that holds it.
+    :raises StorageError: in place of an OSError.
+    """
+    name = f".{path.name}.{os.getpid()}{TEMPORARY}"
+    with storing(path), folder_of(path, inside=inside, make=inside is not None) as folder:
+        temporary = _below(folder, path.parent) / name
+        try:
+            _delete(name, folder)  # of an earlier process of the same number, or a link that waits there
+            yield temporary
+            if sync:
+                _sync(name, folder)
+            os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            if sync:
+                os.fsync(folder)
+        finally:
+            _delete(name, folder)
+
+
+@contextlib.contextmanager
+def folder_of(path: Path, *, inside: Path | None = None, make: bool = False) -> Iterator[int]:
+    """Open the folder that holds ``path`` and yield its descriptor; below ``inside`` no link is followed.
+
+    :param make: make the folders that are missing.
+    :raises OSError: there is no such folder, or a link on the way to it.
+    """
+    start = path.parent if inside is None else inside
+    if make:
+        start.mkdir(parents=True, exist_ok=True)
+    folder = os.open(start, os.O_RDONLY | os.O_DIRECTORY)
+    way = start
+    try:
+        for part in path.parent.relative_to(start).parts:
+            way /= part
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+            try:
+                below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError as error:
+                raise _no_link(error, part, folder, way) from error
+            os.close(folder)
+            folder = below
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def open_inside(path: Path, flags: int, *, inside: Path) -> int:
+    """Open a file and return its descriptor; neither it nor a folder between it and ``inside`` may be a link.
+
+    :param flags: of ``os.open``; with O_CREAT the folders that are missing are made.
+    :raises OSError: as ``os.open``; also where something stands there that is no file.
+    """
+    with folder_of(path, inside=inside, make=bool(flags & os.O_CREAT)) as folder:
+        try:
+            descriptor = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=folder)
+        except OSError as error:
+            raise _no_link(error, path.name, folder, path) from error
+    try:
+        _require_file(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def delete_others(folder: Path, names: Collection[str], *, inside: Path) -> None:
+    """Delete what is in a folder but for these names; one that does not exist is empty already.
+
+    :raises StorageError: it cannot be done, or there is a link on the way to the folder.
+    """
+    with storing(folder), contextlib.suppress(FileNotFoundError), folder_of(folder / "_", inside=inside) as opened:
+        for name in os.listdir(opened):
+            if name not in names:
+                _delete(name, opened)
+
+
+def sync_inside(path: Path, *, inside: Path) -> None:
+    """Wait until a file's content is on the disk.
+
+    :raises OSError: there is none, or a link on the way to it.
+    """
+    with folder_of(path, inside=inside) as folder:
+        _sync(path.name, folder)
+
+
+def _below(folder: int, path: Path) -> Path:
+    """Return a folder that is open as a path, which leads to it whatever its name leads to by now (where /proc is)."""
+    held = Path(f"/proc/self/fd/{folder}")
+    return held if held.exists() else path
+
+
+def _sync(name: str, folder: int) -> None:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _no_link(error: OSError, name: str, folder: int, path: Path) -> OSError:
+    """Return an error that says so where it was a link that was not followed."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            return OSError(f"{path} is a link; put the file or folder itself there")
+    return error
+
+
+@contextlib.contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Turn what the system says against writing ``path`` into an error for people.
+
+    :raises StorageError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedy = "; make room there" if error.errno in _NO_ROOM else ""
+        raise StorageError(f"cannot write {path}: {error.strerror or error}{remedy}") from error

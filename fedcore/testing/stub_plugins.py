@@ -1,0 +1,114 @@
+"""Company for a plugin under test: small plugins that each do one thing that methods do, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcore import hookimpl
+from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.hooks.contexts import ClientContext, ServerContext
+from fedcore.hooks.plugin import Plugin, PluginOptions
+
+
+class CohortsOptions(PluginOptions):
+    """Who trains when."""
+
+    rounds: list[list[int]] = Field(default_factory=list, description="The clients of every round, in this order.")
+
+
+class Cohorts(Plugin):
+    """Prescribes the clients of every round."""
+
+    Options = CohortsOptions
+    options: CohortsOptions
+
+    @hookimpl
+    def select_clients(self, server: ServerContext) -> list[int]:
+        """Return the round's clients."""
+        return self.options.rounds[server.round]
+
+
+class EqualWeights(Plugin):
+    """Counts every client the same, however many samples it has."""
+
+    @hookimpl
+    def weight(self) -> float:
+        """Return 1."""
+        return 1.0
+
+
+class PersonalClassifier(Plugin):
+    """Keeps the classifier on each client."""
+
+    @hookimpl
+    def personal_parameters(self) -> list[str]:
+        """Return the classifier's names."""
+        return ["classifier.*"]
+
+
+class PersonalModel(Plugin):
+    """Keeps everything on each client."""
+
+    @hookimpl
+    def personal_parameters(self) -> list[str]:
+        """Return all names."""
+        return ["*"]
+
+
+class FrozenEncoder(Plugin):
+    """Keeps the encoder fixed from round 1 on; behind a method, whose own ``begin_local`` knows nothing of it."""
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Freeze it."""
+        if client.round > 0:
+            client.freeze(["encoder.*"])
+
+
+class ExchangesClassifier(Plugin):
+    """Declares that clients exchange their classifiers."""
+
+    exchanges = ("classifier.*",)
+
+
+class OwnsClassifier(Plugin):
+    """Declares that it aggregates the classifier, and leaves it as it is."""
+
+    owns = ("classifier.*",)
+
+    @hookimpl
+    def aggregate(self, server: ServerContext) -> None:
+        """Leave the mean."""
+
+
+class CorrectsClassifier(Plugin):
+    """Declares that it corrects the classifier after the last round."""
+
+    corrects = ("classifier.*",)
+
+
+class PrefersClass0(Plugin):
+    """Adds 8 to the bias of class 0 after every round, as training on skewed data might."""
+
+    owns = ("classifier.bias",)
+
+    @hookimpl
+    def aggregate(self, updates: Sequence[ClientUpdate]) -> Tensors:
+        """Return the plain mean of the biases, and 8 more for class 0."""
+        bias = torch.stack([update.model["classifier.bias"] for update in updates]).mean(dim=0)
+        bias[0] += 8.0
+        return {"classifier.bias": bias}
+
+
+class StepsOnServer(Plugin):
+    """Declares that it steps the whole model on the server, and takes the mean."""
+
+    server_optimizer = True
+
+    @hookimpl
+    def server_step(self, mean: dict[str, Tensor]) -> None:
+        """Take the mean."""

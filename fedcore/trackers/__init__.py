@@ -1,6 +1,0 @@
-"""Live tracking: what a tracker is, and the figures of a run as it wants them."""
-
-from fedcore.trackers.base import TrackedRun, Tracker, TrackerOptions
-from fedcore.trackers.scalars import flat, parameters, round_scalars, scalars
-
-__all__ = ["TrackedRun", "Tracker", "TrackerOptions", "flat", "parameters", "round_scalars", "scalars"]

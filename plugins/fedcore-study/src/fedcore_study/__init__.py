@@ -1,0 +1,1 @@
+"""Studies of many fedcore runs: sweep, compare, report, reproduce, bench."""

@@ -1,0 +1,212 @@
+"""The workload ``scale``: does a round cost the same however many clients are registered?
+
+A cohort of 50 out of 10^3 to 10^6 clients with 10 samples each. 10,000 samples are dealt again and again, 1,000 clients
+share a window of them at 10^6, so that nothing but the number of clients grows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import FedcoreError
+from fedcore.base.registry import available
+from fedcore.base.seeding import numpy_generator
+from fedcore.base.subprocesses import command, environment
+from fedcore.data import IndexLists
+from fedcore.data.partitioners import IntArray
+from fedcore_study.bench.measure import EngineRounds, Spread, engine
+from fedcore_study.bench.workloads import Workload
+
+CLIENTS = (1_000, 10_000, 100_000, 1_000_000)
+METHODS = ("fedavg", "moon")
+COHORT = 50
+SAMPLES = 10
+"""What each client holds."""
+
+
+class Windows:
+    """Deal ``SAMPLES`` to each client from the data in random order, and from their start again at their end."""
+
+    shares_samples = True
+
+    def __call__(self, labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> IndexLists:
+        """Return each client's positions."""
+        order = numpy_generator(seed, "partition").permutation(len(labels)).astype(np.int32)
+        total = num_clients * SAMPLES
+        dealt = torch.from_numpy(order).repeat(-(-total // len(order)))[:total]
+        return IndexLists(dealt.contiguous(), torch.arange(0, total + 1, SAMPLES))
+
+
+windows = Windows()
+
+SCALE = Workload(
+    "scale",
+    f"{COHORT} of 10^3 to 10^6 clients x {SAMPLES}, 1x28x28, 2 local epochs, batch 5, mlp",
+    {"dataset": "module:fedcore_study.bench.workloads.small_mnist_shape", "model": "mlp",
+     "partition": "module:fedcore_study.bench.scale.windows", "local_epochs": 2, "batch_size": 5, "lr": 0.01,
+     "momentum": 0.9, "weight_decay": 0.0, "eval_every": 10},
+    block=10,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peak resident memory in MiB (or a ratio of two): of the parent, and of the largest worker, None without one."""
+
+    parent: float
+    worker: float | None
+
+    def ratio(self, other: Memory) -> Memory:
+        """Return this memory relative to another."""
+        return Memory(self.parent / other.parent, self.worker / other.worker if self.worker and other.worker else None)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """One number of registered clients.
+
+    :param seconds: per round; ``ratio`` of each block to that of the fewest clients, timed next to it.
+    :param start_seconds: from the configuration to the first task that could be given out.
+    :param memory: of a fresh process; ``memory_ratio`` to the fewest clients.
+    """
+
+    method: str
+    clients: int
+    seconds: Spread
+    ratio: Spread
+    start_seconds: float
+    memory: Memory
+    memory_ratio: Memory
+    blocks: int
+    rounds: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        return {"name": "scale", **asdict(self)}
+
+
+def scaled_config(method: str, clients: int, options: Mapping[str, Any]) -> RunConfig:
+    """Return the workload with a method and a number of registered clients.
+
+    :raises FedcoreError: the method is not installed.
+    """
+    if method not in available("plugin"):
+        raise FedcoreError(f"plugin {method!r} is not installed; pip install fedcore-{method}")
+    plugins: dict[str, Any] = {} if method == "fedavg" else {method: {}}
+    size = {"clients": clients, "participation": min(1.0, COHORT / clients)}
+    return RunConfig.create({**SCALE.config, **options, **size, "plugins": plugins})
+
+
+def over_clients(
+    method: str, options: Mapping[str, Any], *, clients: Sequence[int], blocks: int, block: int | None = None
+) -> list[Scaled]:
+    """Time a method's rounds with every number of clients in turn, then measure the memory of each on its own."""
+    block = block or SCALE.block
+    configs = [scaled_config(method, count, options) for count in clients]
+    with ExitStack() as stack:
+        engines = [stack.enter_context(engine(config)) for config in configs]
+        sides = [lambda ours=ours: same_rounds(ours, block) for ours in engines]
+        seconds = in_turn(sides, blocks)
+    memory = [peak_memory(config, block) for config in configs]
+    return [
+        Scaled(
+            method,
+            count,
+            Spread.of([own / block for own in seconds[index]]),
+            Spread.of([own / first for own, first in zip(seconds[index], seconds[0], strict=True)]),
+            engines[index].start_seconds,
+            memory[index],
+            memory[index].ratio(memory[0]),
+            blocks,
+            block,
+        )
+        for index, count in enumerate(clients)
+    ]
+
+
+def same_rounds(ours: EngineRounds, block: int) -> float:
+    """Run the first rounds once more; returns seconds.
+
+    The same clients are drawn every time, so that from the second block on every client of every cohort has a state
+    to go on from: among 10^6 clients none would return by chance.
+    """
+    ours.state = replace(ours.state, round=0)
+    return ours.rounds(block)
+
+
+def in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[float]]:
+    """Return the seconds of each side's blocks, after one of each that does not count.
+
+    Every other time the order is reversed, so that a slow drift of the machine cancels.
+    """
+    for side in sides:
+        side()
+    seconds: list[list[float]] = [[] for _ in sides]
+    for number in range(blocks):
+        numbered = list(enumerate(sides))
+        for index, side in reversed(numbered) if number % 2 else numbered:
+            seconds[index].append(side())
+    return seconds
+
+
+def peak_memory(config: RunConfig, block: int) -> Memory:
+    """Run two blocks in a fresh process and return its peak memory.
+
+    :raises FedcoreError: the process failed, or this system does not tell the peak.
+    """
+    done = subprocess.run(  # noqa: S603 - our own module, fixed arguments
+        command(__spec__.name, config.model_dump_json(), str(block)),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise FedcoreError(f"scale with {config.clients} clients: the process measured for memory ended: {last[0]}")
+    return Memory(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def peaks() -> Memory:
+    """Return the peaks of this process and of its largest child so far, as Linux counts them (VmHWM)."""
+    own, children = None, []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            found = dict(re.findall(r"^(Pid|PPid|VmHWM):\s+(\d+)", status.read_text(), re.MULTILINE))
+        except OSError:  # it has ended
+            continue
+        if "VmHWM" not in found:
+            continue
+        if int(found["Pid"]) == os.getpid():
+            own = int(found["VmHWM"]) / 1024
+        elif int(found["PPid"]) == os.getpid():
+            children.append(int(found["VmHWM"]) / 1024)
+    if own is None:
+        raise FedcoreError("peak memory is read from /proc/<pid>/status, which this system does not have")
+    return Memory(own, max(children, default=None))
+
+
+def main(config: str, block: str) -> None:
+    """Run the workload as the fresh process whose memory is measured."""
+    with engine(RunConfig.model_validate_json(config)) as ours:
+        for _ in range(2):
+            same_rounds(ours, int(block))
+        found = peaks()
+    print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

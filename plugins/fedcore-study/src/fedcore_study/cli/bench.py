@@ -1,0 +1,136 @@
+"""``bench``: the engine's speed as ratios to a reference loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcore.base.errors import FedcoreError, UnknownNameError
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedcore_study.bench.measure import Measured, Spread
+    from fedcore_study.bench.scale import Scaled
+
+WORKLOADS = ("W1", "W2", "W3", "pfl-cifar10", "scale", "all")
+
+
+@guarded
+def bench(
+    workload: Annotated[
+        list[str] | None, typer.Option("--workload", help=f"What to time: {', '.join(WORKLOADS)}; can be given again.")
+    ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option("--plugin", help="Methods of W3 and scale; default all that are installed, and fedavg and moon."),
+    ] = None,
+    clients: Annotated[
+        list[int] | None,
+        typer.Option("--clients", min=1, help="Numbers of registered clients of scale, the first is compared with."),
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks of rounds of each side, timed in turn.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in a block; default the workload's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    workers: Annotated[int | None, typer.Option(min=0, help="As for train.")] = None,
+    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16; on a CPU the reference stays float32.")] = (
+        "float32"
+    ),
+    capture: Annotated[bool, typer.Option(help="On CUDA, capture training steps as graphs.")] = True,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Time whole rounds of the engine and of a plain PyTorch loop in turn, and print the ratio with its spread.
+
+    W1, W2, pfl-cifar10: throughput relative to the loop (1.0 is its speed). W3: a method's time relative to FedAvg's.
+    scale: time and peak memory of one cohort of 50 among ever more registered clients, relative to the fewest.
+    """
+    wanted = list(workload or ["W1", "W2"])
+    for name in wanted:
+        if name not in WORKLOADS:
+            raise UnknownNameError("workload", name, WORKLOADS)
+    if "all" in wanted:
+        wanted = [name for name in WORKLOADS if name != "all"]
+
+    from fedcore_study.bench import measure, scale, workloads
+
+    given: dict[str, Any] = {"device": device, "workers": workers, "precision": precision, "capture": capture}
+    measured: list[Measured] = []
+    scaled: list[Scaled] = []
+    for name in wanted:
+        if name in ("W3", "scale"):
+            usual = scale.METHODS if name == "scale" else [name for name in workloads.METHODS if name != "fedavg"]
+            for method in plugin or usual:
+                try:
+                    if name == "scale":
+                        counts = clients or scale.CLIENTS
+                        scaled += scale.over_clients(method, given, clients=counts, blocks=blocks, block=rounds)
+                        output.note(f"scale {method}: time {scaled[-1].ratio.median:.2f} with {counts[-1]:,} clients")
+                        continue
+                    measured.append(measure.beside_fedavg(method, given, blocks=blocks, block=rounds))
+                except FedcoreError as error:
+                    if plugin:
+                        raise
+                    output.note(f"{name} {method}: left out, {error}")
+                    continue
+                _show(measured[-1], as_json)
+        else:
+            measured.append(
+                measure.against_reference(workloads.AGAINST_REFERENCE[name], given, blocks=blocks, block=rounds)
+            )
+            _show(measured[-1], as_json)
+    if as_json:
+        output.print_json([*(row.as_json() for row in measured), *(row.as_json() for row in scaled)])
+        return
+    if measured:
+        output.stdout().print(_table(measured))
+    if scaled:
+        output.stdout().print(_scale_table(scaled))
+
+
+def _show(row: Measured, as_json: bool) -> None:
+    output.note(f"{row.name}: {row.ratio_is} {row.ratio.median:.2f} of {row.beside_name}'s")
+
+
+def _table(rows: list[Measured]) -> Table:
+    from rich.table import Table
+
+    table = Table("workload", "s per round", "beside", "s per round", "ratio", "of", "blocks x rounds")
+    for row in rows:
+        table.add_row(
+            row.name,
+            _text(row.seconds),
+            row.beside_name,
+            _text(row.beside),
+            _text(row.ratio),
+            row.ratio_is,
+            f"{row.blocks} x {row.rounds}",
+        )
+    return table
+
+
+def _scale_table(rows: list[Scaled]) -> Table:
+    from rich.table import Table
+
+    table = Table("scale", "clients", "s per round", "ratio", "start s", "parent MiB", "ratio", "worker MiB", "ratio")
+    for row in rows:
+        ratio = row.memory_ratio
+        table.add_row(
+            row.method,
+            f"{row.clients:,}",
+            _text(row.seconds),
+            _text(row.ratio),
+            f"{row.start_seconds:.1f}",
+            f"{row.memory.parent:.0f}",
+            f"{ratio.parent:.2f}",
+            "" if row.memory.worker is None else f"{row.memory.worker:.0f}",
+            "" if ratio.worker is None else f"{ratio.worker:.2f}",
+        )
+    return table
+
+
+def _text(spread: Spread) -> str:
+    return f"{spread.median:.3g} ({spread.least:.3g} to {spread.greatest:.3g})"

@@ -1,0 +1,73 @@
+"""``compare``: runs and sweeps as one table."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedcore.base.errors import UnknownNameError
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+
+
+@guarded
+def compare(
+    runs: options.Runs,
+    protocol: Annotated[
+        str, typer.Option(help="global, global_local, personal, personal_global or global_before_correction.")
+    ] = "global",
+    by: options.By = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(metavar="ACCURACY", help="Count rounds and bytes to this accuracy [0 < x <= 1].")
+    ] = None,
+    at_round: Annotated[
+        int | None,
+        typer.Option("--round", min=1, help="Compare after so many rounds, unfinished runs too; default at the end."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of the differences' intervals.")] = 0.95,
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.")
+    ] = "table",
+    debug: options.Debug = False,
+) -> None:
+    """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
+
+    Runs of other data, partitions or settings stand in a table of their own and are never averaged with these.
+    The difference is paired by seed; its interval is Student's t.
+    """
+    if form not in options.FORMATS:
+        raise UnknownNameError("format", form, options.FORMATS)
+
+    from fedcore_study.compare.comparison import compare as join
+    from fedcore_study.compare.records import find_runs
+
+    found = find_runs(runs, output.note)
+    if found.waiting:
+        output.note(f"{len(found.waiting)} planned runs have not begun and are left out: {', '.join(found.waiting)}")
+    comparison = join(
+        found.runs,
+        protocol=protocol,
+        by=by or ["plugin"],
+        baseline=baseline,
+        target=target,
+        round=at_round,
+        confidence=confidence,
+        warn=output.note,
+    )
+    from fedcore_study.compare import formats
+
+    if form not in ("markdown", "latex", "json"):  # these hold the notes themselves
+        for note in comparison.notes:
+            output.note(note)
+    if form != "table":
+        typer.echo(formats.FORMATS[form](comparison), nl=False)
+        return
+    console = output.stdout()
+    for block in comparison.blocks:
+        rows = [formats.cells(comparison, block, row) for row in block.rows]
+        console.print(output.figures(formats.title(block), formats.headings(comparison, block), rows))
+    console.print(output.text(formats.caption(comparison), style="dim"), soft_wrap=True)

@@ -1,0 +1,77 @@
+"""``report``: runs and sweeps as one HTML page, and its figures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+
+
+@guarded
+def report(
+    runs: options.Runs,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.html", help="The page; a report there is replaced.")
+    ] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="DIR", help="Write each figure as a file, too.")
+    ] = None,
+    form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
+    by: options.By = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
+    ] = None,
+    points: Annotated[
+        int,
+        typer.Option(min=0, max=5000, help="Test samples in the picture of the features; 0 leaves it out."),
+    ] = 500,
+    allow_code: options.AllowCode = False,
+    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    debug: options.Debug = False,
+) -> None:
+    """Write one HTML page about runs: curves, partition, clients, classes, features, losses, bytes and times.
+
+    The page is self-contained. Runs of other data or settings stand in a section of their own and are never averaged
+    with these. Runs under way or stopped are shown as far as they came. Needs the extra fedcore[report].
+    """
+    from fedcore_study.report.extra import require
+
+    require()
+    from fedcore_study.compare.records import find_runs
+    from fedcore_study.report import static
+    from fedcore_study.report.build import build
+    from fedcore_study.report.page import check_target, write_page
+
+    check_target(out)
+    static.check_format(form)
+    notes: list[str] = []
+    found = find_runs(runs, notes.append)
+    console = output.stderr()
+    heading = title or ", ".join(path.resolve().name for path in runs[:3]) + (", ..." if len(runs) > 3 else "")
+    with console.status(output.text("reading"), spinner="line") as status:
+        made = build(
+            found,
+            notes,
+            title=heading,
+            by=by or ["plugin"],
+            data_dir=data_dir,
+            points=points,
+            allow_code=allow_code,
+            progress=lambda message: status.update(output.text(message)),
+        )
+    for note in made.notes:
+        output.note(note)
+    for section in made.sections:
+        for entry in section.omitted:
+            output.note(f"{section.title}: not drawn: {entry.title}: {entry.reason}")
+    write_page(made, out)
+    drawn = sum(len(section.charts) for section in made.sections)
+    output.stdout().print(output.text(f"written: {out} ({len(made.runs)} runs, {drawn} figures)"), soft_wrap=True)
+    if figures is not None:
+        charts = [(section.name, chart) for section in made.sections for chart in section.charts]
+        files = static.write(charts, figures, form)
+        output.stdout().print(output.text(f"written: {len(files)} {form} files in {figures}"), soft_wrap=True)

@@ -1,0 +1,241 @@
+"""``reproduce``: a paper's table, run again and printed beside the paper's figures."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.cli import options, output
+from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore_study.cli.sweep import SOME_FAILED
+
+if TYPE_CHECKING:
+    from fedcore_study.reproduce.recipe import Recipe
+    from fedcore_study.reproduce.run import Plan, Reproduction
+
+TABLE = "Table"
+
+
+@guarded
+@options.config_flags(only=("data_dir", "device"))
+def reproduce(
+    given: dict[str, Any],
+    *,
+    method: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="The method whose paper it is; none lists all recipes.")
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            "--table", metavar="N", help="The paper's table; none lists the method's recipes.", rich_help_panel=TABLE
+        ),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            "--scale",
+            metavar="quick|paper",
+            help="paper: as in the paper. quick: scaled down to minutes on two cores, and says how far.",
+            rich_help_panel=TABLE,
+        ),
+    ] = "quick",
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--row", metavar="NAME", help="Only this row, named as printed; can be given again.", rich_help_panel=TABLE
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="NAME",
+            help="Only this column, named as printed; can be given again.",
+            rich_help_panel=TABLE,
+        ),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.", rich_help_panel=TABLE)
+    ] = "table",
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds", min=1, help="How many (0 to N-1), in place of the recipe's.", rich_help_panel=options.GRID
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The sweep's folder; default reproduce/<method>-table-<N>-<scale>.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            "--evidence",
+            metavar="DIR",
+            help="Write each run's evidence there, as fedcore results add does, those in progress too.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
+    parallel: options.Parallel = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, and say which runs there would be; start none.")
+    ] = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run a table of a method's paper again, and print the paper's figures, ours and the difference.
+
+    The runs are a sweep: after Ctrl-C, or with other rows, columns or seeds, the command goes on in the same folder.
+    What cannot be run here is shown with the reason. Exit code 3: some runs failed.
+    """
+    from fedcore_study.reproduce.find import find_recipe
+    from fedcore_study.reproduce.recipe import Scale
+
+    if scale not in get_args(Scale):
+        raise UnknownNameError("scale", scale, get_args(Scale))
+    if form not in options.FORMATS:
+        raise UnknownNameError("format", form, options.FORMATS)
+    if table is None:
+        for flag, names in (("--row", rows), ("--column", columns)):
+            if names:
+                raise ConfigError(f"{flag} {names[0]}: of which table? Add --table N")
+        _list(method)
+        return
+    if method is None:
+        raise ConfigError(f"--table {table}: of which method? Write fedcore reproduce METHOD --table {table}")
+    recipe, broken = find_recipe(method, table)
+    for error in broken:
+        output.note(error)
+
+    from fedcore_study.reproduce import run
+
+    changes = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    planned = run.plan(
+        recipe,
+        scale,  # type: ignore[arg-type]
+        changes=changes,
+        seeds=seeds,
+        rows=rows or (),
+        columns=columns or (),
+        note=output.note,
+    )
+    if dry_run:
+        _show_plan(planned)
+        return
+
+    from fedcore_study.cli.sweep_display import SweepDisplay
+
+    folder = out or Path("reproduce") / f"{recipe.method}-table-{recipe.table}-{scale}"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
+    if scale == "quick" and not quiet:
+        _estimate(planned, folder, parallel)
+    with SweepDisplay(output.stderr(), quiet=quiet) as display:
+        made, result = run.run(planned, folder, parallel=parallel, listen=display)
+    if evidence is not None and result is not None:
+        _keep(recipe, scale, planned, folder, evidence)
+    if result is not None and result.interrupted:
+        output.error(
+            f"{len(result.named('finished'))} of {len(result.outcomes)} runs are finished. Go on with the same command",
+            label="stopped",
+        )
+        raise typer.Exit(INTERRUPTED)
+    _print(made, form)
+    failed = result.named("failed") if result else []
+    for outcome in failed:
+        output.error(f"{outcome.name}: {outcome.message}", label="failed")
+    if failed:
+        raise typer.Exit(SOME_FAILED)
+    if result and form == "table" and not quiet:
+        output.note(f"the runs are in {made.directory}: fedcore compare {shlex.quote(str(made.directory))}")
+
+
+def _estimate(planned: Plan, folder: Path, parallel: int | None) -> None:
+    """Say how long the runs will take, from one timed round."""
+    from fedcore_study.reproduce.estimate import estimate, in_words
+
+    console = output.stderr()
+    with console.status("timing one round", spinner="line"):
+        found = estimate(planned, folder, parallel)
+    if found is not None:
+        output.note(in_words(found, output.duration(found.seconds), output.duration(found.timed.round)), console)
+
+
+def _keep(recipe: Recipe, scale: str, planned: Plan, folder: Path, evidence: Path) -> None:
+    """Write the evidence of a table's runs."""
+    from fedcore_study.reproduce.collect import collect
+    from fedcore_study.reproduce.places import cells
+
+    asked = {(cell.row, cell.column) for cell in planned.cells}
+    made = collect(
+        [folder],
+        evidence,
+        list(cells([recipe])),
+        warn=output.note,
+        wanted=lambda place: place.scale == scale and (place.row, place.column) in asked,
+        only_tables=True,
+    )
+    output.note(f"the evidence of {len(made.written)} runs is in {evidence}")
+
+
+def _list(method: str | None) -> None:
+    from fedcore_study.reproduce.find import find_recipes
+
+    found = find_recipes(method)
+    for error in found.broken:
+        output.note(error)
+    rows = [
+        (recipe.method, recipe.numeral or str(recipe.table), *_counts(recipe), recipe.title) for recipe in found.recipes
+    ]
+    console = output.stdout()
+    if not rows:
+        console.print("No installed package has recipes.")
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("method", "table", "cells", "quick runs", "title"):
+        table.add_column(heading, justify="right" if heading in ("cells", "quick runs") else "left")
+    for row in rows:
+        table.add_row(*map(output.text, row))
+    console.print(table)
+    first = found.recipes[0]
+    console.print(f"Run one: fedcore reproduce {first.method} --table {first.table}", style="dim")
+
+
+def _counts(recipe: Recipe) -> tuple[str, str]:
+    cells = list(recipe.cells("quick"))
+    return str(len(cells)), str(sum(cell.choice is not None for cell in cells))
+
+
+def _show_plan(planned: Plan) -> None:
+    console = output.stdout()
+    for cell in planned.cells:
+        number = len(planned.runs.get((cell.row, cell.column), []))
+        state = f"not run: {cell.reason}" if cell.reason else f"{number} run{'s' if number != 1 else ''}"
+        console.print(output.text(f"{cell.column}, {cell.row}: {state}"), soft_wrap=True)
+    runs = {identity for identities in planned.runs.values() for identity in identities}
+    output.note(f"{len(runs)} runs, none started")
+
+
+def _print(made: Reproduction, form: str) -> None:
+    from fedcore_study.reproduce import formats
+
+    if form != "table":
+        typer.echo(formats.FORMATS[form](made), nl=False)
+        return
+    console = output.stdout()
+    console.print(output.text(formats.title(made), style="bold"), soft_wrap=True)
+    for block in formats.blocks(made):
+        console.print(output.figures(block.title, block.headings, block.rows))
+    for line in formats.caption(made):
+        console.print(output.text(line, style="dim"), soft_wrap=True)

@@ -1,0 +1,105 @@
+"""``results``: evidence of runs, kept as small files, and the page that is made from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.base.errors import ConfigError
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+
+app = typer.Typer(
+    help="Evidence of runs, kept as small JSON files, and a page of tables from it.", no_args_is_help=True
+)
+
+RESULTS = Path("results")
+PAGE = Path("docs/results.md")
+OUTDATED = 1
+
+
+@app.command("add")
+@guarded
+def add(
+    runs: options.Runs,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder of evidence.")] = RESULTS,
+    debug: options.Debug = False,
+) -> None:
+    """Write the evidence of runs: configuration, partition hash, curves, final figures, commit, versions, machine.
+
+    A run is filed under each table of a paper (fedcore reproduce) whose cell has its configuration, whatever command
+    started it; one that belongs to no table under runs/. A run in progress is written as far as it came: add it again
+    later.
+    """
+    from fedcore_study.reproduce.collect import collect
+    from fedcore_study.reproduce.find import find_recipes
+    from fedcore_study.reproduce.places import cells
+
+    found = find_recipes()
+    for error in found.broken:
+        output.note(error)
+    made = collect(runs, to, list(cells(found.recipes)), warn=output.note)
+    for file in made.written:
+        output.stdout().print(output.text(f"written: {file}"), soft_wrap=True)
+    if not made.written and not made.kept:
+        raise ConfigError("there is no run with a finished round; nothing was written")
+
+
+@app.command("page")
+@guarded
+def page(
+    file: Annotated[Path, typer.Argument(metavar="[PAGE.md]", help="The page with the markers.")] = PAGE,
+    source: Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of evidence.")] = RESULTS,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit code 1 if the page is not what the evidence gives.")
+    ] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Make the tables and pictures of a page from evidence, between lines <!-- results: TABLE --> and their end.
+
+    TABLE is a folder's name, such as fedproc-table-2-paper. Needs the extra fedcore[report].
+    """
+    from fedcore_study.report.extra import require
+
+    require(("matplotlib",))
+    from fedcore_study.reproduce import curves
+    from fedcore_study.reproduce.evidence import read_all
+    from fedcore_study.reproduce.find import find_recipes
+    from fedcore_study.reproduce.page import END, filled, marker, pictures, unplaced
+    from fedcore_study.reproduce.places import cells
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    evidence = read_all(source)
+    installed = find_recipes()
+    for broken in installed.broken:
+        output.note(broken)
+    recipes = installed.recipes
+    new = filled(text, evidence, recipes, list(cells(recipes)))
+    for table in unplaced(text, evidence):
+        output.note(f"{file} has no place for {table}: add the lines {marker(table)} and {END}")
+    outdated = [file] if new != text else []
+    drawn = pictures(evidence, recipes, file)
+    outdated += [
+        picture
+        for picture, (recipe, column, runs) in drawn.items()
+        if not curves.is_current(curves.chart(recipe, column, runs), picture)
+    ]
+    if check:
+        for path in outdated:
+            output.error(f"{path} is not what {source} gives; run: fedcore results page {file} --from {source}")
+        if outdated:
+            raise typer.Exit(OUTDATED)
+        return
+    from fedcore.storage.files import write_text
+
+    write_text(file, new)
+    for picture, (recipe, column, runs) in drawn.items():
+        if picture in outdated:
+            curves.draw(recipe, column, runs, picture)
+    done = f"written: {', '.join(map(str, outdated))}" if outdated else f"{file} is what {source} gives already"
+    output.stdout().print(output.text(done), soft_wrap=True)

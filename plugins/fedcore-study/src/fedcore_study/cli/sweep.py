@@ -1,0 +1,165 @@
+"""``sweep``: a grid of runs, several side by side."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.cli import options, output
+from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore.cli.settings import typed_code
+from fedcore.runs.trust import check_code, code_in
+from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweep.spec import SweepSpec, override, read_spec
+
+SOME_FAILED = 3
+_FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "seed")]
+
+
+@guarded
+@options.config_flags(only=_FIELDS)
+def sweep(
+    given: dict[str, Any],
+    *,
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE_OR_SWEEP]", help="A sweep's YAML file, or the folder of a sweep to go on with."),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="AXIS=VALUE,...",
+            help="An axis: plugin (moon+uscc combines two), an option of train, or PLUGIN.OPTION; can be given again.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds", metavar="N or A,B,...", help="How many (0 to N-1), or which.", rich_help_panel=options.GRID
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PLUGIN.OPTION=VALUE",
+            help="An option of a plugin, in each run that has the plugin; can be given again.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The sweep's folder; default sweeps/<file's name or time>.", rich_help_panel=options.GRID
+        ),
+    ] = None,
+    parallel: options.Parallel = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=options.GRID)
+    ] = False,
+    allow_code: options.AllowCode = False,
+    allow_outside: options.AllowOutside = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run a grid of methods, settings and seeds; what is finished already is not run again.
+
+    Methods of one seed see the same clients, cohorts and initial weights (of the layers they have in common; some
+    add a projection head, which --projection gives to all). Ctrl-C leaves checkpoints: fedcore sweep FOLDER goes on
+    from there. Exit code 3: some runs failed; the others are finished.
+    """
+    spec, folder = _asked_for(source, out, given, grid or [], seeds, settings or [])
+    if spec is not None and source is not None:
+        code = (name for _, config in spec.cells() for name in code_in(config))
+        check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
+
+    from fedcore_study.sweep.run import plan_sweep, run_sweep
+
+    if dry_run:
+        labels = [label for label, _ in plan_sweep(spec)] if spec else list(SweepDirectory(folder).plan())
+        output.stdout().print(output.text("\n".join(labels)), soft_wrap=True)
+        output.note(f"{len(labels)} runs, none started")
+        return
+
+    from fedcore_study.cli.sweep_display import SweepDisplay
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
+    with SweepDisplay(output.stderr(), quiet=quiet) as display:
+        result = run_sweep(
+            spec, folder, parallel=parallel, listen=display, allow_code=allow_code, allow_outside=allow_outside
+        )
+    for note in _cautions(result.directory):
+        output.note(note)
+    failed = result.named("failed")
+    if as_json:
+        runs = [
+            {"name": o.name, "status": o.status, "seconds": o.seconds, "message": o.message} for o in result.outcomes
+        ]
+        output.print_json({"sweep_dir": str(result.directory), "runs": runs})
+    for outcome in failed:
+        output.error(f"{outcome.name}: {outcome.message}", label="failed")
+    path = shlex.quote(str(result.directory))
+    done = f"{len(result.named('finished'))} of {len(result.outcomes)} runs are finished"
+    if result.interrupted:
+        output.error(f"{done}. Go on with: fedcore sweep {path}", label="stopped")
+        raise typer.Exit(INTERRUPTED)
+    if failed:
+        output.error(f"{done}, {len(failed)} failed. Try these again with: fedcore sweep {path}", label="failed")
+        raise typer.Exit(SOME_FAILED)
+    if not as_json:
+        output.stdout().print(output.text(f"{done}. Compare them with: fedcore compare {path}"), soft_wrap=True)
+
+
+def _cautions(folder: Path) -> list[str]:
+    """Return what a comparison of the sweep's finished runs would have to say of their models."""
+    from fedcore_study.compare.cautions import other_models
+    from fedcore_study.compare.comparison import BASELINE
+    from fedcore_study.compare.groups import grouped
+    from fedcore_study.compare.records import find_runs
+
+    try:
+        runs = [run for run in find_runs([folder], lambda message: None).runs if run.finished]
+        groups = grouped(runs, ["plugins"])[1] if runs else []
+    except FedcoreError:
+        return []  # compare says what is wrong
+    found = [other_models(group.rows, BASELINE) for group in groups if BASELINE in group.rows]
+    return list(dict.fromkeys(note for note in found if note))
+
+
+def _asked_for(
+    source: Path | None,
+    out: Path | None,
+    given: dict[str, Any],
+    grid: list[str],
+    seeds: str | None,
+    settings: list[str],
+) -> tuple[SweepSpec | None, Path]:
+    """Return the grid, None for all that a folder has planned, and the sweep's folder."""
+    changes = bool(given or grid or seeds or settings)
+    base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    if source is None:
+        if not changes:
+            raise ConfigError(
+                "nothing to sweep: name a file, a sweep's folder, or axes such as --grid plugin=fedavg,moon --seeds 3"
+            )
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        return override(SweepSpec(), base, grid, seeds, settings), out or Path("sweeps") / stamp
+    if not source.is_dir():
+        return override(read_spec(source), base, grid, seeds, settings), out or Path("sweeps") / source.stem
+    if out is not None:
+        raise ConfigError(f"{source} is a sweep's folder; leave --out out to go on in it")
+    directory = SweepDirectory(source)
+    if not changes:
+        return None, source
+    directory.plan()  # says so if the folder holds no sweep
+    return override(read_spec(directory.spec_file), base, grid, seeds, settings), source

@@ -1,0 +1,97 @@
+"""What a comparison must say beside its figures: a baseline with another model, and too few seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcore.storage.files import parse_json
+from fedcore_study.compare.figures import Difference
+
+if TYPE_CHECKING:
+    from fedcore_study.compare.records import RunRecord
+
+FEW = 3
+"""Below so many pairs of seeds an interval is not shown: with two, Student's t multiplies their deviation by nine."""
+
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A run's model: trainable parameters, and the width of its projection head (None without one)."""
+
+    parameters: int
+    projection: int | None
+
+    def __str__(self) -> str:
+        head = "no projection head" if self.projection is None else "a projection head"
+        return f"{self.parameters:,} parameters and {head}"
+
+
+def model_size(path: Path) -> ModelSize | None:
+    """Return the size of a run's model from its records, else from model.safetensors; None where neither says."""
+    try:
+        last = (path / "sessions.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+        return _size(parse_json(last)["model"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return _size_of_tensors(path / "model.safetensors")
+
+
+def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
+    """Return a sentence that names the rows whose model is not the baseline's; empty where all are alike.
+
+    :param rows: runs by label, the baseline's among them.
+    """
+    reference = _common(rows[baseline])
+    if reference is None:
+        return ""
+    groups: dict[ModelSize, list[str]] = {}
+    for label, runs in rows.items():
+        size = _common(runs)
+        if size is not None and size != reference:
+            groups.setdefault(size, []).append(label)
+    if not groups:
+        return ""
+    said = "; ".join(f"{', '.join(labels)}: {size}" for size, labels in groups.items())
+    text = f"the methods do not train the same model. {said}; the baseline {baseline}: {reference}. "
+    if reference.projection is None and any(size.projection for size in groups):
+        return text + "To compare like with like run all of them with --projection, which gives each the head"
+    return text + f"The difference to {baseline} is partly that of the models"
+
+
+def few_seeds(differences: Iterable[Difference | None]) -> str:
+    """Return a sentence if some differences are over too few seeds for an interval; empty if none is."""
+    numbers = sorted({found.n for found in differences if found is not None and found.n < FEW})
+    if not numbers:
+        return ""
+    seeds = " or ".join(f"{n} seed{'s' if n > 1 else ''}" for n in numbers)
+    return f"differences over {seeds} say nothing about other seeds, and have no interval here; run at least {FEW}"
+
+
+def _common(runs: Iterable[RunRecord]) -> ModelSize | None:
+    """Return the size that all runs of a row have; None where one is unknown or they differ."""
+    sizes = {run.model for run in runs}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _size(values: Any) -> ModelSize | None:
+    parameters, projection = values["parameters"], values.get("projection")
+    whole = isinstance(parameters, int) and (projection is None or isinstance(projection, int))
+    return ModelSize(parameters, projection) if whole else None
+
+
+def _size_of_tensors(file: Path) -> ModelSize | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as tensors:
+            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    trained = {name: shape for name, shape in shapes.items() if name.rpartition(".")[2] not in _BUFFERS}
+    head = [shape[0] for name, shape in trained.items() if name.startswith("encoder.projection.") and shape]
+    return ModelSize(sum(map(math.prod, trained.values())), head[-1] if head else None)

@@ -1,0 +1,288 @@
+"""Runs into what a report shows of their records: tables and charts. Imports no torch.
+
+Nothing is averaged but runs of one group and row, which differ in the seed alone. Every value comes from a file, which
+may be damaged or a stranger's: what is no finite number counts as not recorded.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from fedcore_study.compare.groups import Group
+from fedcore_study.compare.records import RunRecord
+from fedcore_study.report.charts import Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, number, plain
+from fedcore_study.report.reading import mapping_in
+from fedcore_study.report.shares import bytes_sent, participation, seconds
+
+Metrics: TypeAlias = "Mapping[str, Any]"
+Read: TypeAlias = "Callable[[Mapping[str, Any]], float | None]"
+
+PROTOCOLS = {
+    "global": "the global model on the server's test set",
+    "global_local": "the global model on each client's held-out part",
+    "personal": "each client's own model on its held-out part",
+    "personal_global": "each client's own model on the server's test set",
+}
+
+
+def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
+    """Yield every chart that the records of a group give, and what cannot be drawn with the reason.
+
+    :param colors: number of each row's colour. ``class_names`` are there if the data set is.
+    """
+    yield from _learning(group, colors)
+    yield _per_client(group, colors)
+    yield _per_class(group, class_names)
+    yield _silhouette(group, colors)
+    yield from _losses(group, colors)
+    yield from participation(group)
+    yield bytes_sent(group)
+    yield seconds(group)
+
+
+def state(run: RunRecord) -> str:
+    """Return how far a run is, in words."""
+    if run.finished:
+        return "finished"
+    return f"{len(run.rounds)} of {run.config.rounds} rounds" if run.rounds else "no round yet"
+
+
+def final_accuracy(run: RunRecord) -> tuple[str, float] | None:
+    """Return the last accuracy of a run, finished or not, with its protocol: the first of ``PROTOCOLS`` it has."""
+    for protocol in PROTOCOLS:
+        end = run.final(protocol) or next(iter(reversed(run.curve(protocol))), None)
+        if end is not None:
+            return protocol, end.accuracy
+    return None
+
+
+def _learning(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitted]:
+    drawn = False
+    for protocol, meaning in PROTOCOLS.items():
+
+        def read(line: Mapping[str, Any], protocol: str = protocol) -> float | None:
+            return _scaled(_figure(line, protocol, "accuracy"), 100)
+
+        lines = _lines(group, colors, lambda run, read=read: _over_rounds(run, read))  # type: ignore[misc]
+        if lines:
+            drawn = True
+            yield Curves(
+                name=f"learning-{protocol}",
+                title=f"Accuracy over rounds, {protocol}",
+                about=f"Accuracy of {meaning}. {_how(lines)}",
+                x_title="round",
+                y_title="accuracy %",
+                lines=lines,
+            )
+    if not drawn:
+        yield Omitted("Accuracy over rounds", "no run has been evaluated yet")
+
+
+def _per_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
+    title = "Accuracy by client"
+    for protocol in ("personal", "global_local", "personal_global"):
+        boxes: list[Box] = []
+        after = set()
+        for label, runs in group.rows.items():
+            rounds, reached = _standing(runs, protocol)
+            each = [(run, metrics[protocol].get("per_client")) for run, metrics in reached]
+            if each and all(isinstance(found, dict) for _, found in each):
+                values = [
+                    (100 * value, f"client {plain(client)}, seed {run.config.seed}")
+                    for run, found in each
+                    for client, accuracy in found.items()
+                    if (value := number(accuracy)) is not None
+                ]
+                boxes.append(Box(label, colors[label], [v for v, _ in values], [n for _, n in values]))
+                after.add(rounds)
+                continue
+            for run, metrics in reached:  # too many clients to have been recorded one by one
+                quantiles = [number(value) for value in metrics[protocol].get("quantiles") or []]
+                if len(quantiles) == 7 and None not in quantiles:
+                    name = f"{label}, seed {run.config.seed}"
+                    boxes.append(Box(name, colors[label], [], [], [100 * q for q in quantiles if q is not None]))
+                    after.add(rounds)
+        if boxes:
+            return Boxes(
+                name="clients",
+                title=f"{title}, {protocol}",
+                about=f"Accuracy of {PROTOCOLS[protocol]}, {_after(after)}. The box spans the middle half of the "
+                "clients, of all seeds together; the line in it is the median.",
+                y_title="accuracy %",
+                boxes=boxes,
+            )
+    return Omitted(title, "no run recorded it; --client-test-fraction 0.2 holds samples out on each client")
+
+
+def _per_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted:
+    title = "Accuracy by class"
+    rows, grid, after = [], [], set()
+    for label, runs in group.rows.items():
+        rounds, reached = _standing(runs, "global")
+        found = [metrics["global"].get("per_class") for _, metrics in reached]
+        lists = [values for values in found if isinstance(values, list) and values]
+        if lists and len({len(values) for values in lists}) == 1:
+            rows.append(label)
+            columns = [[v for v in map(number, column) if v is not None] for column in zip(*lists, strict=True)]
+            grid.append([100 * statistics.fmean(column) if column else None for column in columns])
+            after.add(rounds)
+    width = max(map(len, grid), default=0)
+    if not width:
+        reasons = {plain(m.get("global_reason")) for run in _runs(group) for m in _metrics(run) if "global_reason" in m}
+        return Omitted(title, "; ".join(sorted(reasons)) or "no run has been evaluated yet")
+    names = list(class_names or [])
+    return Heatmap(
+        name="classes",
+        title=title,
+        about=f"Of the global model on the server's test set, {_after(after)}; mean over seeds.",
+        x_title="class",
+        y_title="",
+        columns=names if len(names) == width else [str(c) for c in range(width)],
+        rows=rows,
+        layers={"": [row + [None] * (width - len(row)) for row in grid]},
+        unit="%",
+    )
+
+
+def _silhouette(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
+    title = "Silhouette of the features over rounds"
+
+    def points(run: RunRecord) -> dict[int, float]:
+        found = _over_rounds(run, lambda line: number(mapping_in(line, "metrics").get("silhouette")))
+        last = number(run.summary["metrics"].get("silhouette")) if run.summary else None
+        if run.summary and last is not None:
+            found.setdefault(run.summary["rounds"], last)
+        return found
+
+    lines = _lines(group, colors, points)
+    if not any(len(line.x) > 1 or line.tails for line in lines):
+        ends = [f"{line.label} {line.y[-1]:.3f}" for line in lines if line.y]
+        found = f"known after the last round only ({', '.join(ends)})" if ends else "no run recorded it"
+        return Omitted(title, f"{found}; --silhouette-every 5 records it on the way")
+    return Curves(
+        name="silhouette",
+        title=title,
+        about=f"How well the classes stand apart in the encoder's features of test samples: 1 apart, 0 mixed. "
+        f"{_how(lines)}",
+        x_title="round",
+        y_title="silhouette",
+        lines=lines,
+    )
+
+
+def _losses(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitted]:
+    terms = dict.fromkeys(term for run in _runs(group) for line in run.rounds for term in mapping_in(line, "losses"))
+    drawn = 0
+    for term in sorted(terms, key=lambda term: (term != "task", term)):
+
+        def read(line: Mapping[str, Any], term: str = term) -> float | None:
+            return number(mapping_in(line, "losses").get(term))
+
+        lines = _lines(group, colors, lambda run, read=read: _over_rounds(run, read))  # type: ignore[misc]
+        if lines:
+            drawn += 1
+            plugin, dot, name = term.rpartition(".")
+            yield Curves(
+                name=f"loss-{term}",
+                title=f"Loss term {plain(name)} of {plain(plugin)}" if dot else f"Loss of the {plain(term)}",
+                about=f"Mean over the clients' steps of a round, as recorded. {_how(lines)}",
+                x_title="round",
+                y_title="loss",
+                lines=lines,
+                log=_far_apart(lines),
+            )
+    if not drawn:
+        yield Omitted("Loss terms", "no round is recorded yet")
+
+
+def _how(lines: Sequence[Line]) -> str:
+    """Return how the lines of a chart are to be read."""
+    parts = []
+    if any(line.runs > 1 for line in lines):
+        parts.append("The line is the mean over seeds, the band one standard deviation.")
+    if any(line.tails for line in lines):
+        parts.append("Dotted are single runs beyond the last round that all of the row have.")
+    return " ".join(parts)
+
+
+def _far_apart(lines: Sequence[Line]) -> bool:
+    """Whether values are all positive and differ so much that a linear axis would show the largest alone."""
+    values = [y for line in lines for y in (*line.y, *(y for _, ys in line.tails for y in ys))]
+    return bool(values) and min(values) > 0 and max(values) > 1000 * statistics.median(values)
+
+
+def _lines(group: Group, colors: Mapping[str, int], points: Callable[[RunRecord], dict[int, float]]) -> list[Line]:
+    """Return a line per row: the mean as far as all of its runs came, what single ones have beyond as tails."""
+    lines = []
+    for label, runs in group.rows.items():
+        found = [values for run in runs if (values := points(run))]
+        if not found:
+            continue
+        shared = sorted(set.intersection(*(set(values) for values in found)))
+        columns = [[values[x] for values in found] for x in shared]
+        end = shared[-1] if shared else 0
+        beyond = [sorted(x for x in values if x >= end) for values in found]
+        tails = [
+            ([float(x) for x in xs], [values[x] for x in xs])
+            for xs, values in zip(beyond, found, strict=True)
+            if xs and xs[-1] > end
+        ]
+        std = [statistics.stdev(column) for column in columns] if len(found) > 1 else []
+        mean = [statistics.fmean(column) for column in columns]
+        lines.append(Line(label, colors[label], [float(x) for x in shared], mean, std, len(found), tails))
+    return lines
+
+
+def _over_rounds(run: RunRecord, read: Read) -> dict[int, float]:
+    """Return a figure by the number of rounds after which it was taken."""
+    found = ((line["round"] + 1, read(line)) for line in run.rounds)
+    return {rounds: value for rounds, value in found if value is not None}
+
+
+def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[int, list[tuple[RunRecord, Metrics]]]:
+    """Return figures of runs that can be put together, and after how many rounds: at the end of the finished ones.
+
+    Where none is finished, after the last round that all of them reached.
+    """
+    finished = [(run, run.summary) for run in runs if run.summary is not None]
+    if finished:
+        ends = [(run, summary["metrics"]) for run, summary in finished if _has(summary["metrics"], protocol)]
+        return max(summary["rounds"] for _, summary in finished), ends
+    by_round = [
+        {line["round"] + 1: line["metrics"] for line in run.rounds if _has(mapping_in(line, "metrics"), protocol)}
+        for run in runs
+    ]
+    begun = [(run, found) for run, found in zip(runs, by_round, strict=True) if found]
+    shared = set.intersection(*(set(found) for _, found in begun)) if begun else set()
+    if not shared:
+        return 0, []
+    last = max(shared)
+    return last, [(run, found[last]) for run, found in begun]
+
+
+def _has(metrics: Metrics, protocol: str) -> bool:
+    return isinstance(metrics.get(protocol), dict)
+
+
+def _figure(line: Mapping[str, Any], protocol: str, name: str) -> float | None:
+    return number(mapping_in(mapping_in(line, "metrics"), protocol).get(name))
+
+
+def _metrics(run: RunRecord) -> Iterator[Metrics]:
+    yield from (mapping_in(line, "metrics") for line in run.rounds)
+    if run.summary:
+        yield run.summary["metrics"]
+
+
+def _runs(group: Group) -> Iterator[RunRecord]:
+    return (run for runs in group.rows.values() for run in runs)
+
+
+def _after(rounds: set[int]) -> str:
+    return f"after {' or '.join(map(str, sorted(rounds)))} rounds"
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value

@@ -1,0 +1,137 @@
+"""Evidence gathered from runs and sweeps into a folder such as ``results/``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.base.identity import method
+from fedcore_study.compare.records import RunRecord, Warn, find_runs
+from fedcore_study.reproduce.evidence import Evidence, Place, evidence_of, read_evidence, write_evidence
+from fedcore_study.reproduce.places import Cell, differences, nearest, places_of
+from fedcore_study.reproduce.recipe import Recipe
+
+Wanted = Callable[[Place], bool]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was written, and the files that were kept as they say more."""
+
+    written: list[Path]
+    kept: list[Path]
+
+
+def collect(
+    paths: Iterable[Path],
+    root: Path,
+    among: Sequence[Cell],
+    *,
+    warn: Warn,
+    wanted: Wanted = lambda place: True,
+    only_tables: bool = False,
+) -> Collected:
+    """Write the evidence of runs, of those in progress too, under each table that they belong to.
+
+    :param among: the tables' cells, see :func:`fedcore_study.reproduce.places.cells`.
+    :param wanted: which of the cells that a run belongs to are written.
+    :param only_tables: leave out runs that belong to no table, in place of writing them to ``runs/``.
+    :raises RunDirectoryError: a path holds no run and no sweep, or a damaged one.
+    :raises ConfigError: what is recorded of a run contradicts itself.
+    """
+    found = find_runs(paths, warn)
+    if found.waiting:
+        warn(f"{len(found.waiting)} planned runs have not begun and are left out")
+    written: list[Path] = []
+    kept: list[Path] = []
+    for run in found.runs:
+        if not run.rounds:
+            warn(f"{run.path}: no round is recorded yet; it is left out")
+            continue
+        for place in _places(run, among, warn, only_tables):
+            if place is None or wanted(place):
+                evidence = evidence_of(run, place, warn)
+                file = root / evidence.folder / evidence.file_name
+                if _says_more(file, evidence, warn):
+                    kept.append(file)
+                else:
+                    written.append(write_evidence(evidence, root))
+    return Collected(written, kept)
+
+
+def changed_since(evidence: Evidence, recipes: Sequence[Recipe], among: Sequence[Cell]) -> str:
+    """Return in what a run differs from its table's recipe as it is now; empty where it does not.
+
+    :raises ConfigError: the run's table has no such row or column, or there is no such table.
+    """
+    from fedcore.base.config import RunConfig
+    from fedcore_study.reproduce.places import comparable
+
+    place = evidence.place
+    if place is None:
+        return ""
+    for recipe in recipes:
+        if (recipe.method, recipe.table) == (place.method, place.table):
+            _check(place, recipe)
+    for cell in among:
+        if cell.place == place:
+            try:
+                found = differences(comparable(RunConfig.create(evidence.config)), cell.settings)
+            except FedcoreError as error:
+                return f"its configuration is not one of this fedcore ({error})"
+            return _in_words(found)
+    return ""
+
+
+def _places(run: RunRecord, among: Sequence[Cell], warn: Warn, only_tables: bool) -> list[Place | None]:
+    try:
+        places = places_of(run.config, among)
+        close = None if places else nearest(run.config, among)
+    except FedcoreError as error:
+        raise ConfigError(f"{run.path}: {error}") from None
+    if places:
+        return list(places)
+    hint = ""
+    if close is not None:
+        place, found = close
+        hint = f"; nearest is {place.folder}, {place.row}, {place.column}, but for {_in_words(found)}"
+    name = f"{run.path} ({method(run.config.plugins)}, seed {run.config.seed})"
+    warn(f"{name} belongs to no table of a paper{hint}")
+    return [] if only_tables else [None]
+
+
+def _in_words(found: dict[str, tuple[object, object]] | dict[str, tuple[object, object]]) -> str:
+    parts = [f"{name} {ours} (in the recipe {wanted})" for name, (ours, wanted) in list(found.items())[:5]]
+    return ", ".join(parts) + (f" and {len(found) - 5} other options" if len(found) > 5 else "")
+
+
+def _check(place: Place, recipe: Recipe) -> None:
+    for kind, name, known in (
+        ("row", place.row, [row.name for row in recipe.rows]),
+        ("column", place.column, [column.name for column in recipe.columns]),
+    ):
+        if name not in known:
+            raise ConfigError(
+                f"results for {place.folder} name the {kind} {name!r}, which the table no longer has. "
+                "Delete these files and add the runs again"
+            )
+
+
+def _says_more(file: Path, evidence: Evidence, warn: Warn) -> bool:
+    """Whether a file that is there holds more rounds of the same run."""
+    if not file.is_file():
+        return False
+    try:
+        there = read_evidence(file)
+    except ConfigError as error:
+        warn(f"{error}; it is replaced")
+        return False
+    if there.identity != evidence.identity or there.partition != evidence.partition:
+        warn(f"{file} was of another configuration; it is replaced")
+        return False
+    if (there.is_finished, there.rounds) > (evidence.is_finished, evidence.rounds):
+        warn(f"{file} is kept: it holds {there.rounds} rounds, the run {evidence.rounds}")
+        return True
+    return False

@@ -1,0 +1,64 @@
+"""Pictures of evidence: accuracy over rounds of a table's column. Needs the extra ``fedcore[report]``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcore_study.report.charts import Curves, Line
+from fedcore_study.reproduce.evidence import Evidence
+from fedcore_study.reproduce.recipe import Recipe
+
+_FINGERPRINT = re.compile(r"data ([0-9a-f]{16})")
+
+
+def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
+    """Return the curves of a column's rows, in the table's order: the mean over seeds where there are several."""
+    lines = []
+    for number, row in enumerate(recipe.rows):
+        runs = [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+        points = [values for run in runs if (values := _points(recipe, run))]
+        if not points:
+            continue
+        shared = sorted(set.intersection(*(set(values) for values in points)))
+        means = [statistics.fmean(values[x] for values in points) for x in shared]
+        deviation = [statistics.stdev([values[x] for values in points]) for x in shared] if len(points) > 1 else []
+        open_ends = [run for run in runs if not run.is_finished]
+        label = row.name + (f" (round {open_ends[0].rounds} of {open_ends[0].planned})" if open_ends else "")
+        lines.append(Line(label, number, [float(x) for x in shared], means, deviation, len(points)))
+    return Curves(name=column, title=column, x_title="round", y_title="accuracy on the test set, %", lines=lines)
+
+
+def draw(recipe: Recipe, column: str, found: Sequence[Evidence], file: Path) -> None:
+    """Draw a column's curves into an SVG file whose bits depend on the data and on matplotlib alone."""
+    from fedcore_study.report import static
+
+    drawn = chart(recipe, column, found)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    static.save_svg(drawn, file, description=f"data {fingerprint(drawn)}")
+
+
+def fingerprint(drawn: Curves) -> str:
+    """Return a hash of all that is drawn."""
+    return hashlib.sha256(json.dumps([vars(line) for line in drawn.lines]).encode()).hexdigest()[:16]
+
+
+def is_current(drawn: Curves, file: Path) -> bool:
+    """Whether a file shows these data."""
+    if not file.is_file():
+        return False
+    found = _FINGERPRINT.search(file.read_text(encoding="utf-8"))
+    return found is not None and found[1] == fingerprint(drawn)
+
+
+def _points(recipe: Recipe, run: Evidence) -> dict[int, float]:
+    """Return accuracy by round in percent, under the first protocol of the table that the run has a curve for."""
+    for protocol in (name for names in recipe.protocols.values() for name in names):
+        curve = run.curves.get(protocol)
+        if curve:
+            return {x: 100 * y for x, y in zip(curve.round, curve.accuracy, strict=True)}
+    return {}

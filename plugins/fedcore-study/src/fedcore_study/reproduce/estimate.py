@@ -1,0 +1,124 @@
+"""How long a table will take on this machine, from one timed round of its first run."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import FedcoreError
+from fedcore.base.identity import digest
+from fedcore.hooks.plugins import PluginSet
+from fedcore_study.reproduce.run import Plan
+from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweep.run import default_parallel, resolved
+
+FEWEST = 3
+"""Runs for which an estimate is worth a round."""
+
+PROCESS = 5.0
+"""Seconds that a run's process takes to import what it needs."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One round of a run, in seconds: ``setup`` until it begins, ``round`` its training, ``evaluation`` after it."""
+
+    config: RunConfig
+    setup: float
+    round: float
+    evaluation: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds for ``runs`` runs, ``parallel`` at a time."""
+
+    seconds: float
+    runs: int
+    parallel: int
+    timed: Timed
+
+
+def estimate(planned: Plan, out: Path, parallel: int | None) -> Estimate | None:
+    """Train one round of the first run that is left, in a folder that is deleted, and reckon from it.
+
+    Training is taken to grow with clients, epochs and samples, evaluation with the number of models; what a method
+    adds to a step is not known. None where few runs are left, or the round cannot be trained.
+    """
+    left = unfinished(planned, out)
+    if len(left) < FEWEST:
+        return None
+    try:
+        timed = time_round(left[0])
+    except FedcoreError:
+        return None  # the run itself will say why
+    parallel = min(parallel or default_parallel(left), len(left))
+    return Estimate(total(timed, left) / parallel, len(left), parallel, timed)
+
+
+def unfinished(planned: Plan, out: Path) -> list[RunConfig]:
+    """Return the runs of a plan that are not finished in a sweep's folder."""
+    if planned.sweep is None:
+        return []
+    directory = SweepDirectory(out)
+    names = {digest(config): name for name, config in directory.plan().items()} if SweepDirectory.is_one(out) else {}
+    configs = (resolved(config) for _, config in planned.sweep.cells())
+    return [c for c in configs if digest(c) not in names or directory.standing(names[digest(c)]) != "finished"]
+
+
+def time_round(config: RunConfig) -> Timed:
+    """Train and evaluate the first round of a run in this process.
+
+    :raises FedcoreError: it cannot be trained.
+    """
+    from fedcore.runs.experiment import started
+
+    records: list[Mapping[str, Any]] = []
+
+    def listen(event: str, details: Mapping[str, Any]) -> None:
+        if event == "round":
+            records.append(details)
+
+    with tempfile.TemporaryDirectory() as folder:
+        changes = {"out": Path(folder) / "run", "workers": 0, "eval_every": 1, "trackers": {}}
+        began = time.perf_counter()
+        with started(config.model_copy(update=changes), notify=listen) as (experiment, state):
+            setup = time.perf_counter() - began
+            experiment.one_round(state)
+    seconds = records[0]["time"]
+    return Timed(config, setup, seconds["round"], seconds["evaluation"])
+
+
+def total(timed: Timed, configs: Iterable[RunConfig]) -> float:
+    """Return the seconds that runs take one after the other, each in a process of its own."""
+    seconds = 0.0
+    for config in configs:
+        evaluations = -(-config.rounds // config.eval_every)
+        seconds += PROCESS + timed.setup
+        seconds += config.rounds * timed.round * _share(config) / _share(timed.config)
+        seconds += evaluations * timed.evaluation * _models(config) / _models(timed.config)
+    return seconds
+
+
+def in_words(found: Estimate, duration: str, round_took: str) -> str:
+    """Return the sentence that is shown before a table's runs begin."""
+    side = f", {found.parallel} at a time" if found.parallel > 1 else ""
+    name = "+".join(found.timed.config.plugins) or "fedavg"
+    return f"about {duration} for {found.runs} runs{side}: a round of {name} takes {round_took} here now"
+
+
+def _share(config: RunConfig) -> float:
+    """Return what a round's training is taken to be proportional to."""
+    return config.local_epochs * config.participation * (config.samples or 1)
+
+
+def _models(config: RunConfig) -> int:
+    """Return how many models are evaluated: the global one, and each client's where the method has such."""
+    plugins: Sequence[Any] = PluginSet.create(config.plugins).implementers("personal_model")
+    plugins = [*plugins, *PluginSet.create(config.plugins).implementers("personal_parameters")]
+    return 1 + config.clients * bool(plugins)

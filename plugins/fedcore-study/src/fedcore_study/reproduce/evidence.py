@@ -1,0 +1,328 @@
+"""Evidence of a run: a small JSON file with all that its figures rest on, and nothing of its models. Imports no torch.
+
+It holds no absolute path and no host name, so that it can be published as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedcore.base import registry
+from fedcore.base.config import Json, describe
+from fedcore.base.errors import ConfigError
+from fedcore.base.identity import digest, method, settings
+from fedcore.storage.files import parse_json, write_text
+from fedcore_study.compare.records import RunRecord, Warn
+from fedcore_study.reproduce.recipe import Scale
+
+DIGITS = 6
+"""Decimals that accuracies and losses are kept with."""
+
+_LIBRARIES = ("torch", "torchvision", "numpy", "fedcore")
+_NUMBERS = re.compile(r"\[\s+((?:(?:-?[\d.]+(?:e[-+]?\d+)?|null),?\s+)+)\]")
+_ABSOLUTE = re.compile(r"(?:[a-z]+:)?(?:/|~|[A-Za-z]:[\\/])")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Place(_Part):
+    """The cell of a paper's table that a run belongs to."""
+
+    method: str = Field(min_length=1, description="The plugin whose paper it is.")
+    table: int = Field(ge=1)
+    scale: Scale
+    row: str = Field(min_length=1)
+    column: str = Field(min_length=1)
+
+    @property
+    def folder(self) -> str:
+        """The table's folder: ``fedproc-table-2-paper``."""
+        return f"{self.method}-table-{self.table}-{self.scale}"
+
+
+class Curve(_Part):
+    """One protocol's figures over rounds: lists of the same length; ``loss`` is null where there is none."""
+
+    round: list[int] = Field(description="Number of rounds after which the model was evaluated, ascending from 1.")
+    accuracy: list[float] = Field(description="Fractions.")
+    loss: list[float | None]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not len(self.round) == len(self.accuracy) == len(self.loss):
+            raise ValueError(
+                f"{len(self.round)} rounds, {len(self.accuracy)} accuracies and {len(self.loss)} losses; "
+                "each round has one of each"
+            )
+        if any(after <= before for before, after in zip([0, *self.round], self.round, strict=False)):
+            raise ValueError("the rounds do not ascend from 1")
+        if any(not 0 <= value <= 1 for value in self.accuracy):
+            raise ValueError("an accuracy is not between 0 and 1")
+        return self
+
+
+class Machine(_Part):
+    """What trained the run."""
+
+    cpu: str | None = None
+    cores: int | None = None
+    gpu: str | None = None
+    system: str | None = None
+
+
+class Session(_Part):
+    """A process that trained the run, or a part of it."""
+
+    started: AwareDatetime
+    commit: str | None = Field(None, description="git describe of fedcore's checkout; null where it was installed.")
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: Machine = Machine()
+
+
+class Evidence(_Part):
+    """A run's resolved configuration, partition, curves and final figures, with what produced them.
+
+    :param rounds: that are recorded, of ``planned`` ones. ``figures`` are the final ones by protocol, corrections after
+        the last round included; null while the run is in progress.
+    """
+
+    format: Literal["fedcore-evidence-1"] = "fedcore-evidence-1"
+    place: Place | None = Field(None, description="Null for a run that belongs to no table.")
+    method: str = Field(description="The plugins, joined by +.")
+    seed: int = Field(ge=0)
+    identity: str = Field(description="Hash of the configuration with the seed; equal for runs of equal results.")
+    config: dict[str, Json] = Field(description="Every option that can change the results, resolved.")
+    partition: str = Field(description="SHA-256 of which client holds which samples.")
+    parameters: int | None = Field(None, ge=1, description="Trainable ones of the model; null where not recorded.")
+    projection: int | None = Field(None, ge=1, description="Width of the projection head; null without one.")
+    rounds: int = Field(ge=1)
+    planned: int = Field(ge=1)
+    curves: dict[str, Curve]
+    figures: dict[str, dict[str, float]] | None = None
+    silhouette: float | None = None
+    bytes: dict[str, int] = Field(description="All clients', down and up.")
+    seconds: float = Field(ge=0, description="Of all rounds with their evaluations, on the machine as busy as it was.")
+    sessions: list[Session] = Field(default_factory=list, description="Empty for runs of before they were recorded.")
+    finished: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rounds > self.planned:
+            raise ValueError(f"{self.rounds} rounds are recorded of {self.planned} planned ones")
+        if self.figures is not None and self.rounds < self.planned:
+            raise ValueError(f"it has final figures after {self.rounds} of {self.planned} rounds")
+        for name, curve in self.curves.items():
+            if curve.round and curve.round[-1] > self.rounds:
+                raise ValueError(f"curve {name} goes on to round {curve.round[-1]}, the run to {self.rounds}")
+        for name, row in (self.figures or {}).items():
+            if not 0 <= row.get("accuracy", 0.0) <= 1:
+                raise ValueError(f"the accuracy of {name} is not between 0 and 1")
+        for text in _texts(self.config):
+            if _ABSOLUTE.match(text):
+                raise ValueError(f"config: {text!r} is a path of one machine")
+        return self
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether these are the figures of the run's end."""
+        return self.figures is not None
+
+    @property
+    def file_name(self) -> str:
+        """The file's name within its folder; the same for the same cell and seed, whatever was run."""
+        if self.place is None:
+            return f"{slug(self.method)}-{slug(str(self.config['dataset']))}-seed-{self.seed}-{self.identity}.json"
+        return f"{slug(self.place.column)}_{slug(self.place.row)}_seed-{self.seed}.json"
+
+    @property
+    def folder(self) -> str:
+        """The folder within ``results/``: the table's, or ``runs``."""
+        return self.place.folder if self.place else "runs"
+
+    def accuracy(self, protocol: str) -> float | None:
+        """Return the final accuracy of a finished run, else the last one of the curve; None without any."""
+        if self.figures is not None:
+            return self.figures.get(protocol, {}).get("accuracy")
+        curve = self.curves.get(protocol)
+        return curve.accuracy[-1] if curve and curve.accuracy else None
+
+    def as_json(self) -> str:
+        """Return the file's text: a line for each list of numbers."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
+        return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
+    """Return a run's evidence; of one in progress as far as it came.
+
+    :raises ConfigError: no round is recorded yet, or what is recorded contradicts itself.
+    """
+    if not run.rounds:
+        raise ConfigError(f"{run.path}: no round is recorded yet")
+    summary = run.summary
+    sessions = _sessions(run.path / "sessions.jsonl", warn)
+    names = [*_LIBRARIES, *_packages(run.config.plugins)]
+    known = [
+        {**session, "versions": {name: v for name, v in session.get("versions", {}).items() if name in names}}
+        for session in sessions
+    ]
+    values = {
+        "place": place,
+        "method": method({name: None for name in run.config.plugins if name != "fedavg"}),
+        "seed": run.config.seed,
+        "identity": digest(run.config),
+        "config": _without_paths(settings(run.config)),
+        "partition": run.partition,
+        "parameters": run.model.parameters if run.model else None,
+        "projection": run.model.projection if run.model else None,
+        "rounds": len(run.rounds),
+        "planned": run.config.rounds,
+        "curves": _curves(run),
+        "figures": None if summary is None else _figures(summary["metrics"]),
+        "silhouette": None if summary is None else _rounded(summary["metrics"].get("silhouette")),
+        "bytes": {way: _bytes(run, way) for way in ("down", "up")},
+        "seconds": round(sum(_seconds(line) for line in run.rounds), 3),
+        "sessions": [{name: s[name] for name in Session.model_fields if name in s} for s in known],
+        "finished": None if summary is None else summary.get("finished"),
+    }
+    try:
+        return Evidence.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe(error, f"{run.path}: ", flags=False)) from None
+
+
+def read_evidence(file: Path) -> Evidence:
+    """Read a file back.
+
+    :raises ConfigError: the file's name, and what is wrong in it.
+    """
+    try:
+        values = parse_json(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise TypeError("it holds no mapping")
+        evidence = Evidence.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(describe(error, f"{file}: ", flags=False)) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be read as a run's evidence: {error}") from None
+    expected = f"{evidence.folder}/{evidence.file_name}"
+    if f"{file.parent.name}/{file.name}" != expected:
+        raise ConfigError(f"{file} is evidence of another run than its name says: {expected}")
+    return evidence
+
+
+def read_all(root: Path) -> list[Evidence]:
+    """Read every file of a folder that :func:`write_evidence` wrote, by folder and name.
+
+    :raises ConfigError: a file is damaged or has another's name; or there is no such folder.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder; fedcore results add RUN_OR_SWEEP --to {root} makes it")
+    return [read_evidence(file) for file in sorted(root.glob("*/*.json"))]
+
+
+def write_evidence(evidence: Evidence, root: Path) -> Path:
+    """Write a file under its table's folder, in place of the one that is there; returns it."""
+    file = root / evidence.folder / evidence.file_name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, evidence.as_json())
+    return file
+
+
+def slug(text: str) -> str:
+    """Return a text as a part of a file's name."""
+    return re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.") or "none"
+
+
+def _curves(run: RunRecord) -> dict[str, Curve]:
+    found: dict[str, Curve] = {}
+    for protocol in run.protocols:
+        rows = [
+            (line["round"] + 1, row)
+            for line in run.rounds
+            if isinstance(row := (line.get("metrics") or {}).get(protocol), dict) and "accuracy" in row
+        ]
+        if rows:
+            found[protocol] = Curve(
+                round=[number for number, _ in rows],
+                accuracy=[round(row["accuracy"], DIGITS) for _, row in rows],
+                loss=[_rounded(row.get("loss")) for _, row in rows],
+            )
+    return found
+
+
+def _figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return {
+        protocol: {name: found for name, value in row.items() if (found := _rounded(value)) is not None}
+        for protocol, row in metrics.items()
+        if isinstance(row, dict) and "accuracy" in row
+    }
+
+
+def _rounded(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    found = round(float(value), DIGITS)
+    return found if abs(found) < float("inf") else None
+
+
+def _bytes(run: RunRecord, way: str) -> int:
+    if run.summary is not None:
+        return int(run.summary["bytes"][way])
+    return sum(int(line["bytes"][way]) for line in run.rounds)
+
+
+def _seconds(line: Mapping[str, Any]) -> float:
+    time = line.get("time") or {}
+    return float(time.get("round", 0.0) + time.get("evaluation", 0.0))
+
+
+def _sessions(file: Path, warn: Warn) -> list[dict[str, Any]]:
+    try:
+        lines = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        warn(f"{file.parent}: it was trained by a fedcore that recorded neither commit nor machine")
+        return []
+    except (OSError, ValueError) as error:
+        warn(f"{file} is damaged ({error}); commit and machine are left out")
+        return []
+    return [line for line in lines if isinstance(line, dict)]
+
+
+def _packages(plugins: Mapping[str, Any]) -> list[str]:
+    points = registry.available("plugin")
+    return [points[name].dist.name for name in plugins if name in points and points[name].dist]  # type: ignore[union-attr]
+
+
+def _without_paths(value: Any) -> Any:
+    """Return plain values in which a path of this machine is its last part: ``npz:/data/x.npz`` is ``npz:x.npz``."""
+    if isinstance(value, dict):
+        return {name: _without_paths(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    if isinstance(value, str) and (found := _ABSOLUTE.match(value)):
+        prefix = re.match(r"[a-z]{2,}:", value)
+        return (prefix[0] if prefix else "") + Path(value[found.end() :]).name
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def started(evidence: Evidence) -> datetime | None:
+    """Return when the run began, where that is recorded."""
+    return min((session.started for session in evidence.sessions), default=None)

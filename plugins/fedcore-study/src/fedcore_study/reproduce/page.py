@@ -1,0 +1,224 @@
+"""Tables of a Markdown page that are made from a folder of evidence, between markers that name the paper's table.
+
+<!-- results: fedproc-table-2-paper -->
+... replaced by the command ...
+<!-- end of results -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore_study.compare.figures import Figure
+from fedcore_study.compare.formats import markdown_table, spread
+from fedcore_study.reproduce.collect import changed_since
+from fedcore_study.reproduce.evidence import Evidence, slug, started
+from fedcore_study.reproduce.places import Cell
+from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe
+
+Drawn = tuple[Recipe, str, list[Evidence]]
+
+END = "<!-- end of results -->"
+_MARKER = re.compile(r"<!-- results: (\S+) -->\n(.*?)" + re.escape(END), re.DOTALL)
+_BEGIN = "<!-- results:"
+
+
+def marker(name: str) -> str:
+    """Return the line that a table's place on a page begins with."""
+    return f"{_BEGIN} {name} -->"
+
+
+def folder_of(recipe: Recipe, scale: str) -> str:
+    """Return the name of a table's folder of evidence, which its marker on the page has, too."""
+    return f"{recipe.method}-table-{recipe.table}-{scale}"
+
+
+def filled(page: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequence[Cell]) -> str:
+    """Return a page with the tables between its markers made anew.
+
+    :param among: the recipes' cells as they are now; a run that was configured otherwise is said to be.
+    :raises UnknownNameError: a marker names a table without recipe.
+    :raises ConfigError: a marker has no end, or evidence names a row or column that its table does not have.
+    """
+    if page.count(_BEGIN) != len(_MARKER.findall(page)):
+        raise ConfigError(f"a line {_BEGIN} TABLE --> has no line {END} after it")
+    tables = {folder_of(recipe, scale): (recipe, scale) for recipe in recipes for scale in SCALES}
+
+    def made(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in tables:
+            raise UnknownNameError("table in a marker", name, tables)
+        recipe, _ = tables[name]
+        own = [evidence for evidence in found if evidence.place and evidence.folder == name]
+        return f"{marker(name)}\n\n{block(recipe, name, own, recipes, among)}\n\n{END}"
+
+    return _MARKER.sub(made, page)
+
+
+def unplaced(page: str, found: Iterable[Evidence]) -> list[str]:
+    """Return the tables that there is evidence for and no marker."""
+    named = {match[1] for match in _MARKER.finditer(page)}
+    return sorted({evidence.folder for evidence in found if evidence.place} - named)
+
+
+def block(
+    recipe: Recipe, name: str, found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequence[Cell]
+) -> str:
+    """Return a table's text: for each column that has runs the figures, a picture of the curves, and what to know."""
+    scale = name.rpartition("-")[2]
+    flag = "" if scale == "quick" else f" --scale {scale}"
+    lines = [f"{recipe.label} of {recipe.source}: {recipe.title}.", ""]
+    lines += [f"    fedcore reproduce {recipe.method} --table {recipe.table}{flag}", ""]
+    if not found:
+        return "\n".join([*lines, "No run of it has been recorded yet."])
+    for column, evidence in by_column(recipe, found).items():
+        lines += [column_table(recipe, column, evidence), ""]
+        lines += [f"![{alt(recipe, column)}]({picture_name(name, column)})", ""]
+    empty = [column.name for column in recipe.columns if column.name not in by_column(recipe, found)]
+    if empty:
+        lines += [f"Without runs so far: {', '.join(empty)}.", ""]
+    notes = [*_changed(found, recipes, among), *_corrected(recipe, found), *_origins(found)]
+    return "\n".join([*lines, *(f"- {note}" for note in notes)])
+
+
+def by_column(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[Evidence]]:
+    """Return evidence by column, in the table's order; columns without any are left out."""
+    places: dict[str, list[Evidence]] = {column.name: [] for column in recipe.columns}
+    for evidence in found:
+        if evidence.place:
+            places[evidence.place.column].append(evidence)
+    return {column: runs for column, runs in places.items() if runs}
+
+
+def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
+    """Return a column's table: each row's figure in the paper, ours, the difference, seeds and rounds."""
+    place = [c.name for c in recipe.columns].index(column)
+    several = len(recipe.protocols) > 1
+    headings = ["method", "paper %"]
+    for heading in recipe.protocols:
+        headings += [f"{heading} %" if several else "ours %", "minus paper"]
+    rows = []
+    for row in recipe.rows:
+        runs = [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+        cells = [row.name, row.paper[place].text]
+        for protocols in recipe.protocols.values():
+            cells += _figure(runs, protocols, row.paper[place])
+        rows.append([*cells, ", ".join(str(run.seed) for run in _order(runs)) or "-", _rounds(runs)])
+    return markdown_table(column, [*headings, "seeds", "rounds"], rows)
+
+
+def alt(recipe: Recipe, column: str) -> str:
+    """Return what stands in place of a column's picture."""
+    return f"{recipe.label} of {recipe.method}'s paper, {column}: test accuracy over rounds"
+
+
+def picture_name(folder: str, column: str) -> str:
+    """Return the path of a column's picture, beside the page."""
+    return f"results/{folder}-{slug(column)}.svg"
+
+
+def _figure(runs: Sequence[Evidence], protocols: Sequence[str], paper: Printed) -> list[str]:
+    """Return our figure and its difference to the paper's; of runs in progress the figure so far, and no difference."""
+    finished = [run for run in runs if run.is_finished]
+    shown = finished or runs
+    for protocol in protocols:
+        values = [value for run in shown if (value := run.accuracy(protocol)) is not None]
+        figure = Figure.of(values)
+        if figure is None or len(values) < len(shown):
+            continue
+        if finished:
+            difference = "-" if paper.mean is None else f"{100 * figure.mean - paper.mean:+.2f}"
+            return [spread(figure, 100), difference]
+        texts = [
+            f"{100 * run.accuracy(protocol):.2f} after round {run.curves[protocol].round[-1]} of {run.planned}"  # type: ignore[operator]
+            for run in _order(shown)
+        ]
+        return [", ".join(texts), "-"]
+    return ["-", "-"]
+
+
+def _rounds(runs: Sequence[Evidence]) -> str:
+    texts = [str(run.rounds) if run.is_finished else f"{run.rounds} of {run.planned}" for run in _order(runs)]
+    return ", ".join(dict.fromkeys(texts)) or "-"
+
+
+def _order(runs: Sequence[Evidence]) -> list[Evidence]:
+    return sorted(runs, key=lambda run: run.seed)
+
+
+def _changed(found: Sequence[Evidence], recipes: Sequence[Recipe], among: Sequence[Cell]) -> list[str]:
+    """Return for runs that the recipe would configure otherwise now, in what they differ."""
+    told: dict[str, list[str]] = {}
+    for evidence in found:
+        difference = changed_since(evidence, recipes, among)
+        if difference and evidence.place:
+            told.setdefault(difference, []).append(f"{evidence.place.row}, seed {evidence.seed}")
+    return [
+        f"Run with other options than the recipe has now: {'; '.join(runs)}: {text}." for text, runs in told.items()
+    ]
+
+
+def _corrected(recipe: Recipe, found: Sequence[Evidence]) -> list[str]:
+    rows = dict.fromkeys(
+        evidence.place.row
+        for evidence in found
+        if evidence.place and "global_before_correction" in (evidence.figures or {})
+    )
+    if not rows:
+        return []
+    texts = []
+    for row in rows:
+        values = [
+            run.figures["global_before_correction"]["accuracy"]
+            for run in found
+            if run.place and run.place.row == row and run.figures and "global_before_correction" in run.figures
+        ]
+        texts.append(f"{row} {spread(Figure.of(values), 100)}")
+    return [f"Before the correction after the last round, which the curves do not show: {', '.join(texts)}."]
+
+
+def _origins(found: Sequence[Evidence]) -> list[str]:
+    """Return what trained the runs: those of the same machine, commit and torch together."""
+    groups: dict[str, list[Evidence]] = {}
+    for evidence in found:
+        groups.setdefault(_origin(evidence), []).append(evidence)
+    lines = []
+    for origin, runs in groups.items():
+        rows = list(dict.fromkeys(run.place.row for run in runs if run.place))
+        hours = sum(run.seconds for run in runs) / 3600
+        days = sorted(day.strftime("%Y-%m-%d") for run in runs if (day := started(run)))
+        when = f" from {days[0]}" if days else ""
+        lines.append(f"{', '.join(rows)}: {origin}{when}, {hours:.1f} hours of rounds.")
+    return lines
+
+
+def _origin(evidence: Evidence) -> str:
+    if not evidence.sessions:
+        return "commit and machine were not recorded"
+    texts: Mapping[str, None] = dict.fromkeys(
+        f"{session.machine.gpu or f'{session.machine.cores} cores of {session.machine.cpu}'}, "
+        f"torch {session.versions.get('torch', 'unknown')}, "
+        f"fedcore {session.commit or session.versions.get('fedcore', 'unknown')}"
+        for session in evidence.sessions
+    )
+    return "; then ".join(texts)
+
+
+def pictures(
+    found: Sequence[Evidence], recipes: Sequence[Recipe], page: Path
+) -> dict[Path, tuple[Recipe, str, list[Evidence]]]:
+    """Return the pictures that a page shows: file -> recipe, column and runs."""
+    text = page.read_text(encoding="utf-8")
+    named = {match[1] for match in _MARKER.finditer(text)}
+    made = {}
+    for recipe in recipes:
+        for scale in SCALES:
+            name = folder_of(recipe, scale)
+            own = [evidence for evidence in found if evidence.place and evidence.folder == name]
+            if name in named:
+                for column, runs in by_column(recipe, own).items():
+                    made[page.parent / picture_name(name, column)] = (recipe, column, runs)
+    return made

@@ -1,0 +1,91 @@
+"""Which cells of the papers' tables a run belongs to, by its configuration alone. Loads no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fedcore.base.config import Json, RunConfig
+from fedcore.base.errors import FedcoreError
+from fedcore.base.identity import key, settings
+from fedcore_study.reproduce.evidence import Place
+from fedcore_study.reproduce.recipe import SCALES, Recipe
+from fedcore_study.sweep.run import resolved
+
+EXECUTION = (
+    "engine",
+    "device",
+    "memory_format",
+    "autotune",
+    "capture",
+    "eval_every",
+    "silhouette_every",
+    "min_clients",
+    "max_payload",
+    "seed",
+)
+"""Options in which a run may differ from a recipe: how it was executed and how often it was evaluated."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a recipe with the settings of its runs, without those of :data:`EXECUTION`."""
+
+    place: Place
+    settings: dict[str, Json]
+
+
+def cells(recipes: Iterable[Recipe]) -> Iterator[Cell]:
+    """Yield every cell that this installation can run, at both scales."""
+    for recipe in recipes:
+        for scale in SCALES:
+            spec = recipe.spec(scale)
+            for cell in recipe.cells(scale):
+                if cell.choice is None:
+                    continue
+                place = Place(method=recipe.method, table=recipe.table, scale=scale, row=cell.row, column=cell.column)
+                try:
+                    yield Cell(place, comparable(spec.run(cell.choice, 0)))
+                except FedcoreError:
+                    continue  # fedcore reproduce tells what is wrong with the recipe
+
+
+def comparable(config: RunConfig) -> dict[str, Json]:
+    """Return a run's settings as they are compared with a recipe's: one level deep, defaults included.
+
+    :raises ConfigError: and its kin, a plugin is unknown or does not have an option.
+    """
+    values = settings(resolved(config))
+    plugins = values.pop("plugins")
+    system = values.pop("system")
+    flat = {name: value for name, value in values.items() if name not in EXECUTION}
+    flat["plugins"] = [name for name in plugins if name != "fedavg"]
+    flat |= {f"{plugin}.{option}": value for plugin, options in plugins.items() for option, value in options.items()}
+    return flat | {f"system.{option}": value for option, value in (system or {}).items()}
+
+
+def differences(run: Mapping[str, Json], cell: Mapping[str, Json]) -> dict[str, tuple[Json, Json]]:
+    """Return the options in which a run differs from a cell, with both values; ``auto`` in a recipe is any value."""
+    found = {}
+    for name in [*cell, *(name for name in run if name not in cell)]:
+        ours, wanted = run.get(name), cell.get(name)
+        if wanted != "auto" and key(ours) != key(wanted):
+            found[name] = (ours, wanted)
+    return found
+
+
+def places_of(config: RunConfig, among: Iterable[Cell]) -> list[Place]:
+    """Return the cells that a run belongs to: those from whose settings it differs in its execution alone."""
+    own = comparable(config)
+    return [cell.place for cell in among if not differences(own, cell.settings)]
+
+
+def nearest(config: RunConfig, among: Iterable[Cell]) -> tuple[Place, dict[str, tuple[Json, Json]]] | None:
+    """Return the cell with the same plugins and data set from which a run differs least, and in what; or None."""
+    own = comparable(config)
+    found = [
+        (cell.place, differences(own, cell.settings))
+        for cell in among
+        if all(own[name] == cell.settings[name] for name in ("plugins", "dataset"))
+    ]
+    return min(found, key=lambda each: len(each[1]), default=None)

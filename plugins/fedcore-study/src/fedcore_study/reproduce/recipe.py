@@ -1,0 +1,255 @@
+"""A recipe: one table of a paper as runs, with the figures that it prints. Imports no torch.
+
+It is a YAML file in the package of the table's method. Columns and rows are as in the paper (or turned, where that is
+shorter); where they cross there is a cell: its runs, and its figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fedcore.base import registry
+from fedcore.base.config import Json, RunConfig, describe
+from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.storage.config_file import read_config_file
+from fedcore_study.compare.comparison import PROTOCOLS
+from fedcore_study.sweep.spec import SweepSpec, axis_name
+
+Scale = Literal["quick", "paper"]
+SCALES: tuple[Scale, ...] = ("quick", "paper")
+
+Options = dict[str, Json]
+"""Options of runs by their names on a sweep's grid: an option of train, or PLUGIN.OPTION."""
+
+_FIGURE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
+_NAMED = {"dataset": "dataset", "model": "model", "partition": "partitioner", "engine": "engine"}
+_BY_PATH = ("module:", "npz:", "imagefolder:")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Printed(_Part):
+    """A figure as the paper prints it, in percent: 66.3, "66.3 ± 0.5", "?" where unreadable, null for none."""
+
+    text: str
+    mean: float | None = Field(None, ge=0, le=100)
+    std: float | None = Field(None, ge=0, le=100)
+
+
+def _read_figure(value: Any) -> Any:
+    if value is None:
+        return {"text": "-"}
+    if value == "?":
+        return {"text": "unreadable"}
+    found = None if isinstance(value, bool) else _FIGURE.fullmatch(str(value).strip())
+    if found is None:
+        raise ValueError('a figure is a number, "66.3 ± 0.5", "?" where the text is unreadable, or null for none')
+    return {"text": found[0], "mean": float(found[1]), "std": None if found[2] is None else float(found[2])}
+
+
+class Column(_Part):
+    """A column of the table."""
+
+    name: str = Field(min_length=1)
+    options: Options = Field(default_factory=dict, description="Options of the column's runs; PLUGIN.OPTION too.")
+    not_run: str = Field("", description="Why its runs cannot be made, where they cannot.")
+
+
+class Row(_Part):
+    """A row of the table, usually a method."""
+
+    name: str = Field(min_length=1)
+    plugins: Json = Field(description="As in a config file of train: moon, [moon, uscc], or {moon: {mu: 5}}.")
+    options: Options = Field(default_factory=dict, description="Further options of the row's runs.")
+    paper: list[Annotated[Printed, BeforeValidator(_read_figure)]] = Field(description="A figure for each column.")
+    not_run: str | dict[str, str] = Field("", description="Why its runs cannot be made; or column -> why.")
+
+
+class Quick(_Part):
+    """What ``--scale quick`` changes, so that the table ends in minutes on two cores."""
+
+    says: str = Field(min_length=1, description="A sentence for readers: what is scaled down, and how far.")
+    options: Options = Field(default_factory=dict, description="Options that override those of every run.")
+    columns: dict[str, Options] = Field(default_factory=dict, description="Column -> options that override these.")
+    leaves_out: dict[str, str] = Field(default_factory=dict, description="Column or row -> why quick leaves it out.")
+    seeds: int = Field(1, ge=1, description="Number of seeds.")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a row and a column cross.
+
+    :param choice: options of its runs beyond the recipe's base; None where it has no runs, for ``reason``.
+    """
+
+    row: str
+    column: str
+    paper: Printed
+    choice: Options | None
+    reason: str = ""
+
+
+class Recipe(_Part):
+    """One table of a paper."""
+
+    method: str = Field(description="The plugin whose paper this is.")
+    table: int = Field(ge=1, description="The table's number.")
+    numeral: str = Field("", description="The number as the paper prints it, where it is Roman.")
+    title: str = Field(min_length=1, description="What the table shows.")
+    source: str = Field(min_length=1, description="Authors, title, where it appeared.")
+    notes: list[str] = Field(default_factory=list, description="What the paper leaves open, and what is taken here.")
+    protocols: dict[str, list[str]] = Field(
+        default_factory=lambda: {"ours": ["global"]},
+        min_length=1,
+        description="Heading -> protocols; of several, a run's first that it has figures for.",
+    )
+    packages: dict[str, str] = Field(
+        default_factory=dict, description="Plugin, data set or model -> the package that it is in, where not known."
+    )
+    base: Options = Field(default_factory=dict, description="Options of every run, as in a config file of train.")
+    seeds: int = Field(3, ge=1, description="Number of seeds at the paper's scale.")
+    columns: list[Column] = Field(min_length=1)
+    rows: list[Row] = Field(min_length=1)
+    quick: Quick
+    file: Path = Field(Path(), exclude=True)
+
+    @property
+    def label(self) -> str:
+        """The table's name, as the paper has it."""
+        return f"Table {self.numeral or self.table}"
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        columns = [column.name for column in self.columns]
+        everything = [*columns, *(row.name for row in self.rows)]
+        for name in everything:
+            if everything.count(name) > 1:
+                raise ConfigError(f"{name!r} names {everything.count(name)} columns or rows; give each its own name")
+        for row in self.rows:
+            if len(row.paper) != len(columns):
+                raise ConfigError(
+                    f"row {row.name!r} has {len(row.paper)} figures for {len(columns)} columns; "
+                    "write null where the paper has none"
+                )
+            if isinstance(row.not_run, dict):
+                _all_known(row.not_run, columns, f"column in not_run of row {row.name!r}")
+        _all_known(self.quick.columns, columns, "column in quick")
+        _all_known(self.quick.leaves_out, everything, "column or row in leaves_out of quick")
+        for heading, protocols in self.protocols.items():
+            if not protocols:
+                raise ConfigError(f"protocols: {heading!r} names none")
+            _all_known(protocols, PROTOCOLS, "protocol")
+        return self
+
+    @model_validator(mode="after")
+    def _check_runs(self) -> Self:
+        """Make every run's configuration once, so that a recipe that cannot work is refused when it is read."""
+        for scale in SCALES:
+            spec = self.spec(scale)
+            for cell in self.cells(scale):
+                try:
+                    if cell.choice is not None:
+                        spec.run(cell.choice, 0)
+                except UnknownNameError:
+                    raise
+                except ConfigError as error:
+                    raise ConfigError(f"{scale}, row {cell.row!r}, column {cell.column!r}: {error}") from None
+        used = {plugin for row in self.rows for plugin in _plugins(row.plugins)}
+        for name in (name for choice in self._choices() for name in choice):
+            plugin = axis_name(name).rpartition(".")[0]
+            if plugin and plugin not in used:
+                raise UnknownNameError("plugin in the option", name, [f"{p}.…" for p in used], "No row has it.")
+        return self
+
+    def spec(self, scale: Scale, changes: Mapping[str, Json] | None = None, seeds: int | None = None) -> SweepSpec:
+        """Return the recipe's sweep at a scale, without its cases.
+
+        :param changes: options of the machine it runs on, such as ``data_dir``.
+        """
+        number = seeds or (self.quick.seeds if scale == "quick" else self.seeds)
+        return SweepSpec.create({"base": {**self.base, **(changes or {})}, "seeds": number})
+
+    def cells(self, scale: Scale) -> Iterator[Cell]:
+        """Yield the table's cells, column by column; what a scale or this installation cannot run has a reason."""
+        for place, column in enumerate(self.columns):
+            for row in self.rows:
+                reason = column.not_run or (row.not_run if isinstance(row.not_run, str) else "")
+                if isinstance(row.not_run, dict):
+                    reason = reason or row.not_run.get(column.name, "")
+                if scale == "quick":
+                    left_out = self.quick.leaves_out
+                    reason = reason or left_out.get(column.name) or left_out.get(row.name) or ""
+                choice = None
+                if not reason:
+                    choice = self._choice(column, row, scale)
+                    reason = self._not_installed(choice)
+                yield Cell(row.name, column.name, row.paper[place], None if reason else choice, reason)
+
+    def _choice(self, column: Column, row: Row, scale: Scale) -> Options:
+        layers = [column.options, {"plugins": row.plugins}, row.options]
+        if scale == "quick":
+            layers += [self.quick.options, self.quick.columns.get(column.name, {})]
+        return {axis_name(name): value for layer in layers for name, value in layer.items()}
+
+    def _choices(self) -> Iterator[Options]:
+        yield from (column.options for column in self.columns)
+        yield from (row.options for row in self.rows)
+        yield self.quick.options
+        yield from self.quick.columns.values()
+
+    def _not_installed(self, choice: Options) -> str:
+        """Return which package a cell lacks here; a name that nobody is known to provide is an error."""
+        values = {**self.base, **choice}
+        needed = [("plugin", name) for name in _plugins(values["plugins"])]
+        needed += [
+            (kind, values[option]) for option, kind in _NAMED.items() if values.get(option) not in (None, "auto")
+        ]
+        for kind, name in needed:
+            if not isinstance(name, str):
+                continue  # no name: the configuration is refused, with the reason
+            if name in registry.available(kind) or name.startswith(_BY_PATH) or name.endswith(".json"):
+                continue
+            package = self.packages.get(name) or registry.package_of(kind, name)
+            if package is None:
+                raise UnknownNameError(kind, name, registry.available(kind))
+            return f"{kind} {name} is in the package {package}, which is not installed here"
+        return ""
+
+
+def read_recipe(file: Path) -> Recipe:
+    """Read a recipe; every run of both scales is configured once.
+
+    :raises ConfigError: the file's name, and what is wrong in it: keys, options, names, figures that are missing.
+    """
+    values = read_config_file(file)
+    unknown = [name for name in values if name not in Recipe.model_fields or name == "file"]
+    if unknown:
+        known = [name for name in Recipe.model_fields if name != "file"]
+        raise UnknownNameError("key of a recipe", unknown[0], known, f"(in {file})")
+    try:
+        return Recipe.model_validate({**values, "file": file})
+    except ValidationError as error:
+        raise ConfigError(describe(error, f"{file}: ", flags=False)) from None
+    except UnknownNameError as error:
+        kind = "option" if error.kind == "grid axis" else error.kind
+        raise UnknownNameError(kind, error.name, error.known, f"(in {file})") from None
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _plugins(given: Json) -> list[str]:
+    return list(RunConfig.create({"plugins": given}).plugins)
+
+
+def _all_known(names: Any, known: Any, kind: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(kind, name, known)

@@ -1,0 +1,200 @@
+"""A recipe run as a sweep, and its table: the paper's figures and ours, cell by cell."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedcore.base.config import Json, RunConfig
+from fedcore.base.errors import ConfigError, DataError, FedcoreError, UnknownNameError
+from fedcore.base.identity import digest
+from fedcore.data import load_dataset
+from fedcore.data.datasets import default_data_dir
+from fedcore_study.compare.figures import Figure
+from fedcore_study.compare.records import RunRecord, read_run
+from fedcore_study.reproduce.recipe import Cell, Printed, Recipe, Scale
+from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweep.processes import Listener
+from fedcore_study.sweep.run import SweepResult, resolved, run_sweep
+from fedcore_study.sweep.spec import SweepSpec
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Our figure under one heading, a fraction, over seeds; ``difference`` is ours minus the paper's, in points.
+
+    :param protocol: the one of the heading's protocols that the runs have figures for.
+    """
+
+    figure: Figure | None
+    protocol: str | None
+    difference: float | None
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """A cell with what came of its runs.
+
+    :param ours: by heading; empty where nothing was run. ``reason`` says why.
+    :param seeds: of which there are figures; ``planned`` how many there should be.
+    """
+
+    row: str
+    column: str
+    paper: Printed
+    ours: dict[str, Ours] = field(default_factory=dict)
+    seeds: int = 0
+    planned: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table beside the paper's, or the rows and columns of it that were chosen."""
+
+    recipe: Recipe
+    scale: Scale
+    directory: Path
+    cells: list[ResultCell]
+
+    def columns(self) -> dict[str, list[ResultCell]]:
+        """Return the cells of each column, in the table's order."""
+        found: dict[str, list[ResultCell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.column, []).append(cell)
+        return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe comes down to here.
+
+    :param cells: of the chosen rows and columns; those that cannot be run on this machine are given their reason.
+    :param runs: of each cell that is run, the identities of its runs, one per seed.
+    :param sweep: of all runs; None where there is none.
+    """
+
+    recipe: Recipe
+    scale: Scale
+    cells: list[Cell]
+    runs: dict[tuple[str, str], list[str]]
+    sweep: SweepSpec | None
+
+
+def plan(
+    recipe: Recipe,
+    scale: Scale,
+    *,
+    changes: Mapping[str, Json] | None = None,
+    seeds: int | None = None,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    note: Note = lambda message: None,
+) -> Plan:
+    """Plan a recipe's runs; a cell whose data set cannot be loaded is not run, and ``note`` is told why.
+
+    :param changes: options of this machine, such as ``data_dir`` and ``device``, by name.
+    :param seeds: how many, in place of the recipe's number.
+    :param rows: names of the rows to plan, exactly as in the table; none means all. ``columns`` likewise.
+    :raises ConfigError: plugins that cannot be combined, or an option that one does not have; with the recipe's file.
+    :raises UnknownNameError: the table has no such row or column.
+    """
+    spec = recipe.spec(scale, changes, seeds)
+    cells: list[Cell] = []
+    runs: dict[tuple[str, str], list[str]] = {}
+    unavailable: dict[str, str] = {}
+    for cell in _chosen(recipe, scale, rows, columns):
+        if cell.choice is not None:
+            configs = [spec.run(cell.choice, seed) for seed in spec.seeds]
+            try:
+                identities = [digest(resolved(config)) for config in configs]
+            except FedcoreError as error:
+                raise ConfigError(f"{recipe.file}: row {cell.row!r}, column {cell.column!r}: {error}") from None
+            name = configs[0].dataset
+            if name not in unavailable:
+                unavailable[name] = _why_not(configs[0], note)
+            if unavailable[name]:
+                cell = dataclasses.replace(cell, choice=None, reason=unavailable[name])
+            else:
+                runs[cell.row, cell.column] = identities
+        cells.append(cell)
+    choices = [cell.choice for cell in cells if cell.choice is not None]
+    sweep = SweepSpec.create({**spec.model_dump(by_alias=True), "cases": choices}) if choices else None
+    return Plan(recipe, scale, cells, runs, sweep)
+
+
+def run(
+    planned: Plan, out: Path, *, parallel: int | None = None, listen: Listener | None = None
+) -> tuple[Reproduction, SweepResult | None]:
+    """Run what is not finished of a recipe in the sweep directory ``out``, and make its table.
+
+    :returns: the table, with what became of runs that failed or were stopped; and the sweep's result, if there were
+        runs at all.
+    :raises ConfigError: and its kin, before anything runs.
+    """
+    if planned.sweep is None:
+        return _table(planned, out, {}, {}), None
+    result = run_sweep(planned.sweep, out, parallel=parallel, listen=listen)
+    directory = SweepDirectory(out)
+    outcomes = {outcome.name: outcome for outcome in result.outcomes}
+    records: dict[str, RunRecord] = {}
+    reasons: dict[str, str] = {}
+    for name, config in directory.plan().items():
+        if name not in outcomes:
+            continue  # of another recipe, or another number of seeds
+        if outcomes[name].status == "finished":
+            records[digest(config)] = read_run(directory.run_directory(name), lambda message: None)
+        else:
+            reasons[digest(config)] = f"{outcomes[name].status}: {outcomes[name].message}".removesuffix(": ")
+    return _table(planned, directory.path, records, reasons), result
+
+
+def _chosen(recipe: Recipe, scale: Scale, rows: Sequence[str], columns: Sequence[str]) -> list[Cell]:
+    """Return the cells where the named rows and columns cross, in the table's order."""
+    for kind, names, parts in (("row", rows, recipe.rows), ("column", columns, recipe.columns)):
+        known = [part.name for part in parts]
+        for name in names:
+            if name not in known:
+                raise UnknownNameError(f"{kind} of {recipe.label} of {recipe.method}", name, known)
+    return [
+        cell
+        for cell in recipe.cells(scale)
+        if (not rows or cell.row in rows) and (not columns or cell.column in columns)
+    ]
+
+
+def _why_not(config: RunConfig, note: Note) -> str:
+    """Return why a run's data set cannot be had here, if so."""
+    try:
+        load_dataset(config.dataset, config.data_dir)
+    except DataError as error:
+        note(str(error))
+        return f"data set {config.dataset} cannot be loaded from {config.data_dir or default_data_dir()}"
+    return ""
+
+
+def _table(planned: Plan, out: Path, records: Mapping[str, RunRecord], reasons: Mapping[str, str]) -> Reproduction:
+    cells = []
+    for cell in planned.cells:
+        identities = planned.runs.get((cell.row, cell.column), [])
+        there = [records[identity] for identity in identities if identity in records]
+        reason = f"not run: {cell.reason}" if cell.reason else ""
+        reason = next((reasons[identity] for identity in identities if identity in reasons), reason)
+        headings = planned.recipe.protocols if there else {}
+        ours = {heading: _ours(there, protocols, cell.paper) for heading, protocols in headings.items()}
+        cells.append(ResultCell(cell.row, cell.column, cell.paper, ours, len(there), len(identities), reason))
+    return Reproduction(planned.recipe, planned.scale, out, cells)
+
+
+def _ours(runs: Sequence[RunRecord], protocols: Sequence[str], paper: Printed) -> Ours:
+    """Return the runs' accuracy under the first protocol that all of them have figures for."""
+    for protocol in protocols:
+        found = [evaluation.accuracy for run in runs if (evaluation := run.final(protocol)) is not None]
+        figure = Figure.of(found)
+        if figure is not None and len(found) == len(runs):
+            return Ours(figure, protocol, None if paper.mean is None else 100 * figure.mean - paper.mean)
+    return Ours(None, None, None)

@@ -1,0 +1,139 @@
+"""A sweep's directory: the plan of all its runs, and where each of them stands. Imports no torch.
+
+``sweep.yaml`` (the grid that was asked for last), ``sweep.json`` (every run ever planned, by name),
+``runs/NAME`` (a run directory each), ``logs/NAME.log``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import RunDirectoryError
+from fedcore.base.identity import digest
+from fedcore.runs.trust import check_links
+from fedcore.storage.files import parse_json, write_json, write_text
+
+Standing = Literal["finished", "stopped", "waiting"]
+
+FORMAT = "fedcore-sweep-1"
+
+
+class SweepDirectory:
+    """Paths and files of one sweep."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether a folder holds a sweep."""
+        return (path / "sweep.json").is_file()
+
+    @property
+    def spec_file(self) -> Path:
+        """The grid that was asked for last."""
+        return self.path / "sweep.yaml"
+
+    def run_directory(self, name: str) -> Path:
+        """Where a run is kept."""
+        return self.path / "runs" / name
+
+    def log_file(self, name: str) -> Path:
+        """What a run's process printed."""
+        return self.path / "logs" / f"{name}.log"
+
+    def standing(self, name: str) -> Standing:
+        """Return how far a run is."""
+        folder = self.run_directory(name)
+        if (folder / "summary.json").is_file():
+            return "finished"
+        return "stopped" if (folder / "config.yaml").is_file() else "waiting"
+
+    def plan(self) -> dict[str, RunConfig]:
+        """Return every planned run by name, in the order in which they were planned.
+
+        :raises RunDirectoryError: there is no sweep, or its plan is damaged.
+        """
+        file = self.path / "sweep.json"
+        try:
+            content = parse_json(file.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise RunDirectoryError(f"{file} has format {content['format']!r}; this fedcore reads {FORMAT!r}")
+            runs = dict(content["runs"])
+            for name, values in runs.items():
+                if not name or _safe(name) != name or not isinstance(values, dict):  # names become folders
+                    raise ValueError(f"{name!r} is no run of a sweep")
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{self.path} holds no sweep: it has no sweep.json") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{file} is damaged: {type(error).__name__}: {error}") from None
+        return {name: RunConfig.create(values, source=f"{file}, run {name}") for name, values in runs.items()}
+
+    def add(self, spec: str, runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
+        """Plan runs, and return their names here; one that is planned already keeps its name and place.
+
+        :param runs: names for people, of which the folders' names are made, with configurations.
+        :raises RunDirectoryError: the folder holds something else, or cannot be written.
+        """
+        plan = self.plan() if self.is_one(self.path) else {}
+        if not plan and self.path.exists() and (not self.path.is_dir() or any(self._strangers())):
+            raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
+        known = {digest(config): name for name, config in plan.items()}
+        names = []
+        for label, config in runs:
+            identity = digest(config)
+            name = known.setdefault(identity, f"{_file_name(label)}_{identity[:8]}")
+            plan.setdefault(name, config)
+            if name not in names:
+                names.append(name)
+        try:
+            for folder in ("runs", "logs"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            values = {name: config.model_dump(mode="json") for name, config in plan.items()}
+            write_text(self.spec_file, spec)
+            write_json(self.path / "sweep.json", {"format": FORMAT, "runs": values})
+        except OSError as error:
+            raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
+        return names
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[int]:
+        """Keep other sweeps out of this directory until the block ends; yields the lock's file descriptor.
+
+        Processes that inherit it hold the lock, too: runs of a sweep that was killed may still be writing. When the
+        last of them is gone, so is the lock.
+
+        :raises RunDirectoryError: another one is at work, the folder cannot be made, or links in it lead out of it.
+        """
+        check_links(self.path, ("runs", "logs"), deep=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunDirectoryError(
+                    f"another sweep, or a run that one left behind, is at work in {self.path}; "
+                    "wait for it, or choose another --out"
+                ) from None
+            yield file.fileno()
+
+    def _strangers(self) -> Iterator[Path]:
+        return (path for path in self.path.iterdir() if path.name != ".lock")
+
+
+def _file_name(label: str) -> str:
+    return _safe(_safe(label)[:100])
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.,+=-]+", "_", text).strip("._")

@@ -1,0 +1,148 @@
+"""A whole sweep: plan, check, run what is not finished yet, report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.base.subprocesses import command
+from fedcore.engines.local import ALLOCATOR, cores
+from fedcore.models.placement import resolve_device
+from fedcore.runs.resolve import resolve_config, resolve_plugins
+from fedcore.runs.trackers.base import resolve_trackers
+from fedcore.runs.trust import check_code, check_places, code_in, places_in
+from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweep.processes import Job, Listener, Outcome, run_jobs
+from fedcore_study.sweep.spec import SweepSpec
+
+MEMORY_PER_RUN = 1.5 * 2**30
+"""Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What became of a sweep's runs.
+
+    :param outcomes: of the runs that were asked for, in order; those that were finished before took 0 seconds.
+    """
+
+    directory: Path
+    outcomes: list[Outcome]
+    interrupted: bool
+
+    def named(self, status: str) -> list[Outcome]:
+        """Return the runs with one status."""
+        return [outcome for outcome in self.outcomes if outcome.status == status]
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """Return a run with all options of its plugins and trackers, as a sweep's plan has it; loads no data."""
+    return config.model_copy(update={"plugins": resolve_plugins(config), "trackers": resolve_trackers(config.trackers)})
+
+
+def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
+    """Return the runs of a sweep, each with a name for people, checked as far as one can before they run.
+
+    :raises ConfigError: and its kin, with the run that cannot work: names, options, conflicts, missing data.
+    """
+    planned: list[tuple[str, RunConfig]] = []
+    checked: set[tuple[Any, ...]] = set()
+    for label, config in spec.cells():
+        data: tuple[Any, ...] = (config.dataset, config.data_dir, config.model, config.augment)
+        data += (config.engine, config.device, config.precision)
+        try:
+            config = resolved(config)
+            if data not in checked:
+                resolve_config(config)
+                checked.add(data)
+        except FedcoreError as error:
+            raise type(error)(f"run {label}: {error}") if type(error) is ConfigError else error from None
+        planned.append((label, config))
+    return planned
+
+
+def run_sweep(
+    spec: SweepSpec | None,
+    out: Path,
+    *,
+    parallel: int | None = None,
+    listen: Listener | None = None,
+    allow_code: bool = False,
+    allow_outside: bool = False,
+) -> SweepResult:
+    """Run what is not finished of a sweep, each run in a process of its own.
+
+    Every stream of random numbers derives from a run's seed, so that runs that differ in the method only have the
+    same clients, cohorts and initial weights.
+
+    :param spec: None goes on with everything that was ever planned in ``out``.
+    :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
+    :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
+    :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
+    :param allow_outside: let their trackers write outside of their directories.
+    :raises ConfigError: and its kin, before anything runs.
+    """
+    if parallel is not None and parallel < 1:
+        raise ConfigError(f"--parallel is {parallel}; at least one run has to be under way")
+    planned = plan_sweep(spec) if spec else []
+    directory = SweepDirectory(out)
+    listen = listen or _silent
+    if spec is None:
+        directory.plan()  # there must be one, before a lock file is written
+    with directory.lock() as lock:
+        names = directory.add(spec.as_yaml(), planned) if spec else list(directory.plan())
+        configs = directory.plan()
+        left = [name for name in names if directory.standing(name) != "finished"]
+        own = [config for _, config in planned]
+        code = {name for config in own for name in code_in(config)}
+        for name in left:
+            folder, source = directory.run_directory(name), f"{directory.path / 'sweep.json'}: run {name}"
+            check_code(code_in(configs[name]), source, allow=allow_code, own=code)
+            if configs[name].trackers:
+                places = {place for config in own for place in places_in(config, folder)}
+                check_places(places_in(configs[name], folder), source, allow=allow_outside, own=places)
+        parallel = parallel or default_parallel(configs[name] for name in left)
+        parallel = max(1, min(parallel, len(left)))
+        rounds = {name: configs[name].rounds for name in names}
+        listen("", "plan", {"runs": names, "left": left, "parallel": parallel, "rounds": rounds, "out": directory.path})
+        # A process that runs beside others trains by itself: workers of its own would only add memory and start-up.
+        workers = "0" if parallel > 1 else ""
+        module = command("fedcore_study.sweep.child", str(directory.path))
+        allowed = [flag for flag, given in (("code", allow_code), ("outside", allow_outside)) if given]
+        jobs = [Job(name, [*module, name, workers, *allowed], directory.log_file(name)) for name in left]
+        ran, interrupted = run_jobs(jobs, parallel, listen, environment=ALLOCATOR, keep=(lock,))
+    found = {outcome.name: outcome for outcome in ran}
+    outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
+    return SweepResult(directory.path, outcomes, interrupted)
+
+
+def default_parallel(configs: Any) -> int:
+    """Return how many runs go side by side: one per core as far as memory allows, one on a CUDA device."""
+    if any(resolve_device(config.device).type == "cuda" for config in configs):
+        return 1
+    return max(1, min(cores(), int(available_memory() / MEMORY_PER_RUN)))
+
+
+def available_memory() -> float:
+    """Return the bytes of memory that can be had without swapping, a container's limit considered."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        found = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = float((group / "memory.max").read_text())  # "max", no number, where there is no limit
+        found = min(found, limit - float((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def _silent(name: str, event: str, details: Mapping[str, Any]) -> None:
+    """Take no notice."""

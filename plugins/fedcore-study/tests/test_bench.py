@@ -1,0 +1,128 @@
+"""The benchmark: the reference does the engine's steps, sides take turns, and ratios are what they say."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedcore.cli.app import app
+from fedcore_study.bench import measure, workloads
+from fedcore_study.bench.cpu import CpuReference
+from fedcore_study.bench.measure import Spread, alternate, engine
+from fedcore_study.bench.reference import Task
+from fedcore_study.bench.workloads import AGAINST_REFERENCE, W3, Workload
+
+TINY = Workload(
+    "tiny",
+    "digits in one batch per client, so that no shuffling tells the two apart",
+    {"dataset": "digits", "model": "mlp", "clients": 4, "participation": 0.5, "local_epochs": 3, "batch_size": 2000,
+     "partition": "iid", "weight_decay": 0.0, "eval_every": 2, "workers": 0, "device": "cpu"},
+    block=2,
+)  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(AGAINST_REFERENCE, "W1", TINY)
+    monkeypatch.setattr(measure, "W3", TINY)
+    monkeypatch.setattr("fedcore_study.bench.cpu.cores", lambda: 1)
+
+
+def test_the_reference_takes_the_steps_of_the_engine(monkeypatch):
+    with engine(measure.configured(TINY, {})) as ours:
+        federation = ours.experiment.federation
+        task = Task.of(federation.config, federation.dataset, federation.partition)
+        monkeypatch.setattr("fedcore_study.bench.cpu.cohort", lambda task, number: ours.experiment_cohorts[number])
+        ours.rounds(3)
+        records = [json.loads(line) for line in (ours.experiment.directory.path / "metrics.jsonl").open()]
+        ours.experiment_cohorts = [record["cohort"] for record in records]
+        reference = CpuReference(task, workers=1)
+        try:
+            reference.rounds(3)
+            for name, weight in zip(ours.state.model, reference.task.weights, strict=True):
+                torch.testing.assert_close(ours.state.model[name], weight, rtol=1e-4, atol=1e-6)
+            assert reference.accuracy == pytest.approx(records[1]["metrics"]["global"]["accuracy"], abs=0.01)
+        finally:
+            reference.close()
+
+
+def test_sides_take_turns_and_the_first_block_of_each_does_not_count():
+    calls = []
+
+    def side(name, seconds):
+        def run(count):
+            calls.append((name, count))
+            return seconds
+
+        return run
+
+    pairs = list(alternate(side("ours", 2.0), side("other", 1.0), 3, 5))
+    assert pairs == [(2.0, 1.0)] * 3
+    assert [name for name, _ in calls] == ["ours", "other", "ours", "other", "other", "ours", "ours", "other"]
+    assert {count for _, count in calls} == {5}
+
+
+def test_spread_is_median_least_and_greatest():
+    assert Spread.of([3.0, 1.0, 2.0, 10.0]) == Spread(2.5, 1.0, 10.0)
+
+
+def test_throughput_is_relative_to_the_reference(tiny):
+    row = measure.against_reference(TINY, {}, blocks=2)
+    assert (row.blocks, row.rounds, row.ratio_is) == (2, 2, "throughput")
+    assert row.ratio.least <= row.ratio.median <= row.ratio.greatest
+    assert 0.5 * row.beside.median / row.seconds.median < row.ratio.median < 2 * row.beside.median / row.seconds.median
+
+
+def test_a_method_is_timed_beside_fedavg(tiny):
+    row = measure.beside_fedavg("moon", {}, blocks=1)
+    assert (row.name, row.beside_name, row.ratio_is) == ("W3 moon", "fedavg", "time")
+    assert row.ratio.median == pytest.approx(row.seconds.median / row.beside.median)
+
+
+@pytest.mark.parametrize(
+    ("workload", "parameters", "clients", "cohort"),
+    [("W1", 582_026, 100, 10), ("W2", 92_626, 10, 10), ("pfl-cifar10", 1_626_442, 1000, 50)],
+)
+def test_workloads_are_those_of_the_issue(workload, parameters, clients, cohort):
+    config = measure.configured(AGAINST_REFERENCE[workload], {})
+    shape = (1, 28, 28) if workload == "W1" else (3, 32, 32)
+    from fedcore_study.bench.reference import make_model
+
+    assert sum(p.numel() for p in make_model(config, 10, shape).parameters()) == parameters
+    assert (config.clients, config.cohort_size) == (clients, cohort)
+
+
+def test_w3_is_w2_with_five_epochs():
+    differing = {key for key in W3.config if W3.config[key] != workloads.W2.config.get(key)}
+    assert differing == {"local_epochs", "eval_every"}
+
+
+def test_the_command_prints_json_and_a_table(tiny, monkeypatch):
+    timed = []
+
+    def row(workload, options, **sizes):
+        timed.append((workload.name, options, sizes))
+        return measure.Measured(workload.name, "reference", Spread(2, 1, 3), Spread(1, 1, 1), Spread(0.5, 0.4, 0.6),
+                                "throughput", 1, 5)  # fmt: skip
+
+    monkeypatch.setattr(measure, "against_reference", row)
+    found = CliRunner().invoke(app, ["bench", "--workload", "W2", "--blocks", "1", "--workers", "2", "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)[0]["ratio"] == {"median": 0.5, "least": 0.4, "greatest": 0.6}
+    assert timed[0][1]["workers"] == 2
+    assert timed[0][2] == {"blocks": 1, "block": None}
+    shown = CliRunner().invoke(
+        app, ["bench", "--workload", "W3", "--plugin", "fedprox", "--blocks", "1", "--workers", "0"]
+    )
+    assert "W3 fedprox" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--workload", "W9"], "unknown workload"), (["--workload", "W3", "--plugin", "nope"], "not installed")],
+)
+def test_what_does_not_exist_is_said(arguments, said):
+    found = CliRunner().invoke(app, ["bench", *arguments])
+    assert found.exit_code == 2
+    assert said in found.stderr

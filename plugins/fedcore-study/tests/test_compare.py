@@ -1,0 +1,406 @@
+"""Comparisons of run directories that are written here, so that every expected number is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+import yaml
+
+from fedcore import RunConfig
+from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore_study.compare import formats
+from fedcore_study.compare.cautions import ModelSize
+from fedcore_study.compare.comparison import compare
+from fedcore_study.compare.figures import Figure, paired_difference
+from fedcore_study.compare.records import find_runs, read_run
+from fedcore_study.sweep.directory import SweepDirectory
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Write ``make(plugins, seed, [accuracy per round], final=..., **options)`` as a run; returns its folder."""
+    number = iter(range(1000))
+
+    def write(plugins, seed, curve, *, final=None, finished=True, protocol="global", labels="L", dealt=None, **options):
+        folder = tmp_path / f"run{next(number)}"
+        folder.mkdir()
+        config = RunConfig(plugins=plugins, seed=seed, rounds=options.pop("rounds", len(curve)), **options)
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        dealt = dealt or f"{config.dataset}-{config.alpha}-{seed}"
+        (folder / "partition.json").write_text(json.dumps({"sha256": dealt, "info": {"labels_sha256": labels}}))
+        lines = [
+            {
+                "round": index,
+                "bytes": {"down": 100, "up": 200},
+                "metrics": None if accuracy is None else {"global": None, protocol: {"accuracy": accuracy}},
+                "time": {"round": 1.0 + seed, "evaluation": 0.5},
+                "of_a_later_version": 1,
+            }
+            for index, accuracy in enumerate(curve)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if finished:
+            figures = {"global": None, protocol: {"accuracy": curve[-1] if final is None else final}}
+            spent = {"down": 100 * len(curve), "up": 200 * len(curve) + (0 if final is None else 50)}
+            summary = {"metrics": figures, "rounds": len(curve), "bytes": spent}
+            (folder / "summary.json").write_text(json.dumps(summary))
+        return folder
+
+    return write
+
+
+def join(folders, **options):
+    notes = []
+    found = compare(find_runs(folders, notes.append).runs, warn=notes.append, **options)
+    return found, notes
+
+
+class TestFigures:
+    def test_mean_and_sample_deviation(self):
+        assert Figure.of([1.0, 2.0, 6.0]) == Figure(3.0, math.sqrt(7.0), 3)
+        assert Figure.of([2.0]) == Figure(2.0, None, 1)
+        assert Figure.of([]) is None
+
+    def test_interval_by_students_t(self):
+        """Differences 1, 2, 3: mean 2, deviation 1; t(0.975, 2) = 4.302653 from the tables."""
+        found = paired_difference({0: 11.0, 1: 22.0, 2: 33.0, 9: 99.0}, {2: 30.0, 1: 20.0, 0: 10.0, 7: -99.0})
+        assert (found.mean, found.n) == (2.0, 3)
+        assert found.high - 2.0 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+        assert found.low + found.high == pytest.approx(4.0)
+        narrow = paired_difference({0: 1.0, 1: 2.0, 2: 3.0}, {0: 0.0, 1: 0.0, 2: 0.0}, confidence=0.9)
+        assert narrow.high - 2.0 == pytest.approx(2.919986 / math.sqrt(3), rel=1e-6)
+
+    def test_few_pairs(self):
+        assert paired_difference({0: 1.0}, {1: 1.0}) is None
+        one = paired_difference({0: 3.0, 1: 5.0}, {0: 1.0})
+        assert (one.mean, one.low, one.high, one.n) == (2.0, None, None, 1)
+        same = paired_difference({0: 3.0, 1: 5.0}, {0: 2.0, 1: 4.0})
+        assert (same.low, same.high) == (1.0, 1.0)
+
+
+class TestComparison:
+    def test_mean_difference_and_costs(self, make):
+        folders = [make([], seed, [0.3, 0.5, 0.6 + seed / 10]) for seed in (0, 1)]
+        folders += [make(["moon"], seed, [0.5, 0.7, 0.8 + seed / 5]) for seed in (0, 1)]
+        found, notes = join(folders, target=0.65)
+        (block,) = found.blocks
+        fedavg, moon = block.rows
+        assert (fedavg.label, moon.label, block.baseline, notes) == ("fedavg", "moon", "fedavg", [])
+        assert fedavg.summary.mean == pytest.approx(0.65)
+        assert moon.summary.std == pytest.approx(math.sqrt(0.02))
+        assert moon.difference.mean == pytest.approx(0.25)
+        assert fedavg.difference is None
+        assert moon.rounds == Figure(2.0, 0.0, 2)
+        assert moon.bytes == Figure(600.0, 0.0, 2)
+        assert (fedavg.rounds, fedavg.bytes) == (Figure(3.0, None, 1), Figure(900.0, None, 1))  # seed 0 never does
+        assert fedavg.seconds == Figure(2.0, math.sqrt(0.5), 2)
+        assert formats.cells(found, block, fedavg)[-3:-1] == ["3.0 (1/2)", "0.00 (1/2)"]
+
+    def test_a_correction_after_training_counts_with_its_bytes(self, make):
+        found, _ = join([make(["uscc"], 0, [0.2, 0.3], final=0.9)], target=0.8)
+        (row,) = found.blocks[0].rows
+        assert (row.summary.mean, row.rounds.mean, row.bytes.mean) == (0.9, 2, 650)
+
+    @pytest.mark.parametrize(
+        "other", [{"dataset": "mnist"}, {"alpha": 0.1}, {"rounds": 9}, {"labels": "M", "dealt": "x"}, {"lr": 0.1}]
+    )
+    def test_other_data_partitions_and_settings_are_never_averaged(self, make, other):
+        found, _ = join([make([], 0, [0.2]), make([], 1, [0.4], **other)])
+        assert [row.summary.mean for block in found.blocks for row in block.rows] == [0.2, 0.4]
+        assert len(found.blocks) == 2
+        name = "labels" if "labels" in other else next(iter(other))
+        assert all(name in block.settings for block in found.blocks)
+        assert name not in found.common
+
+    def test_how_a_run_was_executed_makes_no_difference(self, make):
+        found, _ = join([make([], 0, [0.2], workers=0), make(["fedavg"], 1, [0.4], workers=3, checkpoint_every=5)])
+        assert found.blocks[0].rows[0].summary.n == 2
+
+    def test_the_same_run_twice_counts_once_and_an_equal_one_is_refused(self, make):
+        one = make([], 0, [0.2])
+        assert join([one, one / ".." / one.name])[0].blocks[0].rows[0].summary.n == 1
+        with pytest.raises(ConfigError, match="same settings and seed"):
+            join([one, make([], 0, [0.2])])
+
+    def test_other_clients_under_the_same_settings_are_refused(self, make):
+        with pytest.raises(ConfigError, match="clients hold different samples"):
+            join([make([], 0, [0.2]), make(["moon"], 0, [0.3], dealt="otherwise")])
+
+    def test_methods_are_told_apart_by_their_options(self, make):
+        shared = {"temperature": 0.5}
+        folders = [make({"moon": {"mu": mu, **shared}, "uscc": {}}, 0, [mu / 10]) for mu in (1, 5)]
+        found, _ = join(folders, baseline="moon+uscc (moon.mu=1)")
+        assert [row.label for row in found.blocks[0].rows] == ["moon+uscc (moon.mu=1)", "moon+uscc (moon.mu=5)"]
+        assert found.blocks[0].rows[1].difference.mean == pytest.approx(0.4)
+        with pytest.raises(UnknownNameError, match="unknown baseline 'mon'"):
+            join(folders, baseline="mon")
+
+    def test_rows_by_another_option(self, make):
+        folders = [make([plugin], 0, [0.1], lr=lr) for plugin in ("moon", "fedcd") for lr in (0.1, 0.2)]
+        found, _ = join(folders, by=["lr"], baseline="0.1")
+        assert [block.settings for block in found.blocks] == [{"plugins": {"moon": {}}}, {"plugins": {"fedcd": {}}}]
+        assert [row.label for row in found.blocks[0].rows] == ["0.1", "0.2"]
+        assert [formats.title(block) for block in found.blocks] == ["plugins moon", "plugins fedcd"]
+        both, _ = join(folders, by=["plugin", "lr"])
+        assert [row.label for row in both.blocks[0].rows][:2] == ["moon, lr=0.1", "moon, lr=0.2"]
+        for wrong in ("seed", "out", "plugni"):
+            with pytest.raises(UnknownNameError, match="unknown --by"):
+                join(folders, by=[wrong])
+
+    def test_runs_with_other_clients_are_no_pairs(self, make):
+        found, notes = join([make([], 0, [0.1], alpha=a) for a in (0.1, 0.5)], by=["alpha"], baseline="0.1")
+        assert [row.difference for row in found.blocks[0].rows] == [None, None]
+        assert any("no seed with the same clients" in note for note in notes)
+
+    def test_data_sets_can_be_rows_if_one_asks(self, make):
+        found, _ = join([make([], 0, [0.1]), make([], 0, [0.2], dataset="mnist", labels="M")], by=["dataset"])
+        assert [row.label for row in found.blocks[0].rows] == ["digits", "mnist"]
+
+    def test_a_seed_without_its_pair_is_said(self, make):
+        folders = [make([], 0, [0.1]), *(make(["moon"], seed, [0.2 + seed]) for seed in (0, 1))]
+        found, notes = join(folders)
+        assert found.blocks[0].rows[1].difference.mean == pytest.approx(0.1)
+        assert notes == ["moon: only 1 of 2 seeds have a pair in fedavg"]
+
+    def test_unfinished_runs_are_left_out_or_all_are_compared_at_a_round(self, make):
+        stopped = make(["moon"], 0, [0.5, 0.6], finished=False, rounds=3)
+        done = make([], 0, [0.1, 0.2, 0.9])
+        found, notes = join([done, stopped])
+        assert [row.label for row in found.blocks[0].rows] == ["fedavg"]
+        assert notes == [f"{stopped} is not finished (2 of 3 rounds) and is left out"]
+        at_two, notes = join([done, stopped], round=2, target=0.6)
+        assert [row.summary.mean for row in at_two.blocks[0].rows] == [0.2, 0.6]
+        assert [row.rounds for row in at_two.blocks[0].rows] == [None, Figure(2, None, 1)]  # 0.9 came later
+        assert notes == []
+        with pytest.raises(ConfigError, match=r"no run is finished; .*: --round 2"):
+            join([stopped])
+
+    def test_protocols(self, make):
+        folders = [make([], 0, [0.1]), make(["fedper"], 0, [0.4], protocol="personal")]
+        found, notes = join(folders, protocol="personal")
+        assert [row.label for row in found.blocks[0].rows] == ["fedper"]
+        assert "no figures for protocol 'personal'" in notes[0]
+        with pytest.raises(ConfigError, match=r"there are: personal\. Choose with --protocol"):
+            join(folders[1:])
+        with pytest.raises(UnknownNameError, match="Did you mean 'personal'"):
+            join(folders, protocol="persnal")
+
+    @pytest.mark.parametrize("wrong", [{"target": 80.0}, {"target": 0.0}, {"confidence": 95.0}])
+    def test_percentages_are_not_taken_for_fractions(self, make, wrong):
+        with pytest.raises(ConfigError, match=f"--{next(iter(wrong))}"):
+            join([make([], 0, [0.1])], **wrong)
+
+
+class TestRecords:
+    def test_a_half_written_line_is_read_up_to_with_a_warning(self, make):
+        folder = make([], 0, [0.1, 0.2, 0.3])
+        file = folder / "metrics.jsonl"
+        file.write_bytes(file.read_bytes()[:-20])
+        notes = []
+        run = read_run(folder, notes.append)
+        assert [point.accuracy for point in run.curve("global")] == [0.1, 0.2]
+        assert notes == [f"{file}: line 3 is half written; read up to it"]
+
+    def test_a_line_without_times_does_not_count_as_one(self, make):
+        folder = make([], 0, [0.1, 0.2])
+        expected = read_run(folder, pytest.fail).seconds_per_round(None)
+        first, second = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        lines = [first, {**second, "time": None}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        times = [line["time"] for line in (first, second)]
+        assert expected == sum(time["round"] + time.get("evaluation", 0.0) for time in times) / 2
+        alone = read_run(folder, pytest.fail).seconds_per_round(None)
+        assert alone == times[0]["round"] + times[0].get("evaluation", 0.0)
+
+    @pytest.mark.parametrize("broken", ["{}}", '{"round": 1}', "[1]", '{"round": 1, "bytes": 3}', "\x00", "\ufffd"])
+    def test_a_damaged_line_is_read_up_to_with_a_warning(self, make, broken):
+        folder = make([], 0, [0.1, 0.2, 0.3])
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        (folder / "metrics.jsonl").write_text("\n".join([lines[0], broken, lines[2]]) + "\n")
+        notes = []
+        assert len(read_run(folder, notes.append).rounds) == 1
+        assert "line 2 is damaged" in notes[0]
+
+    def test_rounds_without_evaluation_and_lines_after_training(self, make):
+        folder = make([], 0, [None, 0.2])
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"phase": "post_train", "bytes": {}}\n')
+        (point,) = read_run(folder, pytest.fail).curve("global")
+        assert (point.rounds, point.bytes) == (2, 600)
+
+    def test_a_damaged_summary_makes_the_run_unfinished(self, make):
+        folder = make([], 0, [0.2])
+        (folder / "summary.json").write_text('{"metrics": {"glo')
+        notes = []
+        assert not read_run(folder, notes.append).finished
+        assert "counts as not finished" in notes[0]
+
+    def test_what_is_no_run_is_refused(self, make, tmp_path):
+        (tmp_path / "empty").mkdir()
+        for name, says in (("empty", "neither a run nor a sweep"), ("none", "does not exist")):
+            with pytest.raises(RunDirectoryError, match=says):
+                find_runs([tmp_path / name], pytest.fail)
+        folder = make([], 0, [0.2])
+        (folder / "partition.json").write_text("{}")
+        with pytest.raises(RunDirectoryError, match=r"partition\.json is missing or damaged"):
+            read_run(folder, pytest.fail)
+        (folder / "config.yaml").write_text("lerning_rate: 1\n")
+        with pytest.raises(UnknownNameError, match=r"unknown option 'lerning_rate'.*config\.yaml"):
+            read_run(folder, pytest.fail)
+
+    def test_a_run_that_has_just_begun(self, make):
+        folder = make([], 0, [], finished=False, rounds=3)
+        with pytest.raises(ConfigError, match="no run is finished"):
+            join([folder])
+
+    def test_a_sweeps_runs(self, make, tmp_path):
+        sweep = SweepDirectory(tmp_path / "s")
+        one, two = sweep.add("", [("one", RunConfig(rounds=1)), ("two", RunConfig(seed=1))])
+        make([], 0, [0.4]).rename(sweep.run_directory(one))
+        found = find_runs([sweep.path], pytest.fail)
+        assert ([run.path.name for run in found.runs], found.waiting) == ([one], [two])
+
+
+class TestFormats:
+    @pytest.fixture
+    def found(self, make):
+        folders = [make([], seed, [0.5 + seed / 10], alpha=alpha) for seed in (0, 1, 2) for alpha in (0.1, 0.5)]
+        folders += [make(["moon"], seed, [0.6], alpha=alpha) for seed in (0, 1, 2) for alpha in (0.1, 0.5)]
+        return join(folders)[0]
+
+    def test_markdown(self, found):
+        lines = formats.markdown(found).splitlines()
+        assert lines[0] == "**alpha 0.1**"
+        assert lines[2] == "| method | seeds | accuracy % | minus fedavg [95 % interval] | s/round |"
+        assert lines[4] == "| fedavg | 3 | 60.00 ± 10.00 | - | 2.500 ± 1.000 |"
+        assert lines[5] == "| moon | 3 | 60.00 ± 0.00 | +0.00 [-24.84, +24.84] | 2.500 ± 1.000 |"
+        assert "dataset digits" in lines[-1]
+        assert "alpha" not in lines[-1]
+
+    def test_latex_has_no_open_special_character(self, found):
+        text = formats.latex(found)
+        assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [-24.84, +24.84] & 2.500 $\pm$ 1.000 \\" in text
+        assert r"accuracy \%" in text
+        assert text.count(r"\begin{tabular}{lrrrr}") == text.count(r"\end{tabular}") == 2
+
+    def test_csv_holds_plain_numbers(self, found):
+        rows = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
+        assert [(row["alpha"], row["row"]) for row in rows] == [
+            ("0.1", "fedavg"), ("0.1", "moon"), ("0.5", "fedavg"), ("0.5", "moon"),
+        ]  # fmt: skip
+        assert float(rows[1]["difference_mean"]) == pytest.approx(0)
+        assert float(rows[1]["difference_high"]) == pytest.approx(0.248414, abs=1e-6)
+        assert (rows[0]["difference_mean"], rows[0]["rounds_n"]) == ("", "0")
+
+    def test_json_holds_every_seed(self, found):
+        blocks = json.loads(formats.as_json(found))["blocks"]
+        assert blocks[0]["rows"][0]["accuracy"] == {"0": 0.5, "1": 0.6, "2": 0.7}
+        assert blocks[1]["settings"] == {"alpha": 0.5}
+
+
+class TestCautions:
+    @pytest.fixture
+    def sized(self, make):
+        """Write a run whose model has some parameters and, perhaps, a head; returns its folder."""
+
+        def write(plugins, seed, parameters, head=None, **options):
+            folder = make(plugins, seed, [0.5], **options)
+            session = {"model": {"parameters": parameters, "projection": head}}
+            (folder / "sessions.jsonl").write_text(json.dumps(session) + "\n")
+            return folder
+
+        return write
+
+    def test_methods_with_another_model_than_the_baseline_are_named(self, sized):
+        folders = [sized([], 0, 1000), sized(["fedprox"], 0, 1000)]
+        folders += [sized(plugins, 0, 1600, 256) for plugins in (["moon"], ["moon", "uscc"])]
+        (note, _) = join(folders)[0].notes
+        assert note == (
+            "the methods do not train the same model. moon, moon+uscc: 1,600 parameters and a projection head; the "
+            "baseline fedavg: 1,000 parameters and no projection head. To compare like with like run all of them with "
+            "--projection, which gives each the head"
+        )
+        text = formats.markdown(join(folders)[0])
+        assert f"Note: {note}." in text
+        assert f"% Note: {note}." in formats.latex(join(folders)[0])
+        assert json.loads(formats.as_json(join(folders)[0]))["blocks"][0]["notes"][0] == note
+
+    def test_like_with_like_and_unknown_models_are_not_warned_of(self, sized, make):
+        alike = [sized(plugins, 0, 1600, 256, projection=True) for plugins in ([], ["moon"])]
+        assert not any("model" in note for note in join(alike)[0].notes)
+        unknown = [make(plugins, 0, [0.5]) for plugins in ([], ["moon"])]
+        assert not any("model" in note for note in join(unknown)[0].notes)
+        damaged = [sized([], 0, 1000), sized(["moon"], 0, "many", 256)]
+        assert not any("model" in note for note in join(damaged)[0].notes)
+
+    def test_another_model_without_a_head(self, sized):
+        (note, _) = join([sized([], 0, 1000), sized(["fedper"], 0, 900)])[0].notes
+        assert note.endswith("The difference to fedavg is partly that of the models")
+
+    def test_earlier_runs_are_sized_by_the_model_that_they_left(self, make):
+        import numpy as np
+        from safetensors.numpy import save_file
+
+        folder = make(["moon"], 0, [0.5])
+        shapes = {"encoder.base.0.weight": (7, 3), "encoder.base.1.running_mean": (7,), "classifier.bias": (2,)}
+        shapes |= {"encoder.projection.0.weight": (5, 7), "encoder.projection.2.bias": (4,)}
+        save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "model.safetensors")
+        assert read_run(folder, print).model == ModelSize(21 + 2 + 35 + 4, 4)
+        (folder / "model.safetensors").write_bytes(b"no tensors")
+        assert read_run(folder, print).model is None
+
+    @pytest.mark.parametrize(("seeds", "cell"), [(1, "+0.00 (1 seed)"), (2, "+0.00 (2 seeds)"), (3, "+0.00 [+0.00")])
+    def test_few_seeds_have_no_interval(self, make, seeds, cell):
+        found = join([make(plugins, seed, [0.5]) for plugins in ([], ["moon"]) for seed in range(seeds)])[0]
+        (block,) = found.blocks
+        assert formats.cells(found, block, block.rows[1])[3].startswith(cell)
+        assert bool(found.notes) == (seeds < 3)
+
+    def test_a_note_of_some_blocks_names_them(self, make):
+        folders = [make(p, seed, [0.5], alpha=0.1) for p in ([], ["moon"]) for seed in range(3)]
+        folders += [make(p, 0, [0.5], alpha=5.0) for p in ([], ["moon"])]
+        (note,) = join(folders)[0].notes
+        assert note.startswith("alpha 5.0: differences over 1 seed say nothing")
+
+
+def test_the_command(make, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from fedcore.cli.app import app
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    folders = [str(make(plugins, 0, [0.5], alpha=a)) for plugins in ([], ["moon"]) for a in (0.1, 0.5)]
+    table = CliRunner().invoke(app, ["compare", *folders, "--target", "0.5"])
+    assert table.exit_code == 0
+    assert "alpha 0.5" in table.stdout
+    assert "rounds to 50 %" in table.stdout
+    few = "differences over 1 seed say nothing about other seeds, and have no interval here; run at least 3"
+    assert table.stderr == f"note: {few}\n"
+    assert "+0.00 (1 seed)" in table.stdout
+    as_json = CliRunner().invoke(app, ["compare", *folders, "--format", "json", "--by", "alpha", "--round", "1"])
+    assert len(json.loads(as_json.stdout)["blocks"]) == 2
+    (tmp_path / "empty").mkdir()
+    for arguments, says in (
+        ([str(tmp_path / "empty")], "neither a run nor a sweep"),
+        ([*folders, "--format", "html"], "unknown format 'html'"),
+        ([*folders, "--protocol", "personal"], "no run has figures for protocol 'personal'"),
+    ):
+        result = CliRunner().invoke(app, ["compare", *arguments])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert says in result.stderr
+
+
+def test_reading_runs_needs_no_torch():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, fedcore.cli.app, fedcore_study.compare.comparison\n"
+        "import fedcore_study.compare.formats, fedcore_study.compare.records\n"
+        "assert not {'torch', 'scipy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,215 @@
+"""``fedcore results``: from runs of a small table to evidence files, and from these to a page."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedcore import RunConfig
+from fedcore_study.reproduce.evidence import Evidence, read_all
+
+from .test_reproduce_command import RECIPE
+
+PAGE = "# Results\n\nBefore.\n\n<!-- results: fedprox-table-7-quick -->\n<!-- end of results -->\n\nAfter.\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Return a folder with a recipe and its runs: a sweep, a plain run in progress, and one of no table."""
+    import fedcore
+    from fedcore.runs.experiment import Interrupted
+    from fedcore_study.reproduce import run
+    from fedcore_study.reproduce.recipe import read_recipe
+
+    root = tmp_path_factory.mktemp("trained")
+    file = root / "table_7.yaml"
+    quick = {"says": "2 rounds in place of 50.", "options": {"rounds": 2}}
+    columns = [*RECIPE["columns"], {"name": "c / d", "options": {"alpha": 5, "eval_every": 2}}]
+    rows = [{**row, "paper": [*row["paper"], 50]} for row in RECIPE["rows"]]
+    rows[2]["not_run"] = "nobody asks"
+    values = {**RECIPE, "columns": columns, "rows": rows, "quick": quick}
+    file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    recipe = read_recipe(file)
+    planned = run.plan(recipe, "quick", columns=["a"], seeds=1)
+    run.run(planned, root / "sweep", parallel=1)
+
+    def stop(event, details) -> None:
+        if event == "round":
+            raise KeyboardInterrupt
+
+    choice = next(c.choice for c in recipe.cells("quick") if (c.row, c.column) == ("FedProx", "c / d"))
+    config = recipe.spec("quick").run(choice, 3).model_copy(update={"workers": 0, "eval_every": 1})
+    with pytest.raises(Interrupted):
+        fedcore.run(config.model_copy(update={"out": root / "stopped"}), notify=stop)
+    fedcore.run(config.model_copy(update={"out": root / "other", "rounds": 1, "lr": 0.01}))
+    return root
+
+
+@pytest.fixture
+def recipes(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from fedcore_study.reproduce import find
+
+    monkeypatch.setattr(find, "recipe_files", lambda: [trained / "table_7.yaml"])
+    return trained
+
+
+def test_runs_become_evidence_and_evidence_a_page(cli, recipes: Path, tmp_path: Path) -> None:
+    added = cli("results", "add", recipes / "sweep", recipes / "stopped", recipes / "other")
+    assert added.exit_code == 0, added.output
+    folder = tmp_path / "results" / "fedprox-table-7-quick"
+    assert {file.name for file in folder.iterdir()} == {
+        "a_fedavg_seed-0.json",
+        "a_fedprox_seed-0.json",
+        "c-d_fedprox_seed-3.json",
+    }
+    assert "belongs to no table of a paper; nearest is fedprox-table-7-quick, FedProx" in added.stderr
+    assert f"lr 0.01 (in the recipe {RunConfig().lr})" in added.stderr
+    found = {(e.place.row, e.seed) if e.place else None: e for e in read_all(tmp_path / "results")}
+    fedavg, stopped, other = found["FedAvg", 0], found["FedProx", 3], found[None]
+    (run,) = (recipes / "sweep" / "runs").glob("fedavg_*")
+    metrics = json.loads((run / "summary.json").read_text())["metrics"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert fedavg.figures["global"]["accuracy"] == pytest.approx(metrics["global"]["accuracy"], abs=1e-6)
+    curve = fedavg.curves["global"]
+    assert curve.round == [1, 2]
+    assert curve.loss == pytest.approx([line["metrics"]["global"]["loss"] for line in lines], abs=1e-6)
+    assert fedavg.partition == json.loads((run / "partition.json").read_text())["sha256"]
+    assert fedavg.seconds == pytest.approx(
+        sum(line["time"]["round"] + line["time"]["evaluation"] for line in lines), abs=1e-3
+    )
+    (session,) = fedavg.sessions
+    assert session.started <= fedavg.finished
+    assert session.versions.keys() >= {"torch", "fedcore"}
+    assert "fedcore-moon" not in session.versions  # the run does not use it
+    assert (stopped.rounds, stopped.planned, stopped.is_finished, stopped.finished) == (1, 2, False, None)
+    assert (other.folder, other.config["lr"]) == ("runs", 0.01)
+    for file in (tmp_path / "results").glob("*/*.json"):
+        text = file.read_text(encoding="utf-8")
+        assert str(recipes) not in text
+        assert platform.node() not in text
+        assert len(text) < 6000
+        again = Evidence.model_validate_json(text)
+        assert again.as_json() == text
+
+    page = tmp_path / "page.md"
+    page.write_text(PAGE, encoding="utf-8")
+    assert cli("results", "page", page, "--check").exit_code == 1
+    assert page.read_text(encoding="utf-8") == PAGE
+    made = cli("results", "page", page)
+    assert made.exit_code == 0, made.output
+    text = page.read_text(encoding="utf-8")
+    ours = 100 * metrics["global"]["accuracy"]
+    local = 100 * metrics["global_local"]["accuracy"]
+    assert (
+        f"| FedAvg | 66.3 ± 0.5 | {ours:.2f} | {ours - 66.3:+.2f} | {local:.2f} | {local - 66.3:+.2f} | 0 | 2 |" in text
+    )
+    so_far = 100 * stopped.curves["global"].accuracy[-1]
+    assert f"| FedProx | 50 | {so_far:.2f} after round 1 of 2 | - |" in text
+    assert text.count("after round 1 of 2") == 2  # under both protocols, and nowhere as finished
+    assert "| SOLO | - | - | - | - | - | - | - |" in text
+    assert "Without runs so far: b." in text
+    assert text.startswith("# Results\n\nBefore.\n")
+    assert text.endswith("\n\nAfter.\n")
+    for column in ("a", "c-d"):
+        assert f"](results/fedprox-table-7-quick-{column}.svg)" in text
+        svg = (tmp_path / "results" / f"fedprox-table-7-quick-{column}.svg").read_text(encoding="utf-8")
+        assert "FedProx" in svg
+    assert cli("results", "page", page, "--check").exit_code == 0
+
+    # Other figures: the page and its picture are out of date.
+    file = folder / "a_fedavg_seed-0.json"
+    values = json.loads(file.read_text())
+    values["curves"]["global"]["accuracy"][0] = 0.5
+    values["figures"]["global"]["accuracy"] = 0.5
+    file.write_text(json.dumps(values))
+    stale = cli("results", "page", page, "--check")
+    assert stale.exit_code == 1
+    assert stale.stderr.count("is not what results gives") == 2
+    assert cli("results", "page", page).exit_code == 0
+    assert "| FedAvg | 66.3 ± 0.5 | 50.00 | -16.30 |" in page.read_text(encoding="utf-8")
+
+
+def test_the_bits_of_a_picture_are_those_of_its_data(cli, recipes: Path, tmp_path: Path) -> None:
+    cli("results", "add", recipes / "sweep")
+    bits = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "page.md").write_text(PAGE, encoding="utf-8")
+        assert cli("results", "page", tmp_path / name / "page.md").exit_code == 0
+        bits.append((tmp_path / name / "results" / "fedprox-table-7-quick-a.svg").read_bytes())
+    assert bits[0] == bits[1]
+
+
+def test_what_says_more_is_kept_and_what_was_configured_otherwise_is_said(cli, recipes: Path, tmp_path: Path) -> None:
+    cli("results", "add", recipes / "stopped")
+    (file,) = (tmp_path / "results").glob("*/*.json")
+    values = json.loads(file.read_text())
+    values |= {"rounds": 2, "figures": {"global": {"accuracy": 0.75}}}
+    file.write_text(json.dumps(values))
+    again = cli("results", "add", recipes / "stopped")
+    assert "is kept: it holds 2 rounds, the run 1" in again.stderr
+    assert read_all(tmp_path / "results")[0].is_finished
+
+    values["config"]["momentum"] = 0.5
+    file.write_text(json.dumps(values))
+    (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
+    cli("results", "page", "page.md")
+    said = "Run with other options than the recipe has now: FedProx, seed 3: momentum 0.5 (in the recipe 0.9)."
+    assert said in (tmp_path / "page.md").read_text(encoding="utf-8")
+
+
+def test_a_table_without_runs_and_evidence_without_a_place(cli, recipes: Path, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "page.md").write_text(PAGE, encoding="utf-8")
+    assert cli("results", "page", "page.md").exit_code == 0
+    assert "No run of it has been recorded yet." in (tmp_path / "page.md").read_text(encoding="utf-8")
+    cli("results", "add", recipes / "sweep")
+    (tmp_path / "bare.md").write_text("# Bare\n", encoding="utf-8")
+    said = cli("results", "page", "bare.md")
+    assert "bare.md has no place for fedprox-table-7-quick: add the lines <!-- results: fedprox-" in said.stderr
+
+
+def test_mistakes(cli, recipes: Path, tmp_path: Path) -> None:
+    def refused(*arguments: object) -> str:
+        result = cli("results", *arguments)
+        assert result.exit_code == 2, result.output
+        assert "Traceback" not in result.output
+        return result.stderr
+
+    assert "does not exist" in refused("add", "nowhere")
+    assert "nowhere.md cannot be read" in refused("page", "nowhere.md")
+    page = tmp_path / "page.md"
+    page.write_text(PAGE, encoding="utf-8")
+    assert "results is no folder; fedcore results add" in refused("page", page)
+    (tmp_path / "results").mkdir()
+    page.write_text(PAGE.replace("fedprox", "fedporx"), encoding="utf-8")
+    assert "unknown table in a marker 'fedporx-table-7-quick'. Did you mean 'fedprox-table-7-" in refused("page", page)
+    page.write_text(PAGE.replace("<!-- end of results -->", ""), encoding="utf-8")
+    assert "has no line <!-- end of results --> after it" in refused("page", page)
+    page.write_text(PAGE, encoding="utf-8")
+    cli("results", "add", recipes / "sweep")
+    (first, *_) = sorted((tmp_path / "results").glob("*/*.json"))
+    values = json.loads(first.read_text())
+    for change, says in (
+        ({"rounds": 9}, "9 rounds are recorded of 2 planned ones"),
+        ({"rounds": 1}, "it has final figures after 1 of 2 rounds"),
+        ({"figures": {"global": {"accuracy": 50}}}, "the accuracy of global is not between 0 and 1"),
+        ({"config": {"model": "/home/me/net"}}, "is a path of one machine"),
+        ({"seed": 4}, "is evidence of another run than its name says"),
+        ({"format": "fedcore-evidence-9"}, "format: input should be 'fedcore-evidence-1'"),
+        ({"hostname": "me"}, "hostname: extra inputs are not permitted"),
+    ):
+        first.write_text(json.dumps(values | change))
+        error = refused("page", page)
+        assert says in error, error
+        assert first.name in error
+    first.write_text("{half")
+    assert "cannot be read as a run's evidence" in refused("page", page)
+    gone = values | {"place": {**values["place"], "row": "Gone"}}
+    first.unlink()
+    (first.parent / "a_gone_seed-0.json").write_text(json.dumps(gone))
+    assert "name the row 'Gone', which the table no longer has" in refused("page", page)

@@ -1,0 +1,136 @@
+"""Sweeps of real runs, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fedcore
+from fedcore import RunConfig
+from fedcore.base.errors import RunDirectoryError
+from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweep.run import run_sweep
+from fedcore_study.sweep.spec import SweepSpec
+
+TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
+LONG = {"clients": 2, "rounds": 60, "local_epochs": 1, "batch_size": 256, "workers": 0}
+
+
+def test_a_failed_run_is_reported_and_the_finished_one_is_not_run_again(cli, tmp_path: Path) -> None:
+    result = cli("sweep", *TINY, "--grid", "lr=1e30,0.05", "--out", "s", "--json")
+    assert result.exit_code == 3
+    runs = json.loads(result.stdout)["runs"]
+    assert [run["status"] for run in runs] == ["failed", "finished"]
+    assert "loss 'task' became nan" in runs[0]["message"]
+    assert f"failed: {runs[0]['name']}: " in result.stderr
+    assert "1 of 2 runs are finished, 1 failed. Try these again with: fedcore sweep " in result.stderr
+
+    summary = tmp_path / "s" / "runs" / runs[1]["name"] / "summary.json"
+    before = summary.stat().st_mtime_ns
+    added = cli("sweep", "s", "--grid", "lr=0.05", "--grid", "plugin=fedavg,fedprox", "--quiet")
+    assert added.exit_code == 0
+    assert "2 of 2 runs are finished" in added.stdout
+    assert added.stderr == ""  # both train the same model
+    assert summary.stat().st_mtime_ns == before
+
+    table = json.loads(cli("compare", "s", "--format", "json").stdout)
+    (block,) = table["blocks"]
+    assert [row["label"] for row in block["rows"]] == ["fedavg", "fedprox"]
+    assert block["rows"][1]["difference"]["n"] == 1
+    headed = cli("sweep", "s", "--grid", "lr=0.05", "--grid", "plugin=fedavg,moon", "--quiet")
+    assert "note: the methods do not train the same model. moon: " in headed.stderr
+    assert "run all of them with --projection" in headed.stderr
+
+
+def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(cli, tmp_path: Path) -> None:
+    """Its run stops with a checkpoint when the sweep's process dies; meanwhile no other sweep may touch it."""
+    spec = SweepSpec(base=LONG)
+    (tmp_path / "s.yaml").write_text(spec.as_yaml())
+    command = [sys.executable, "-m", "fedcore.cli", "sweep", "s.yaml", "--out", "s", "--parallel", "2"]
+    directory = SweepDirectory(tmp_path / "s")
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list((tmp_path / "s").glob("runs/*/checkpoint/*")))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: is_free(directory))
+    (name,) = directory.plan()
+    assert directory.standing(name) == "stopped"
+
+    result = cli("sweep", "s", "--quiet")
+    assert result.exit_code == 0, result.stderr
+    straight = fedcore.run(RunConfig(**LONG, out=tmp_path / "straight"))
+    for file in ("model.safetensors", "partition.json"):
+        assert (straight.directory / file).read_bytes() == (directory.run_directory(name) / file).read_bytes()
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_checkpoints(tmp_path: Path) -> None:
+    def listen(name, event, details):
+        if event == "round":
+            raise KeyboardInterrupt  # as the handler of SIGINT does
+
+    result = run_sweep(SweepSpec(base=LONG, seeds=2), tmp_path / "s", parallel=1, listen=listen)
+    directory = SweepDirectory(tmp_path / "s")
+    assert result.interrupted
+    assert [outcome.status for outcome in result.outcomes] == ["stopped", "waiting"]
+    assert [directory.standing(name) for name in directory.plan()] == ["stopped", "waiting"]
+    assert is_free(directory)
+
+
+def test_ctrl_c_ends_the_command_with_130(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedcore_study.sweep import run
+    from fedcore_study.sweep.processes import Outcome
+
+    monkeypatch.setattr(run, "run_jobs", lambda jobs, *_, **__: ([Outcome(job.name, "stopped") for job in jobs], True))
+    result = cli("sweep", *TINY, "--seeds", 2, "--out", "s")
+    assert result.exit_code == 130
+    assert "stopped: 0 of 2 runs are finished. Go on with: fedcore sweep " in result.stderr
+
+
+def test_dry_run_lists_and_starts_nothing(cli, tmp_path: Path) -> None:
+    result = cli("sweep", "--grid", "plugin=fedavg,moon+uscc", "--grid", "moon.mu=1,5", "--dry-run")
+    assert result.stdout.splitlines() == ["fedavg seed=0", "moon+uscc moon.mu=1 seed=0", "moon+uscc moon.mu=5 seed=0"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "nothing to sweep"),
+        (("none.yaml",), "config file none.yaml does not exist"),
+        (("bad.yaml",), "unknown key of a sweep 'grids'. Did you mean 'grid'? (in bad.yaml)"),
+        ((".",), "holds no sweep"),
+        ((".", "--seeds", 2), "holds no sweep"),
+        (("--grid", "plugin=fedavg,mooon"), "Did you mean 'moon'?"),
+        (("--grid", "alpha=0"), "--alpha"),
+        (("--alpha", 1, "--grid", "alpha=1,2"), "alpha is an axis of the grid and an option"),
+        (("--set", "moon.mu=1"), "no run of this sweep has the plugin 'moon'"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(cli, tmp_path: Path, arguments, says) -> None:
+    (tmp_path / "bad.yaml").write_text("grids: {plugin: [moon]}\n")
+    result = cli("sweep", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr.replace("\n", " ")
+    assert not (tmp_path / "sweeps").exists()
+
+
+def is_free(directory: SweepDirectory) -> bool:
+    try:
+        with directory.lock():
+            return True
+    except RunDirectoryError:
+        return False
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)

@@ -1,0 +1,238 @@
+"""Malformed payloads and answers to every installed method: each is refused by name, and changes nothing."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+
+import fedcore
+from fedcore import Plugin, RunConfig, hookimpl
+from fedcore.base import registry
+from fedcore.client.messages import ClientFailure, ClientResult
+from fedcore.data import Dataset, ResidentSamples, load_dataset
+from fedcore.engines.local import InProcessEngine
+from fedcore.functional.statistics import check_statistics
+from fedcore.runs.directory import RunDirectory
+from fedcore.testing.fingerprint import fingerprint
+
+NAMES = sorted({point.name for point in entry_points(group="fedcore.hooks.plugins")} - {"fedavg", "dp", "local-dp"})
+HONEST = 3
+"""Clients 0 to 2 behave; each of the others sends one thing that is wrong."""
+RUN = {"model": "mlp", "workers": 0, "device": "cpu", "rounds": 2, "local_epochs": 2, "batch_size": 32}
+RETRAINED = {name: {"per_class": 4, "epochs": 1} for name in ("ccvr", "uscc", "fedeccr")}
+"""What a correction of the classifier makes of what was taken does not matter here, so it is a short one."""
+OPTIONS = {**RETRAINED, "fedproc": {"first_round": "contrast"}}
+"""With which a method both asks and receives updates."""
+# Sends the model's names as far as they were trained: one less is a client that froze it.
+MAY_BE_ABSENT = {"scaffold", "feddc"}
+
+
+@functools.cache
+def few_digits(data_dir=None):
+    digits = load_dataset("digits", None)
+    parts = [
+        ResidentSamples(part.gather(torch.arange(300)).view(300, 1, 8, 8), part.labels[:300], [0.0], [1.0])
+        for part in (digits.train, digits.test)
+    ]
+    return Dataset("few-digits", *parts, num_classes=10, input_shape=(1, 8, 8))
+
+
+class Between(InProcessEngine):
+    """Lets ``corrupt`` have every outcome, which keeps what was sent."""
+
+    def __init__(self, spec, corrupt):
+        super().__init__(spec)
+        self.corrupt = corrupt
+
+    def run(self, tasks, *, window=None):
+        for task, outcome in super().run(tasks, window=window):
+            yield task, self.corrupt(task, outcome) if isinstance(outcome, ClientResult) else outcome
+
+
+def train(tmp_path, plugin, corrupt, clients):
+    config = RunConfig(
+        **RUN,
+        dataset=f"module:{__name__}.few_digits",
+        plugins={plugin: OPTIONS.get(plugin, {})},
+        clients=clients,
+        partition="iid",
+        client_test_fraction=0.0,
+        out=tmp_path / f"run-{len(list(tmp_path.iterdir()))}",
+    )
+    return fedcore.run(config, engine=lambda spec: Between(spec, corrupt))
+
+
+# --- what can be wrong with a tensor -------------------------------------------------------------------------------
+
+WRONG = {
+    "one number": lambda t: t.flatten()[0].clone(),
+    "one row": lambda t: t[:1].clone() if t.ndim else None,
+    "a dimension more": lambda t: t.unsqueeze(0).clone(),
+    "a row more": lambda t: torch.cat([t, t[:1]]) if t.ndim else None,
+    "empty": lambda t: t[:0].clone() if t.ndim else None,
+    "complex": lambda t: t.to(torch.complex64),
+    "missing": lambda t: None,
+}
+
+
+def faults(tensors, plugin):
+    """Return (what, name, changed tensors) for every way to be wrong, and one tensor too many."""
+    found = []
+    for name, tensor in tensors.items():
+        for what, change in WRONG.items():
+            changed = change(tensor)
+            if changed is None and (what != "missing" or plugin in MAY_BE_ABSENT):
+                continue
+            if changed is not None and changed.shape == tensor.shape and changed.dtype == tensor.dtype:
+                continue
+            others = {key: value for key, value in tensors.items() if key != name}
+            found.append((what, name, others if changed is None else {**others, name: changed}))
+    found.append(("unknown", "nobody's", {**tensors, "nobody's": torch.ones(())}))
+    return found
+
+
+def sent_by(tmp_path, plugin, kind):
+    """Return what a client sends beside the model in one round, or answers; empty where it sends nothing."""
+    seen = {}
+
+    def look(task, outcome):
+        prefix = f"payload/{plugin}/" if kind == "fit" else ""
+        fits = task.kind == "ask" if kind == "ask" else "version" in outcome.meta
+        if task.client == 0 and fits:
+            for name, tensor in outcome.tensors.items():
+                if name.startswith(prefix):
+                    seen[name.removeprefix(prefix)] = tensor
+        return outcome
+
+    train(tmp_path, plugin, look, HONEST)
+    return seen
+
+
+def standing(result):
+    directory = RunDirectory(result.directory)
+    state = directory.checkpoints.load()
+    return (directory.path / "model.safetensors").read_bytes(), fingerprint(state.plugins)
+
+
+def senders():
+    """Return the plugins and ways by which something may come up."""
+    for name in NAMES:
+        cls = registry.resolve("plugin", name)
+        if hasattr(cls, "end_local") or hasattr(cls, "pre_upload"):
+            yield name, "fit"
+        if hasattr(cls, "answer"):
+            yield name, "ask"
+
+
+@pytest.mark.parametrize(("plugin", "kind"), list(senders()))
+def test_every_malformed_tensor_is_refused_by_name(tmp_path, plugin, kind):
+    tensors = sent_by(tmp_path, plugin, kind)
+    if not tensors:
+        pytest.skip(f"{plugin} sends nothing of this kind")
+    wrong = faults(tensors, plugin)
+    clients = HONEST + len(wrong)
+
+    def is_meant(task, outcome):
+        final = task.kind == "ask" if kind == "ask" else "version" in outcome.meta
+        return final and task.client >= HONEST
+
+    def corrupt(task, outcome):
+        if not is_meant(task, outcome):
+            return outcome
+        what, name, _ = wrong[task.client - HONEST]
+        prefix = f"payload/{plugin}/" if kind == "fit" else ""
+        own = {n.removeprefix(prefix): t for n, t in outcome.tensors.items() if n.startswith(prefix)}
+        rest = {n: t for n, t in outcome.tensors.items() if not n.startswith(prefix) or not prefix}
+        changed = {(w, n): tensors for w, n, tensors in faults(own, plugin)}.get((what, name))
+        if changed is None:  # this client's own tensor cannot be wrong in this way
+            return ClientFailure(task.id, "unreachable", "not there")
+        return replace(outcome, tensors={**(rest if prefix else {}), **{prefix + n: t for n, t in changed.items()}})
+
+    def absent(task, outcome):
+        return ClientFailure(task.id, "unreachable", "not there") if is_meant(task, outcome) else outcome
+
+    result = train(tmp_path, plugin, corrupt, clients)
+    messages = {}
+    for record in RunDirectory(result.directory).read_metrics():
+        for failure in record["failures"]:
+            messages.setdefault(failure["client"], []).append((failure["kind"], failure["message"]))
+    for number, (what, name, _) in enumerate(wrong):
+        told = messages.get(HONEST + number, [])
+        assert told, f"{what} {name!r} was taken"
+        for reason, message in told:
+            # Where shapes depend on each other, the message may name the tensor that no longer fits this one.
+            named = plugin in message and any(repr(n) in message for n in {name, *tensors})
+            assert reason == "unreachable" or (reason == "rejected" and named), message
+    assert standing(result) == standing(train(tmp_path, plugin, absent, clients))
+
+
+# --- values that fit no client -------------------------------------------------------------------------------------
+
+SENT = {
+    "classes": torch.tensor([0, 2]),
+    "counts": torch.tensor([1, 5]),
+    "means": torch.zeros(2, 3),
+    "covariances": torch.zeros(2, 6),
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"classes": torch.tensor([0, 0])}, "'classes' is [0, 0], expected distinct numbers from 0 to 3"),
+        ({"classes": torch.tensor([0, 4])}, "'classes' is [0, 4], expected distinct"),
+        ({"classes": torch.tensor([-1, 2])}, "'classes' is [-1, 2], expected distinct"),
+        ({"counts": torch.tensor([0, 5])}, "'counts' holds 0, expected at least 1"),
+        ({"counts": torch.tensor([-3, 5])}, "'counts' holds -3, expected at least 1"),
+        ({"means": torch.zeros(2, 4)}, "'means' is (2, 4) torch.float32, expected (2, 3) floating"),
+    ],
+)
+def test_statistics_that_no_client_can_have(changed, words):
+    check_statistics(SENT, 4, 3)
+    check_statistics({name: tensor[:0] for name, tensor in SENT.items()}, 4, 3)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        check_statistics({**SENT, **changed}, 4, 3)
+
+
+def test_negative_counts_of_prototypes_are_refused(tmp_path):
+    pytest.importorskip("fedcore_fedcd")
+
+    def corrupt(task, outcome):
+        if task.client != 1 or "version" not in outcome.meta:
+            return outcome
+        name = "payload/fedcd/counts"
+        return replace(outcome, tensors={**outcome.tensors, name: outcome.tensors[name] - 100})
+
+    result = train(tmp_path, "fedcd", corrupt, HONEST)
+    for record in RunDirectory(result.directory).read_metrics():
+        (failure,) = record["failures"]
+        assert (failure["client"], failure["kind"]) == (1, "rejected")
+        assert "'counts' holds -100, expected no number below 0" in failure["message"]
+
+
+class Asks(Plugin):
+    """Checks answers by a function that stumbles."""
+
+    @hookimpl
+    def begin_round(self, server):
+        answers = server.ask("q", clients="all", check=lambda tensors: tensors["x"].item())
+        server.state["found"] = [answer.client for answer in answers]
+
+    @hookimpl
+    def answer(self, client):
+        return {"x": torch.zeros(1 + client.id)} if client.id < 2 else {}
+
+
+def test_whatever_a_check_raises_leaves_that_answer_out(tmp_path):
+    result = train(tmp_path, f"module:{__name__}.Asks", lambda task, outcome: outcome, HONEST)
+    record = RunDirectory(result.directory).read_metrics()[0]
+    told = {failure["client"]: failure["message"] for failure in record["failures"]}
+    assert re.match(r"client 1: its answer to plugin 'asks': RuntimeError: .*Tensor", told[1])
+    assert told[2] == "client 2: its answer to plugin 'asks': KeyError: 'x'"
+    assert set(told) == {1, 2}
+    assert RunDirectory(result.directory).checkpoints.load().plugins["asks"]["found"] == [0]

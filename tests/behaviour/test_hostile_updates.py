@@ -1,0 +1,503 @@
+"""Updates that are none: refused by name, counted, and the round is, bit by bit, the one without that client."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedcore
+from fedcore import Plugin, hookimpl
+from fedcore.base.errors import ConfigError, RoundFailedError
+from fedcore.client.messages import ClientFailure, ClientResult
+from fedcore.data import Dataset, ResidentSamples, load_dataset
+from fedcore.engines.local import InProcessEngine
+from fedcore.runs.directory import RunDirectory
+from fedcore.server.validation import MIB
+from tests import support
+from tests.support import client_state, committed, lines, model_bytes
+
+BAD = 2
+"""The hostile client."""
+W, B = "classifier.weight", "classifier.bias"
+RUN = {
+    "rounds": 1,
+    "client_test_fraction": 0.2,
+    "dataset": "module:tests.behaviour.test_hostile_updates.few_digits",
+    "model": "module:tests.toy.batch_norm_mlp",
+    "partition": "iid",
+    "batch_size": 32,
+}
+DEEP: list = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
+def few_digits(data_dir=None):
+    """Enough to train on, few enough for a hundred runs."""
+    digits = load_dataset("digits", None)
+    parts = [
+        ResidentSamples(part.gather(torch.arange(200)).view(200, 1, 8, 8), part.labels[:200], [0.0], [1.0])
+        for part in (digits.train, digits.test)
+    ]
+    return Dataset("few-digits", *parts, num_classes=10, input_shape=(1, 8, 8))
+
+
+class Sends(Plugin):
+    """Sends a tensor up, sums it on the server and counts its client's rounds."""
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["rounds"] = client.state.get("rounds", 0) + 1
+        return {"x": torch.full((3,), float(client.id + 1))}
+
+    @hookimpl
+    def pre_aggregate(self, server, update):
+        server.state["seen"] = server.state.get("seen", 0) + 1
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state["names"] = [*server.state.get("names", []), update.client]
+        server.state["sum"] = server.state.get("sum", torch.zeros(3)) + update.payload["x"].view(3)
+
+
+class Quiet(Plugin):
+    """Sends nothing."""
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state["clients"] = server.state.get("clients", 0) + 1
+
+
+class Hostile:
+    """An engine that lets ``corrupt`` have every outcome on its way to the server; it gives the pairs that arrive."""
+
+    workers = 1
+
+    def __init__(self, spec, corrupt):
+        self._inner, self._corrupt = InProcessEngine(spec), corrupt
+
+    def share(self, key, tensors, meta):
+        self._inner.share(key, tensors, meta)
+
+    def unshare(self, key):
+        self._inner.unshare(key)
+
+    def run(self, tasks, *, window=None):
+        for task, outcome in self._inner.run(tasks, window=window):
+            yield from self._corrupt(task, outcome)
+
+    def close(self):
+        self._inner.close()
+
+
+def hostile(tmp_path, corrupt, *plugins, **options):
+    config = support.config(tmp_path, *(plugins or (Sends, Quiet)), **{**RUN, **options})
+    return fedcore.run(config, engine=lambda spec: Hostile(spec, corrupt))
+
+
+def only(kind, corrupt):
+    """Corrupt one kind of task of the hostile client."""
+
+    def run(task, outcome):
+        yield task, corrupt(task, outcome) if task.client == BAD and task.kind == kind else outcome
+
+    return run
+
+
+def without(task, outcome):
+    return ClientFailure(task.id, "unreachable", "not there")
+
+
+@pytest.fixture(scope="module")
+def absent(tmp_path_factory):
+    """The same run, in which the client never answers."""
+    return hostile(tmp_path_factory.mktemp("absent"), only("fit_begin", without))
+
+
+def standing(result):
+    """Return all that a run comes to, but for the words about the hostile client."""
+    state = committed(result)
+    records = [{**line, "failures": len(line["failures"])} for line in lines(result)]
+    plugins = {
+        plugin: {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+        for plugin, values in state.plugins.items()
+    }
+    return model_bytes(result), records, plugins, state.manifest, [client_state(result, k) for k in (0, 1, 3)]
+
+
+def refused(result):
+    """Return the messages about the hostile client, one a round; nobody else failed."""
+    messages = []
+    for line in lines(result):
+        (failure,) = line["failures"]
+        assert failure["client"] == BAD
+        assert failure["kind"] in ("rejected", "diverged")
+        assert line["accepted"] == 3
+        messages.append(failure["message"])
+    return messages
+
+
+# --- every way to send something wrong -----------------------------------------------------------------------------
+
+
+def tensor(name, change):
+    def corrupt(task, outcome):
+        tensors = dict(outcome.tensors)
+        changed = change(tensors.pop(name).clone())
+        return replace(outcome, tensors={**tensors, **({} if changed is None else {name: changed})})
+
+    return corrupt
+
+
+def extra(name, value):
+    return lambda task, outcome: replace(outcome, tensors={**outcome.tensors, name: value})
+
+
+def meta(**changes):
+    return lambda task, outcome: replace(outcome, meta={**outcome.meta, **changes})
+
+
+def no_meta(key):
+    return lambda task, outcome: replace(outcome, meta={k: v for k, v in outcome.meta.items() if k != key})
+
+
+def losses(value):
+    return meta(metrics={"losses": value})
+
+
+def with_value(value):
+    def change(tensor):
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return change
+
+
+NAN, INF = float("nan"), float("inf")
+MODEL, RUNNING = f"model/{W}", "model/encoder.base.2.running_var"
+CASES = {
+    # tensors of the model
+    "nan": (tensor(MODEL, with_value(NAN)), f"'{W}' has values that are not finite"),
+    "infinite": (tensor(MODEL, with_value(-INF)), f"'{W}' has values that are not finite"),
+    "nan in a buffer": (tensor(RUNNING, with_value(NAN)), "running_var' has values that are not finite"),
+    "shape": (tensor(MODEL, lambda t: t.T), r"\(16, 10\) torch.float32, expected \(10, 16\) torch.float32"),
+    "one number": (tensor(MODEL, lambda t: t.sum()), r"is \(\) torch.float32, expected \(10, 16\)"),
+    "dtype": (tensor(MODEL, lambda t: t.double()), "torch.float64, expected .* torch.float32"),
+    "complex": (tensor(MODEL, lambda t: t.to(torch.complex64)), "torch.complex64, expected"),
+    "float8": (tensor(MODEL, lambda t: t.to(torch.float8_e4m3fn)), "float8_e4m3fn.*expected a dense tensor"),
+    "sparse": (tensor(MODEL, lambda t: t.to_sparse()), "sparse_coo.*expected a dense tensor"),
+    "no memory": (tensor(MODEL, lambda t: t.to("meta")), "on meta; expected a dense tensor on the CPU"),
+    "no tensor": (tensor(MODEL, lambda t: t.tolist()), "is a list, expected a tensor"),
+    "missing": (tensor(MODEL, lambda t: None), f"'{W}' is missing"),
+    "unknown name": (extra("model/backdoor", torch.ones(1)), "'backdoor' is not expected"),
+    "name is no text": (extra(7, torch.ones(1)), "expected a tensor"),
+    "no name": (extra("model", torch.ones(1)), "'' is not expected"),
+    "nothing": (lambda task, outcome: replace(outcome, tensors={}), "is missing"),
+    # payloads
+    "unasked group": (extra("state/x", torch.ones(1)), "sent tensors under 'state'"),
+    "plugin that sends nothing": (extra("payload/quiet/x", torch.ones(1)), "'quiet', whose clients send none"),
+    "no plugin of this run": (extra("payload/moon/x", torch.ones(1)), "'moon', which is no plugin of this run"),
+    "the builtin": (extra("payload/fedavg/x", torch.ones(1)), "'fedavg', which is no plugin of this run"),
+    "payload without a plugin": (extra("payload", torch.ones(1)), "'', which is no plugin"),
+    "nan in a payload": (tensor("payload/sends/x", with_value(NAN)), "'x' of plugin 'sends' has values"),
+    "nan, complex": (extra("payload/sends/y", torch.full((1,), NAN * 1j)), "'y' of plugin 'sends' has values"),
+    "nan without a name": (extra("payload/sends/", torch.full((1,), NAN)), "'' of plugin 'sends' has values"),
+    "payload of odd dtype": (extra("payload/sends/y", torch.zeros(2).to(torch.float8_e5m2)), "expected a dense"),
+    "oversize": (extra("payload/sends/y", torch.zeros(17 * MIB)), r"take 68.0 MiB, at most 64 .*--max-payload"),
+    "missing payload": (tensor("payload/sends/x", lambda t: None), "hook accumulate .* client 2.* KeyError: 'x'"),
+    "payload that breaks the hook": (tensor("payload/sends/x", lambda t: t[:2]), "hook accumulate .* RuntimeError"),
+    # who and what for
+    "another client's": (meta(client=1), "client is 1, expected 2"),
+    "another task's": (lambda task, outcome: replace(outcome, task_id="round-0-fit-1"), "was given 'round-"),
+    "no outcome": (lambda task, outcome: None, "sent a NoneType, expected a result"),
+    "no mapping": (lambda task, outcome: replace(outcome, meta=[1]), "a mapping of numbers, this one has not"),
+    # counts
+    "no samples": (meta(samples=0), r"samples: input should be greater than or equal to 1 \(given: 0\)"),
+    "negative samples": (meta(samples=-5), r"samples: .* \(given: -5\)"),
+    "more samples than it holds": (meta(samples=10**6), r"samples is 1000000, expected at most the \d+ that it holds"),
+    "huge": (meta(samples=10**5000), "samples: .*less than or equal to .*beyond writing"),
+    "samples True": (meta(samples=True), r"samples: .*valid integer \(given: True\)"),
+    "samples 3.0": (meta(samples=3.0), r"samples: .*valid integer \(given: 3.0\)"),
+    "samples nan": (meta(samples=NAN), "samples: "),
+    "samples text": (meta(samples="9" * 10_000), r"samples: .*given: '9999.*\.\.\..*999'"),
+    "no steps": (meta(steps=0), "steps: "),
+    "more steps than there are": (meta(steps=999), r"steps is 999, expected at most \d, in 1 epochs"),
+    "lr": (meta(lr=0.1), "lr is 0.1, expected the round's 0.05"),
+    "lr nan": (meta(lr=NAN), "lr: input should be a finite number"),
+    "momentum": (meta(momentum=0.0), "momentum is 0.0, expected the run's 0.9"),
+    "momentum text": (meta(momentum="0.9"), "momentum: input should be a valid number"),
+    "key missing": (no_meta("samples"), "samples: field required"),
+    # versions of its state
+    "version of another round": (meta(version=17), r"version is 17, expected a state of round \d"),
+    "version text": (meta(version="../../etc"), "version: input should be a valid integer"),
+    # numbers that are none
+    "no metrics": (meta(metrics=None), "metrics: input should be a valid dictionary"),
+    "losses no mapping": (losses([1.0]), "metrics: losses: input should be a valid dictionary"),
+    "loss text": (losses({"task": "0.3"}), "metrics: losses task: input should be a valid number"),
+    "loss nan": (losses({"task": NAN}), "metrics: losses task: input should be a finite number"),
+    "loss True": (losses({"task": True}), "metrics: losses task: input should be a valid number"),
+    "loss beyond all": (losses({"task": 1e300}), "metrics: losses task: "),
+    "loss of nobody": (losses({"<script>": 0.5}), "loss '<script>' belongs to no plugin of this run"),
+    "metrics too long": (meta(metrics={"note": "x" * 100_000}), r"metrics take \d+ bytes, at most 65536"),
+    "metrics too deep": (meta(metrics={"note": DEEP}), "metrics are no JSON"),
+    "metrics no JSON": (meta(metrics={"note": {1, 2}}), "metrics are no JSON of finite numbers"),
+    "metrics infinite": (meta(metrics={"note": [INF]}), "metrics are no JSON of finite numbers"),
+    "seconds nan": (meta(seconds=NAN), "seconds: "),
+    "seconds negative": (meta(seconds=-1.0), "seconds: "),
+    "seconds beyond all": (meta(seconds=1e300), "seconds: "),
+    "plugin_seconds": (meta(plugin_seconds={"sends": "long"}), "plugin_seconds sends: "),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_refused_by_name_and_the_round_is_that_without_the_client(tmp_path, absent, case):
+    corrupt, words = CASES[case]
+    result = hostile(tmp_path, only("fit_begin", corrupt))
+    for message in refused(result):
+        assert len(message) <= 1100
+        assert f"client {BAD}" in message
+        assert re.search(words, message), message
+    assert standing(result) == standing(absent)
+
+
+@pytest.mark.parametrize("case", ["payload that breaks the hook", "more samples than it holds"])
+def test_it_goes_on_for_rounds(tmp_path, case):
+    result = hostile(tmp_path, only("fit_begin", CASES[case][0]), rounds=3)
+    assert len(refused(result)) == 3
+    assert standing(result) == standing(hostile(tmp_path, only("fit_begin", without), rounds=3))
+    assert client_state(result, 1)["sends"] == {"rounds": 3}
+
+
+def test_an_honest_client_is_taken(tmp_path, absent):
+    result = hostile(tmp_path, only("fit_begin", lambda task, outcome: outcome))
+    assert [(line["accepted"], line["failures"], line["ignored"]) for line in lines(result)] == [(4, [], [])]
+    assert standing(result) != standing(absent)
+
+
+def test_an_oversize_payload_that_the_run_allows(tmp_path):
+    """The limit is an option, in MiB, both ways."""
+    send = only("fit_begin", extra("payload/sends/y", torch.zeros(3 * MIB // 4)))
+    allowed = hostile(tmp_path, send, rounds=1, max_payload=4)
+    assert lines(allowed)[0]["accepted"] == 4
+    (message,) = refused(hostile(tmp_path, send, rounds=1, max_payload=2))
+    assert "take 3.0 MiB, at most 2 are taken; --max-payload allows more" in message
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, 2**40])
+def test_the_limit_is_bounded(bad):
+    with pytest.raises(ConfigError, match="--max-payload"):
+        fedcore.RunConfig.create({"max_payload": bad})
+
+
+def test_when_everybody_is_hostile_the_round_fails_with_their_names(tmp_path):
+    def corrupt(task, outcome):
+        yield task, CASES["nan"][0](task, outcome) if task.kind == "fit_begin" else outcome
+
+    with pytest.raises(RoundFailedError, match=f"0 of 4 clients .*client 3: diverged, client 3: '{W}' has values"):
+        hostile(tmp_path, corrupt)
+
+
+def test_a_failure_in_words_of_its_own(tmp_path, absent):
+    """Kinds are ours, and messages have a length for people."""
+    failure = only("fit_begin", lambda task, outcome: ClientFailure(task.id, "root access", "x" * 10**6))
+    result = hostile(tmp_path, failure)
+    assert [len(message) for message in refused(result)] == [1004]
+    assert standing(result) == standing(absent)
+
+
+# --- twice, for another, or not at all -----------------------------------------------------------------------------
+
+
+def test_a_second_answer_changes_nothing_and_is_counted(tmp_path):
+    def twice(task, outcome):
+        yield task, outcome
+        if task.client == BAD and task.kind == "fit_begin":
+            yield task, tensor(MODEL, with_value(1e6))(task, outcome)
+
+    result, honest = hostile(tmp_path, twice), hostile(tmp_path, lambda task, outcome: [(task, outcome)])
+    assert model_bytes(result) == model_bytes(honest)
+    for number, line in enumerate(lines(result)):
+        assert (line["accepted"], line["failures"]) == (4, [])
+        (ignored,) = line["ignored"]
+        assert (ignored["client"], ignored["kind"]) == (BAD, "repeated")
+        assert f"round-{number}-fit-{BAD}" in ignored["message"]
+
+
+def test_a_bad_answer_is_not_made_good_by_a_second_one(tmp_path, absent):
+    def regret(task, outcome):
+        if task.client == BAD and task.kind == "fit_begin":
+            yield task, CASES["nan"][0](task, outcome)
+        yield task, outcome
+
+    result = hostile(tmp_path, regret)
+    assert len(refused(result)) == 1
+    assert model_bytes(result) == model_bytes(absent)
+
+
+def test_an_answer_under_another_clients_name_replaces_nothing(tmp_path, absent):
+    """Client 2 answers as client 1 and gives no answer of its own."""
+
+    def impostor(task, outcome):
+        if task.client == BAD and task.kind == "fit_begin":
+            other = f"round-{task.round}-fit-1"
+            outcome = replace(outcome, task_id=other, meta={**outcome.meta, "client": 1})
+        yield task, outcome
+
+    result = hostile(tmp_path, impostor)
+    assert all("answers task 'round-" in message for message in refused(result))
+    assert standing(result) == standing(absent)
+
+
+def test_answers_that_nobody_asked_for(tmp_path):
+    def old(task, outcome):
+        yield task, outcome
+        if task.client == BAD and task.kind == "fit_begin":
+            yield replace(task, id="round-99-fit-2"), outcome
+
+    result, honest = hostile(tmp_path, old), hostile(tmp_path, lambda task, outcome: [(task, outcome)])
+    assert model_bytes(result) == model_bytes(honest)
+    assert [[i["kind"] for i in line["ignored"]] for line in lines(result)] == [["unasked"]]
+
+
+def test_a_client_that_never_answers_is_named_and_keeps_nobody_waiting(tmp_path, absent):
+    def silent(task, outcome):
+        if task.client != BAD or task.kind != "fit_begin":
+            yield task, outcome
+
+    result = hostile(tmp_path, silent)
+    for line in lines(result):
+        (failure,) = line["failures"]
+        assert (failure["client"], failure["kind"], line["accepted"]) == (BAD, "unreachable", 3)
+    assert standing(result) == standing(absent)
+
+
+# --- the other things that clients are asked for --------------------------------------------------------------------
+
+
+class Swaps(Plugin):
+    """Moves classifiers one client on in the middle of training."""
+
+    exchanges = ("classifier.*",)
+
+    @hookimpl
+    def local_epoch_breaks(self, config):
+        return {1}
+
+    @hookimpl
+    def mid_local_epoch(self, snapshots):
+        clients = sorted(snapshots)
+        return {client: snapshots[other] for client, other in zip(clients, [*clients[1:], clients[0]])}
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "words"),
+    [
+        (tensor(W, with_value(NAN)), "'classifier.weight' has values that are not finite"),
+        (tensor(W, lambda t: t.half()), "torch.float16, expected"),
+        (tensor(B, lambda t: None), "'classifier.bias' is missing"),
+        (extra("encoder.base.1.weight", torch.ones(1)), "'encoder.base.1.weight' is not expected"),
+        (meta(paused=0), "did not pause at epoch 1"),
+        (no_meta("paused"), "did not pause at epoch 1"),
+        (lambda task, outcome: ClientResult("another", outcome.tensors, outcome.meta), "answers task 'another'"),
+        (lambda task, outcome: 7, "sent a int, expected a result"),
+    ],
+)
+def test_at_an_exchange(tmp_path, corrupt, words):
+    options = {"local_epochs": 2, "rounds": 1}
+    result = hostile(tmp_path, only("fit_begin", corrupt), Swaps, **options)
+    (message,) = refused(result)
+    assert re.search(f"client {BAD}.*{words}", message), message
+    assert model_bytes(result) == model_bytes(hostile(tmp_path, only("fit_begin", without), Swaps, **options))
+
+
+class Asks(Plugin):
+    """Keeps who answers what."""
+
+    @hookimpl
+    def begin_round(self, server):
+        found = {str(answer.client): answer.tensors["x"].tolist() for answer in server.ask("q", clients="all")}
+        server.state["found"] = found
+
+    @hookimpl
+    def answer(self, client):
+        return {"x": torch.tensor([float(client.id)])}
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "words"),
+    [
+        (tensor("x", with_value(INF)), "'x' of plugin 'asks' has values that are not finite"),
+        (extra("y", torch.zeros(17 * MIB)), "take 68.0 MiB"),
+        (tensor("x", lambda t: t.to_sparse()), "expected a dense tensor"),
+        (lambda task, outcome: replace(outcome, task_id="ask-0-begin_round-1-1"), "answers task 'ask-"),
+        (lambda task, outcome: "yes", "sent a str, expected a result"),
+    ],
+)
+def test_an_answer(tmp_path, corrupt, words):
+    result = hostile(tmp_path, only("ask", corrupt), Asks, rounds=1)
+    (line,) = lines(result)
+    assert line["accepted"] == 4
+    kind = "diverged" if "not finite" in words else "rejected"
+    assert [(f["client"], f["kind"]) for f in line["failures"]] == [(BAD, kind)]
+    assert re.search(f"client {BAD}: .*{words}", line["failures"][0]["message"])
+    assert committed(result).plugins["asks"]["found"] == {str(k): [float(k)] for k in (0, 1, 3)}
+
+
+def counts(**changes):
+    return lambda task, outcome: replace(
+        outcome, meta={**outcome.meta, "global_local": {**outcome.meta["global_local"], **changes}}
+    )
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        meta(global_local=None),
+        no_meta("global_local"),
+        counts(correct=[10**6] * 10),
+        counts(correct=[-1] * 10),
+        counts(correct=[0.5] * 10),
+        counts(correct=["1"] * 10),
+        counts(correct=[0]),
+        counts(total=[0] * 10),
+        counts(loss="0"),
+        counts(loss=True),
+        lambda task, outcome: replace(outcome, task_id="other"),
+        lambda task, outcome: None,
+    ],
+    ids=range(12),
+)
+def test_an_evaluation(tmp_path, corrupt):
+    """It is left out of the figures, named and counted; the run trains on."""
+    result = hostile(tmp_path, only("evaluate", corrupt), rounds=1)
+    gone = hostile(tmp_path, only("evaluate", without), rounds=1)
+    found, expected = lines(result)[0]["metrics"], lines(gone)[0]["metrics"]
+    assert found["failed"] == expected["failed"] == 1
+    (failure,) = found["failures"]
+    assert (failure["client"], failure["kind"]) == (BAD, "rejected")
+    assert f"client {BAD}: " in failure["message"]
+    assert found["global_local"] == expected["global_local"]
+    assert model_bytes(result) == model_bytes(gone)
+
+
+def test_a_claim_of_a_state_that_is_not_there(tmp_path):
+    """A version that the manifest would name, and the next round would look for in vain."""
+    claim = only("fit_begin", lambda task, outcome: meta(version=task.round)(task, outcome))
+    for message in refused(hostile(tmp_path, claim, Quiet, rounds=2)):
+        assert re.search(r"client 2: version is \d, expected a state of round \d that is there, or None", message)
+
+
+def test_what_is_written_of_it_is_json(tmp_path):
+    """No NaN, no infinity: every line can be read by any parser."""
+    result = hostile(tmp_path, only("fit_begin", losses({"task": 3.4e38, "sends.<b>": -3.4e38})))
+    text = (RunDirectory(result.directory).path / "metrics.jsonl").read_text()
+
+    def none_such(constant):
+        raise AssertionError(constant)
+
+    for line in text.splitlines():
+        assert json.loads(line, parse_constant=none_such)["accepted"] == 4

@@ -1,0 +1,51 @@
+"""Every installed plugin keeps the contract: all checks of the kit on all of them."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import pytest
+
+from fedcore.testing import CHECKS, parametrize_with_checks
+
+NAMES = sorted({point.name for point in entry_points(group="fedcore.hooks.plugins")} - {"fedavg"})
+# These share one run per plugin; the others take several each.
+QUICK = {check.name for check in CHECKS.values() if check.function.__module__.endswith((".contract", ".hooks"))}
+
+NOISE = "secure noise is never drawn twice"
+NOISY = {
+    "check_trains_with_batch_norm": "BatchNorm's statistics would be averaged without noise: refused with the remedy",
+    "check_same_seed_gives_the_same_bits": NOISE,
+    "check_resumes_to_the_same_bits": NOISE,
+    "check_order_of_clients_does_not_matter": NOISE,
+    "check_every_engine_gives_the_same_bits": NOISE,
+}
+EXPECTED = {
+    "dp": {
+        **NOISY,
+        "check_mean_of_equal_updates_is_that_update": "equal updates are clipped and get noise",
+        "check_runs_beside_another_plugin": "the neighbour sums up what single clients send: refused",
+    },
+    "local-dp": {**NOISY, "check_runs_beside_another_plugin": NOISE},
+}
+
+
+def expected(name):
+    """Return the checks that a plugin cannot pass, with the reasons; fedcore-dp's own tests seed its noise."""
+    return EXPECTED.get(name, {})
+
+
+@parametrize_with_checks(NAMES, only=QUICK, expected_failed_checks=expected)
+def test_conformance(plugin, check):
+    check(plugin)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(NAMES, only=set(CHECKS) - QUICK, expected_failed_checks=expected)
+def test_conformance_in_whole_runs(plugin, check):
+    check(plugin)
+
+
+def test_the_plugins_are_there():
+    assert {"fedprox", "moon", "fedcd"} <= set(NAMES)
+    assert 20 < len(QUICK) < len(CHECKS)

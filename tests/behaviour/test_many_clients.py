@@ -1,0 +1,141 @@
+"""What a run costs must not depend on how many clients are registered: cohorts, manifests, start-up."""
+
+import json
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedcore
+from fedcore.base.seeding import choose, generator
+from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
+from fedcore.data import Dataset, ResidentSamples
+from fedcore.runs.checkpoint import CheckpointStore
+from fedcore.runs.experiment import resume
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.server.state import ServerState
+from fedcore.storage.client_store import ClientStore
+from fedcore.storage.manifest import Manifest
+from fedcore.storage.serial import read_tensors, write_tensors
+from fedcore_study.bench import scale
+from fedcore_study.bench.measure import engine
+from fedcore_study.bench.scale import SCALE, same_rounds, scaled_config
+from tests import support
+
+VERSIONS = st.dictionaries(st.integers(0, 2000), st.none() | st.integers(0, 10_000), max_size=20)
+
+
+@pytest.mark.parametrize("population", [1, 2, 999, 25_000, 100_003, 1_000_000])
+@pytest.mark.parametrize("count", [1, 7, 50])
+def test_a_cohort_is_the_head_of_a_random_permutation(population, count):
+    for seed in range(3):
+        chosen = choose(population, count, generator(seed, "cohort"))
+        assert chosen == torch.randperm(population, generator=generator(seed, "cohort"))[:count].tolist()
+
+
+def test_a_few_of_very_many_are_drawn_without_the_permutation(monkeypatch):
+    expected = torch.randperm(1_000_000, generator=generator(0, "cohort"))[:50].tolist()
+    monkeypatch.setattr(torch, "randperm", None)
+    assert choose(1_000_000, 50, generator(0, "cohort")) == expected
+
+
+@given(VERSIONS, VERSIONS)
+def test_a_manifest_is_as_a_dict(first, second):
+    manifest = Manifest.of(first)
+    both = manifest.updated(second)
+    assert manifest == first
+    assert both == {**first, **second}
+    assert list(both) == sorted({**first, **second})
+    assert all(both[client] == version for client, version in second.items())
+    assert Manifest.from_tensors(both.tensors()) == both
+    for absent in (-1, 2001, 10**9):
+        assert absent not in both
+        assert both.get(absent) is None
+    assert Manifest.of(both) is both
+
+
+@pytest.mark.parametrize(
+    ("clients", "versions"),
+    [([0, 1], [0]), ([-1], [0]), ([0], [-2]), ([0.0], [0]), ([0], [True]), ([[0]], [[0]])],
+    ids=["lengths", "client", "version", "fractions", "flags", "shape"],
+)
+def test_a_damaged_manifest_is_refused(clients, versions):
+    tensors = {name: torch.tensor(values) for name, values in (("clients", clients), ("versions", versions))}
+    tensors = {name: t.int() if t.dtype == torch.int64 else t for name, t in tensors.items()}
+    with pytest.raises(ValueError, match="manifest"):
+        Manifest.from_tensors(tensors)
+
+
+def test_checkpoints_of_format_1_are_read(tmp_path):
+    clients = ClientStore(tmp_path / "clients")
+    clients.write(0, 2, {"moon": {"x": 1}})
+    store = CheckpointStore(tmp_path / "checkpoint", clients)
+    store.save(ServerState(model={"w": torch.ones(1)}, round=3, manifest={}))
+    path = next(store.root.iterdir())
+    tensors, meta = read_tensors(path)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items() if not name.startswith("manifest/")}
+    write_tensors(path, tensors, {**meta, "format": 1, "manifest": {"0": 2, "5": None}})
+    assert store.load().manifest == {0: 2, 5: None}
+
+
+def test_a_site_carries_the_partition_as_it_is(tmp_path):
+    config, dataset = resolve_config(support.config(tmp_path, clients=5, client_test_fraction=0.2))
+    partition = resolve_partition(config, dataset)
+    write_tensors(tmp_path / "site", *pack_worker_spec(WorkerSpec(config, dataset, partition, tmp_path)))
+    again = unpack_worker_spec(*read_tensors(tmp_path / "site")).partition
+    assert (again.sha256, again.info) == (partition.sha256, partition.info)
+
+
+TINY = {"workers": 0, "device": "cpu", "dataset": "digits"}
+
+
+def test_clients_that_share_windows_of_samples(tmp_path):
+    config, dataset = resolve_config(scaled_config("fedavg", 150, {**TINY, "seed": 4}))
+    partition = resolve_partition(config, dataset)
+    assert set(partition.train.sizes.tolist()) == {10}
+    held = partition.train.positions
+    assert held[: len(dataset.train)].unique().numel() == len(dataset.train)
+    assert torch.equal(held[len(dataset.train) :], held[: 1500 - len(dataset.train)])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "moon"])
+def test_repeated_rounds_draw_the_same_clients_and_these_go_on(method, monkeypatch):
+    monkeypatch.setattr(scale, "COHORT", 6)
+    with engine(scaled_config(method, 60, TINY)) as ours:
+        same_rounds(ours, 2)
+        before = dict(ours.state.manifest)
+        same_rounds(ours, 2)
+        records = ours.experiment.directory.read_metrics()
+        assert [record["cohort"] for record in records[:2]] == [record["cohort"] for record in records[2:]]
+        assert dict(ours.state.manifest) == before
+        assert {version is None for version in before.values()} == {method == "fedavg"}
+        assert ("contrast" in str(records[2]["losses"])) == (method == "moon")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", [SCALE.config["partition"], "iid"])
+def test_a_run_of_100_000_clients_starts_within_seconds(tmp_path, partition):
+    options = {"partition": partition, "out": tmp_path / "run", "rounds": 1, "workers": 0, "device": "cpu"}
+    if partition == "iid":
+        options["dataset"] = f"module:{__name__}.many_samples"
+    config = scaled_config("fedavg", 100_000, options)
+    began = time.perf_counter()
+    result = fedcore.run(config)
+    assert time.perf_counter() - began < 30
+    assert len(support.lines(result)[0]["cohort"]) == 50
+    content = json.loads((result.directory / "partition.json").read_text())
+    assert len(content["train"]) == 100_000
+    began = time.perf_counter()
+    resume(result.directory, allow_code=True)
+    assert time.perf_counter() - began < 30
+
+
+def many_samples(data_dir=None):
+    stream = torch.Generator().manual_seed(0)
+    train, test = (
+        ResidentSamples(torch.randn(n, 1, 4, 4, generator=stream), torch.arange(n) % 10, [0.0], [1.0])
+        for n in (1_000_000, 100)
+    )
+    return Dataset("many", train, test, 10, (1, 4, 4))

@@ -1,0 +1,72 @@
+"""No source of ours reads files in ways that can run code, or evaluates text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for folder in (ROOT / "fedcore", *ROOT.glob("plugins/*/src")) for path in folder.rglob("*.py"))
+MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "pickletools"}
+CALLS = {
+    *("eval", "exec", "compile", "__import__", "execfile", "os.system", "os.popen"),
+    *("yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all"),
+    *("pandas.read_pickle", "pd.read_pickle", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
+}
+IMPORTS_BY_NAME = {
+    *("fedcore/__init__.py", "fedcore/base/registry.py", "fedcore/data/vision.py"),
+    "plugins/fedcore-flower/src/fedcore_flower/child.py",
+}
+"""Where import_module is called: the registry imports what a user may name; the others have names of their own."""
+
+
+def findings(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (f"import {item.name}" for item in node.names if item.name.partition(".")[0] in MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in MODULES:
+            yield f"from {node.module}"
+        elif isinstance(node, ast.Call):
+            name, given = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+            if name in CALLS or name.endswith("import_module"):
+                yield name
+            if name.endswith("torch.load") and name != "safetensors.torch.load" and given.get("weights_only") != "True":
+                yield "torch.load without weights_only=True"
+            if name in ("np.load", "numpy.load") and given.get("allow_pickle", "False") != "False":
+                yield "np.load with allow_pickle"
+            if given.get("shell", "False") != "False":
+                yield "shell=True"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import joblib.numpy_pickle",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "np.load(f, allow_pickle=True)",
+        "yaml.load(f, Loader)",
+        "eval(text)",
+        "importlib.import_module(name)",
+        "subprocess.run(text, shell=True)",
+    ],
+)
+def test_each_way_is_found(source: str) -> None:
+    assert list(findings(source))
+
+
+def test_what_is_safe_is_not() -> None:
+    assert not list(findings("model.eval(); torch.load(f, weights_only=True); np.load(f); yaml.safe_load(f)"))
+
+
+def test_no_source_runs_code_from_files() -> None:
+    assert len(SOURCES) > 150
+    found = {str(path.relative_to(ROOT)): list(findings(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    found = {path: what for path, what in found.items() if what}
+    assert set(found) == IMPORTS_BY_NAME, found
+    assert all(len(what) == 1 and what[0].endswith("import_module") for what in found.values()), found

@@ -1,0 +1,102 @@
+"""Every two installed methods: they run together, or are refused before anything is written, with the reason."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from itertools import combinations
+
+import pytest
+import torch
+
+import fedcore
+from fedcore import RunConfig
+from fedcore.base.errors import ConfigError
+from fedcore.data import load_dataset
+from fedcore.hooks.setup import Setup
+from fedcore.runs.directory import RunDirectory
+from fedcore.storage.serial import read_tensors
+
+NAMES = sorted({point.name for point in entry_points(group="fedcore.hooks.plugins")} - {"fedavg"})
+PAIRS = list(combinations(NAMES, 2))
+EXAMPLES = [
+    ("fedavgm", "fedcd"),
+    ("fedavgm", "fednova"),
+    ("fedavgm", "moon"),
+    ("fedcme", "fednova"),
+    ("fednova", "fedprox"),
+    ("fedproc", "moon"),
+]
+# Two local epochs: one has no middle, in which FedCME would exchange.
+RUN = {"model": "mlp", "workers": 0, "device": "cpu", "clients": 4, "rounds": 2, "local_epochs": 2, "batch_size": 64}
+
+
+def config(names, **options) -> RunConfig:
+    return RunConfig(**{**RUN, **options}, plugins={name: {} for name in names})
+
+
+def refusal(names, dataset) -> ConfigError | None:
+    """Return why the start-up refuses these plugins, or None; anything else it raises goes through."""
+    try:
+        Setup.build(config(names), dataset)
+    except ConfigError as error:
+        return error
+    return None
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", None)
+
+
+def check_pair(names, digits, tmp_path):
+    """Run the pair in an order that starts, or see that the whole run is refused as the start-up was."""
+    out = tmp_path / "run"
+    orders = [names, names[::-1]]
+    order = next((order for order in orders if refusal(order, digits) is None), None)
+    if order is None:
+        with pytest.raises(ConfigError) as raised:
+            fedcore.run(config(names, out=out))
+        assert str(raised.value) == str(refusal(names, digits))
+        assert not out.exists(), "refused before anything is written"
+        return
+    result = fedcore.run(config(order, out=out))
+    records = RunDirectory(result.directory).read_metrics()
+    trained = [record for record in records if "cohort" in record]  # a correction after the training adds a record
+    assert [record["accepted"] for record in trained] == [RUN["clients"]] * RUN["rounds"]
+    assert all(record["failures"] == [] for record in records)
+    tensors = read_tensors(result.directory / "model.safetensors")[0]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("names", PAIRS, ids="+".join)
+def test_a_refusal_names_both_and_the_reason_or_another_order(names, digits):
+    """``configure_model`` works in the user's order, so a refusal may ask for the other one."""
+    refusals = [error for error in (refusal(names, digits), refusal(names[::-1], digits)) if error is not None]
+    explained = []
+    for error in refusals:
+        text = str(error)
+        both = all(repr(name) in text for name in names)
+        assert both or "Hint: list the plugin that" in text, text
+        if both:
+            assert len(text.partition(": ")[2]) > 10, "a reason after the names"
+            explained.append(text)
+    assert explained or len(refusals) < 2, "no order starts, and no message says why"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_starts_alone(name, digits):
+    assert refusal([name], digits) is None
+
+
+@pytest.mark.parametrize("names", EXAMPLES, ids="+".join)
+def test_some_pairs_run_or_are_refused(names, digits, tmp_path):
+    missing = set(names) - set(NAMES)
+    if missing:
+        pytest.skip(f"not installed: {', '.join(sorted(missing))}")
+    check_pair(names, digits, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", PAIRS, ids="+".join)
+def test_every_pair_runs_or_is_refused(names, digits, tmp_path):
+    check_pair(names, digits, tmp_path)

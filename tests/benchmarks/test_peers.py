@@ -1,0 +1,252 @@
+"""The benchmark of other simulators: what they are given, how they are run, what the table says; none is installed."""
+
+import json
+import shutil
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedcore.models import build_model
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore_study.bench.measure import Spread
+from fedcore_study.bench.workloads import W1, W2, Workload
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+sys.path.append(str(PEERS))
+
+import environments  # noqa: E402
+import export  # noqa: E402
+import exported  # noqa: E402
+import models  # noqa: E402
+import processes  # noqa: E402
+import run  # noqa: E402
+import table  # noqa: E402
+
+TINY = Workload(
+    "tiny",
+    "digits",
+    {"dataset": "digits", "model": "mlp", "clients": 4, "participation": 0.5, "local_epochs": 1, "batch_size": 64,
+     "partition": "dirichlet", "weight_decay": 0.0, "eval_every": 2},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return folder, export.export(TINY, folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workload", "W9"], "'W9'"),
+        (["--peer", "flowr"], "'flowr'"),
+        (["--rounds", "0"], "0 is not at least 1"),
+        (["--blocks", "many"], "many"),
+    ],
+)
+def test_mistakes_on_the_command_line_end_with_2(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run.main(arguments)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_exported_comes_back(tiny):
+    folder, written = tiny
+    read = exported.Exported.load(folder)
+    for name in ("images", "labels", "test_images", "test_labels"):
+        assert torch.equal(getattr(read, name), getattr(written, name)), name
+    assert [held.tolist() for held in read.holds] == [held.tolist() for held in written.holds]
+    assert list(read.weights) == list(written.weights)
+    assert all(torch.equal(read.weights[name], weight) for name, weight in written.weights.items())
+    assert read.settings == written.settings
+
+
+def test_fedcore_trains_what_was_exported(tiny):
+    folder, written = tiny
+    config, dataset = resolve_config(export.config_of(exported.Job(folder, rounds=3, cores=1)))
+    partition = resolve_partition(config, dataset)
+    everything = torch.arange(len(written.labels))
+    assert torch.equal(dataset.train.gather(everything), written.images)
+    assert [held.tolist() for held in partition.train] == [held.tolist() for held in written.holds]
+    assert {name: getattr(config, name) for name in export.NEEDED} == {
+        name: written.settings[name] for name in export.NEEDED
+    }
+    assert (config.rounds, config.workers) == (3, 1)
+
+
+@pytest.mark.parametrize(("workload", "shape"), [(W1, (1, 28, 28)), (W2, (3, 32, 32))])
+def test_the_plain_network_is_fedcores(workload, shape):
+    settings = {"projection": False, **workload.config}
+    ours = build_model(settings["model"], num_classes=10, input_shape=shape, seed=3, projection=settings["projection"])[
+        0
+    ]
+    plain = models.build(ours.state_dict())
+    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters())
+    x = torch.randn(5, *shape)
+    torch.testing.assert_close(plain(x), ours(x).logits)
+    with torch.no_grad():
+        plain[0].weight.zero_()
+    assert next(ours.parameters()).abs().sum() > 0  # copies, not views
+
+
+def test_the_plain_loop_takes_sgds_step(monkeypatch, tmp_path):
+    monkeypatch.setenv(f"{exported.STARTED}_FILE", str(tmp_path / "first"))
+    exported.first_batch.cache_clear()
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    x, y = torch.randn(7, 1, 2, 2), torch.randint(3, (7,))
+    held = torch.tensor([1, 4, 5])
+    settings = {"lr": 0.1, "momentum": 0.9, "local_epochs": 1, "batch_size": 3}
+    workload = exported.Exported(x, y, x, y, [torch.tensor([0]), held], {}, settings)
+    F.cross_entropy(model(x[held]), y[held]).backward()
+    expected = [(p - 0.1 * p.grad).detach() for p in model.parameters()]
+    workload.train(model, 1)
+    torch.testing.assert_close(list(model.parameters()), expected)
+    assert float((tmp_path / "first").read_text()) <= time.monotonic()
+
+
+def test_an_epoch_has_every_sample_once_and_the_short_batch_last(monkeypatch, tmp_path):
+    monkeypatch.setenv(f"{exported.STARTED}_FILE", str(tmp_path / "first"))
+    numbers = torch.arange(20)
+    workload = exported.Exported(numbers.float(), numbers, numbers, numbers, [numbers[:7]], {}, {})
+    batches = list(workload.client(0).batches(3))
+    assert [len(y) for _, y in batches] == [3, 3, 1]
+    assert sorted(torch.cat([y for _, y in batches]).tolist()) == list(range(7))
+    assert all(x.tolist() == y.tolist() for x, y in batches)
+
+
+def line(*seconds, accuracy=0.5):
+    return json.dumps({"seconds": seconds, "start_up": 3.0, "accuracy": accuracy, "peak_rss_mib": 10.0})
+
+
+def finished(side, block, *seconds, accuracy=0.5):
+    found = table.parse(f"noise\n{line(*seconds, accuracy=accuracy)}\nnull\n{{}}", len(seconds))
+    return table.Run("W1", side, block, **found, total=9.0, peak_mib=20.0)
+
+
+def test_ratios_are_to_the_reference_of_the_same_block_without_the_warm_up():
+    runs = [
+        finished("reference", 1, 99, 99, 1.0, 2.0, 6.0),
+        finished("pfl", 1, 99, 99, 3.0, 2.0, 4.0),
+        table.Run("W1", "flgo", 1, error="exit 1: no"),
+        finished("reference", 2, 99, 99, 10.0, 10.0, 10.0),
+        finished("pfl", 2, 99, 99, 20.0, 20.0, 20.0),
+    ]
+    reference, pfl, flgo = table.rows(runs)
+    assert reference.ratio == Spread(1.0, 1.0, 1.0)
+    assert pfl.seconds == Spread(12.0, 2.0, 20.0)
+    assert pfl.ratio == Spread(1.75, 1.5, 2.0)  # medians 3 to 2 and 20 to 10
+    assert pfl.mean_ratio == Spread(1.5, 1.0, 2.0)
+    assert (pfl.start_up, pfl.total, pfl.accuracy, pfl.rounds) == (3.0, 9.0, 0.5, 6)
+    assert (flgo.seconds, flgo.ratio, flgo.error) == (None, None, "exit 1: no")
+    printed = table.markdown([reference, pfl, flgo]).splitlines()
+    assert printed[3].startswith("| W1 | pfl | 12.00 (2.00-20.00) | 1.75 (1.50-2.00) | 1.50 (1.00-2.00) | 3.0 |")
+    assert "failed: exit 1: no" in printed[4]
+    assert len({text.count("|") for text in printed}) == 1
+    content = json.loads(table.as_json([pfl], runs, {"cores": 2}))
+    assert content["rows"][0]["ratio"]["median"] == 1.75
+    assert [len(each["seconds"]) for each in content["runs"]] == [3, 3, 0, 3, 3]
+
+
+def test_without_a_reference_there_is_no_ratio():
+    runs = [table.Run("W1", "reference", 1, error="stopped"), finished("pfl", 1, 9, 9, 3.0)]
+    assert table.rows(runs)[1].ratio is None
+    assert table.rows(runs)[1].seconds == Spread(3.0, 3.0, 3.0)
+
+
+def test_a_side_that_learns_something_else_is_remarked_upon():
+    runs = [finished("reference", 1, 9, 9, 1.0), finished("pfl", 1, 9, 9, 1.0, accuracy=0.52)]
+    assert table.strayed(table.rows(runs)) == []
+    runs.append(finished("flgo", 1, 9, 9, 1.0, accuracy=0.1))
+    assert table.strayed(table.rows(runs)) == ["W1 flgo: accuracy 0.100, the reference's 0.500"]
+
+
+@pytest.mark.parametrize(("output", "said"), [("", "no result"), ("12\n[]\n{}", "no result"), (line(1, 2), "2 rounds")])
+def test_an_output_without_the_asked_for_rounds_is_no_result(output, said):
+    with pytest.raises(table.NoResult, match=said):
+        table.parse(output, 3)
+
+
+def test_a_failing_peer_is_reported_and_does_not_stop_the_others(tmp_path, capsys):
+    def side(name, code):
+        return run.Side(name, None, lambda python, arguments, cores: [python, "-c", code, *arguments])
+
+    good = f"import sys; assert sys.argv[2:] == ['--rounds', '3', '--cores', '2']; print({line(1, 1, 2)!r})"
+    sides = [
+        (side("reference", good), sys.executable),
+        (side("breaks", "import sys; sys.exit('no module named flower')"), sys.executable),
+        (side("silent", "print('done')"), sys.executable),
+        (side("hangs", "import time; time.sleep(60)"), sys.executable),
+        (side("uninstalled", good), environments.EnvironmentFailed("pip: no such version")),
+        (side("pfl", good.replace("2.0", "3.0").replace("2]", "3]")), sys.executable),
+    ]
+    runs = run.run_block("W1", 1, sides, run.Setting(tmp_path, rounds=1, cores=2, timeout=2))
+    assert [each.error for each in runs] == [
+        None, "exit 1: no module named flower", "it printed no result", "stopped after 2 s", "pip: no such version",
+        None,
+    ]  # fmt: skip
+    assert [row.ratio.median for row in table.rows(runs) if row.ratio] == [1.0, 1.5]
+    assert "W1 block 1 breaks: failed: exit 1" in capsys.readouterr().err
+
+
+def test_what_a_command_leaves_running_is_ended(tmp_path):
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("no /proc")
+    command = ["sh", "-c", "sleep 300 & echo $!; sleep 0.5"]
+    output = tmp_path / "out"
+    ended = processes.watched(
+        command, log=tmp_path / "log", output=output, environment={"PATH": "/usr/bin:/bin"}, timeout=60,
+        every=0.1, patience=0.2,
+    )  # fmt: skip
+    assert (ended.code, ended.timed_out) == (0, False)
+    assert ended.seconds >= 0.5
+    assert ended.peak_mib > 0
+    assert not processes._alive(int(output.read_text()))
+
+
+def test_an_environment_has_what_is_pinned_or_says_what_it_lacks(tmp_path):
+    requirements = tmp_path / "some.txt"
+    requirements.write_text(f"# two of ours\ntorch=={version('torch').split('+')[0]}\nPyYAML=={version('PyYAML')}\n")
+    assert environments.missing(Path(sys.executable), requirements) == []
+    requirements.write_text("torch==0.1\nno_such.thing==2\n")
+    assert environments.missing(Path(sys.executable), requirements) == ["torch==0.1", "no-such-thing==2"]
+
+
+def test_an_environment_that_does_not_run_is_an_error(tmp_path):
+    python = tmp_path / "pfl" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho broken link >&2\nexit 3\n")
+    python.chmod(0o755)
+    with pytest.raises(environments.EnvironmentFailed, match="broken link"):
+        environments.python_of("pfl", tmp_path)
+
+
+def test_every_peer_has_pinned_requirements_and_a_runner():
+    packages = {"flower": "flwr", "pfl": "pfl", "flgo": "flgo", "fedlab": "fedlab"}
+    assert {name: side.package for name, side in run.PEERS.items()} == packages
+    for name, package in packages.items():
+        pins = environments.pins(PEERS / "requirements" / f"{name}.txt")
+        assert package in pins
+        assert "torch" in pins
+        script = next(word for word in run.PEERS[name].command("python", [], 2) if word.endswith(".py"))
+        assert Path(script).is_file()
+
+
+@pytest.mark.slow
+def test_reference_and_fedcore_run_to_the_same_accuracy(tiny, tmp_path):
+    folder, _ = tiny
+    for file in (exported.FILE, export.PARTITION):
+        shutil.copy(folder / file, tmp_path)
+    sides = [(side, sys.executable) for side in run.OWN]
+    runs = run.run_block("tiny", 1, sides, run.Setting(tmp_path, rounds=3, cores=1, timeout=120))
+    assert [each.error for each in runs] == [None, None]
+    reference, ours = table.rows(runs)
+    assert ours.rounds == reference.rounds == 3
+    assert ours.accuracy == pytest.approx(reference.accuracy, abs=0.15)
+    assert 0 < ours.start_up < ours.total

@@ -1,0 +1,163 @@
+"""A new package installs with pip, passes its own tests at once, and trains; what cannot be one is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcore.base.version import __version__
+from fedcore.cli.app import app
+from fedcore.cli.scaffold import KINDS
+
+FLAGS = {
+    "method": "--plugin",
+    "dataset": "--dataset",
+    "model": "--model",
+    "partitioner": "--partition",
+    "tracker": "--tracker",
+    "engine": "--engine",
+}
+
+
+@pytest.fixture
+def new(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, ["plugins", "new", *arguments], catch_exceptions=False)
+
+
+def python(folder, *arguments, path):
+    """Run ``python -m ...`` as if the packages in ``path`` were installed."""
+    environment = {**os.environ, "PYTHONPATH": str(path), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def installed(package, spec):
+    python(package, "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", spec, package, path="")
+    return spec
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_installs_passes_its_tests_and_trains(new, tmp_path, kind):
+    assert new("my-own", "--kind", kind).exit_code == 0
+    spec = installed(tmp_path / "fedcore-my-own", tmp_path / "site")
+    own_tests(tmp_path / "fedcore-my-own", spec)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    python(empty, "fedcore.cli", "train", FLAGS[kind], "my-own", "--rounds", 1, "--workers", 0, "--quiet", path=spec)
+    assert list((empty / "runs").glob("*/summary.json"))
+
+
+def test_a_new_method_installs_and_passes_its_tests(new, tmp_path):
+    result = new("my-own")
+    for line in ("fedcore-my-own", "  pyproject.toml", "  README.md", "  src/fedcore_my_own/__init__.py"):
+        assert line in result.output.splitlines()
+    spec = installed(tmp_path / "fedcore-my-own", tmp_path / "site")
+    own_tests(tmp_path / "fedcore-my-own", spec, "-k", "documented or complete or self or trains or pull")
+
+
+@pytest.mark.slow
+def test_the_whole_kit_passes_on_a_new_method(new, tmp_path):
+    assert new("my-own").exit_code == 0
+    spec = installed(tmp_path / "fedcore-my-own", tmp_path / "site")
+    own_tests(tmp_path / "fedcore-my-own", spec)
+    told = python(tmp_path, "fedcore.cli", "plugins", "check", "my-own", path=spec)
+    assert "my-own keeps the contract" in told
+    assert "passed  check_package_is_complete" in told
+    (metadata,) = spec.glob("*.dist-info/METADATA")
+    changed, count = re.subn(r"^Requires-Dist: fedcore\b", "Requires-Dist: torch", metadata.read_text(), flags=re.M)
+    assert count == 1
+    metadata.write_text(changed)
+    with pytest.raises(AssertionError, match="which versions of fedcore"):
+        python(tmp_path, "fedcore.cli", "plugins", "check", "my-own", "--only", "check_package_is_complete", path=spec)
+
+
+def own_tests(package, spec, *options):
+    """Run a package's own tests: no failure, no warning."""
+    told = python(package, "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *options, path=spec)
+    assert re.search(r"\d+ passed", told), told
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_whole(new, tmp_path, kind):
+    assert new("deep-pull-2", "--kind", kind, "--into", str(tmp_path / "some" / "where")).exit_code == 0
+    package = tmp_path / "some" / "where" / "fedcore-deep-pull-2"
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "fedcore-deep-pull-2"
+    major, minor = map(int, __version__.split(".")[:2])
+    assert project["dependencies"] == [f"fedcore>={major}.{minor},<0.{minor + 1}"]
+    (points,) = project["entry-points"].values()
+    (target,) = points.values()
+    module, _, attribute = target.partition(":")
+    source = (package / "src" / module / "__init__.py").read_text()
+    assert re.search(rf"^(class|def) {attribute}\b", source, re.MULTILINE)
+    files = [path for path in package.rglob("*") if path.is_file()]
+    assert all("$" not in path.read_text() and "$" not in path.name for path in files)
+    ruff = ["ruff", "check", "--select", "E,F,I,B,UP,D1", "--line-length", "120"]
+    python(package, *ruff, "--per-file-ignores", "tests/*:D1", ".", path="")
+    python(package, "ruff", "format", "--check", "--line-length", "120", ".", path="")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_is_typed(new, tmp_path, kind):
+    assert new("own", "--kind", kind).exit_code == 0
+    python(tmp_path / "fedcore-own", "mypy", "--strict", "src/fedcore_own", path="")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["My_Method"], "Write 'my-method'"),
+        (["2fast"], "Write 'fast'"),
+        (["a--b"], "Write 'a-b'"),
+        (["../up"], "Write 'up'"),
+        (["x" * 51], "at most 50 characters"),
+        (["fedcore-new"], "write 'new'"),
+        (["fedprox"], "exists already"),
+        (["scaffold"], "exists already"),
+        (["digits", "--kind", "dataset"], "exists already"),
+        (["wandb", "--kind", "tracker"], "exists already"),
+        (["local", "--kind", "engine"], "exists already"),
+        (["ray", "--kind", "engine"], "exists already"),
+        (["graph", "--kind", "dataset"], "package 'fedcore-graph' exists already"),
+        (["site", "--kind", "engine"], "means something else"),
+        (["place", "--kind", "engine"], "means something else"),
+        (["plugin"], "means something else"),
+        (["lambda", "--kind", "model"], "means something else"),
+        (["torch", "--kind", "dataset"], "means something else"),
+        (["fine", "--kind", "methd"], "Did you mean 'method'?"),
+    ],
+    ids=lambda value: " ".join(value)[:20] if isinstance(value, list) else "",
+)
+def test_bad_names_are_refused(new, tmp_path, arguments, words):
+    result = new(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_left_alone(new, tmp_path):
+    (tmp_path / "fedcore-mine").mkdir()
+    result = new("mine")
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+    assert list((tmp_path / "fedcore-mine").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_said(new, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = new("mine", "--into", "file")
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr

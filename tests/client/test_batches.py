@@ -1,0 +1,144 @@
+"""Batches that are no image tensors: the same run in any process, and models that do not fit them refused."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedcore import RunConfig
+from fedcore.base.errors import ConfigError
+from fedcore.cli.app import app
+from fedcore.client.runtime import captures
+from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
+from fedcore.data import Dataset, SequenceSamples
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from tests import support
+
+WORDS = {"dataset": "module:tests.client.test_batches.words", "model": "auto", "clients": 3, "lr": 0.5}
+VOCABULARY = 30
+
+
+def words(data_dir=None):
+    """Sequences of 0 to 11 tokens, of which a third tell the class."""
+    stream = torch.Generator().manual_seed(0)
+
+    def samples(n):
+        labels = torch.arange(n) % 3
+        lengths = torch.randint(0, 12, (n,), generator=stream)
+        texts = []
+        for label, length in zip(labels.tolist(), lengths.tolist()):
+            noise = torch.randint(0, VOCABULARY, (length,), generator=stream)
+            own = torch.rand(length, generator=stream) < 0.3
+            texts.append(torch.where(own, label, noise).tolist())
+        return SequenceSamples.of(texts, labels.tolist())
+
+    return Dataset("words", samples(150), samples(60), 3, (VOCABULARY,), model="embedding-bag")
+
+
+class Unmapped(SequenceSamples):
+    """Samples that pretend to come from a script, which no worker can import."""
+
+
+Unmapped.__module__ = "__main__"
+
+
+def from_a_script(data_dir=None):
+    dataset = words()
+    train, test = (Unmapped(**part.tensors()) for part in (dataset.train, dataset.test))
+    return Dataset("words", train, test, 3, (VOCABULARY,), model="embedding-bag")
+
+
+def spec(tmp_path, **options):
+    config, dataset = resolve_config(support.config(tmp_path, **{**WORDS, **options}))
+    return WorkerSpec(config, dataset, resolve_partition(config, dataset), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "plugins", [("moon", "fedprox"), pytest.param(("fedcd",), marks=pytest.mark.slow)], ids="+".join
+)
+def test_sequences_give_the_same_bits_for_any_number_of_workers(go, plugins):
+    here = go(*plugins, **WORDS, rounds=2, local_epochs=2)
+    there = go(*plugins, **WORDS, rounds=2, local_epochs=2, workers=2)
+    assert support.model_bytes(here) == support.model_bytes(there)
+
+
+def test_sequences_are_learned(go):
+    result = go(**WORDS, rounds=8, local_epochs=5, batch_size=16)
+    assert result.metrics["global"]["accuracy"] > 0.6  # chance is a third
+
+
+def test_workers_map_the_samples_and_load_nothing(tmp_path, monkeypatch):
+    packed = pack_worker_spec(spec(tmp_path))
+    assert {"data/train/values", "data/train/offsets", "data/test/labels"} <= set(packed[0])
+    monkeypatch.setattr("fedcore.client.worker_spec.load_dataset", lambda *_: pytest.fail("loaded again"))
+    again = unpack_worker_spec(*packed).dataset
+    assert (again.kind, again.input_shape, again.num_classes) == ("sequences", (VOCABULARY,), 3)
+    assert again.train.values is packed[0]["data/train/values"]
+
+
+def test_samples_of_a_class_that_workers_cannot_import_are_loaded_by_name(tmp_path, go):
+    spec = "module:tests.client.test_batches.from_a_script"
+    tensors, meta = pack_worker_spec(spec(tmp_path, dataset=spec))
+    assert meta["dataset"] is None
+    assert not [name for name in tensors if name.startswith("data/")]
+    assert type(unpack_worker_spec(tensors, meta).dataset.train) is Unmapped
+    here, there = (go(**{**WORDS, "dataset": spec}, workers=workers) for workers in (0, 1))
+    assert support.model_bytes(here) == support.model_bytes(there)
+
+
+def test_the_table_trains_from_the_command_line(tmp_path):
+    arguments = ["train", "--dataset", "breast-cancer", "--model", "mlp", "--plugin", "fdcl", "--rounds", "3"]
+    result = CliRunner().invoke(app, [*arguments, "--workers", "0", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    from fedcore.runs.directory import RunDirectory
+
+    summary = RunDirectory(tmp_path / "run").read_summary()
+    assert summary["metrics"]["global"]["accuracy"] > 0.9  # always saying "benign" gives 0.63
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"model": "mlp"},
+            "model 'mlp' takes batches of kind tensor, but those of data set 'module:tests.client.test_batches.words' "
+            "are sequences; models for it: --model embedding-bag",
+        ),
+        (
+            {"dataset": "digits", "model": "embedding-bag"},
+            "model 'embedding-bag' takes batches of kind sequences, but those of data set 'digits' are tensor; models "
+            "for it: --model alexnet, ",
+        ),
+        ({"augment": True}, "has no augmentation; leave the flag out"),
+        ({"dataset": "breast-cancer", "model": "simple-cnn"}, "Hint: --model mlp takes any shape"),
+    ],
+    ids=["mlp", "digits", "augment", "table"],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, go, options, message):
+    with pytest.raises(ConfigError) as error:
+        go(**{**WORDS, **options}, out=tmp_path / "run")
+    assert message in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def strange(data_dir=None):
+    class Curves(SequenceSamples):
+        kind = "curves"
+
+    dataset = words()
+    return Dataset("curves", *(Curves(**part.tensors()) for part in (dataset.train, dataset.test)), 3, (1,))
+
+
+def test_a_kind_of_batch_that_no_model_takes_is_said_so(go):
+    with pytest.raises(ConfigError, match="are curves; no installed model takes these"):
+        go(dataset="module:tests.client.test_batches.strange", model="auto")
+
+
+def test_steps_are_recorded_only_where_all_batches_of_a_size_have_one_shape():
+    cuda = torch.device("cuda")
+    from fedcore.data import load_dataset
+
+    assert captures(RunConfig(), cuda, load_dataset("digits"))
+    assert captures(RunConfig(), cuda, load_dataset("breast-cancer"))
+    assert not captures(RunConfig(), cuda, words())
+    assert not captures(RunConfig(), torch.device("cpu"), load_dataset("digits"))
+    assert not captures(RunConfig(capture=False), cuda, load_dataset("digits"))

@@ -1,0 +1,84 @@
+"""What a method's card says of what travels, beside what its ledger counts in a run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedcore.base import registry
+from fedcore.hooks.plugins import BUILTIN
+from fedcore.testing.traffic import Traffic, watch
+
+ROOT = Path(__file__).parents[2]
+HEADING = "## What travels, and what it reveals"
+OURS = {
+    name: ROOT / "plugins" / point.dist.name / "README.md"
+    for name, point in registry.available("plugin").items()
+    if name != BUILTIN and (ROOT / "plugins" / point.dist.name).is_dir()
+}
+PARAMETERS = {"classifier.weight", "encoder.base.fc1.weight"}
+"""Of those that ``mlp`` has: a method that sends these by name sends as much as a model."""
+
+
+def what_travels(card: Path) -> str:
+    found = re.search(rf"^{HEADING}$(.*?)(?=^## |\Z)", card.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"{card} has no section {HEADING!r}"
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def watched() -> dict[str, Traffic]:
+    return {}
+
+
+def seen(watched: dict[str, Traffic], name: str) -> Traffic:
+    if name not in watched:
+        watched[name] = watch(name)
+    return watched[name]
+
+
+def test_the_cards_are_found() -> None:
+    assert len(OURS) >= 24
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Krum about two clients
+@pytest.mark.parametrize("name", OURS)
+def test_the_card_names_what_is_sent(name: str, watched: dict[str, Traffic]) -> None:
+    section = what_travels(OURS[name])
+    tensors, counted = seen(watched, name)
+    for way in ("up", "down"):
+        assert bool(counted[way]) == any(seen_way.startswith(way) for seen_way in tensors), (way, counted)
+    sent = {tensor for way in tensors.values() for tensor in way}
+    if sent >= PARAMETERS:
+        assert "one model's size" in section
+        return
+    unnamed = sorted(tensor for tensor in sent if f"`{tensor}`" not in section)
+    assert not unnamed, f"the card of {name} does not name {', '.join(unnamed)}, which it sends"
+    if sent:
+        assert "nothing else" not in section
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "each", "times"),
+    [
+        ("fedcd", "30,960", 10 * 3 * (4 * 256 + 8), 2),
+        ("fedproc", "10,320", 10 * (4 * 256 + 8), 2),
+    ],
+)
+def test_the_cards_bytes_are_the_ledgers(
+    name: str, figure: str, each: int, times: int, watched: dict[str, Traffic]
+) -> None:
+    assert f"{each:,}" == figure
+    assert figure in what_travels(OURS[name])
+    assert seen(watched, name).bytes["up"] == 2 * times * each  # two clients
+
+
+@pytest.mark.parametrize("name", ["uscc", "ccvr"])
+def test_statistics_take_what_the_card_says(name: str, watched: dict[str, Traffic]) -> None:
+    def size(width: int) -> float:
+        return 8 * (2 + width + width * (width + 1) / 2)
+
+    assert re.search(r"8 \*? ?\(2 \+ d \+ d ?\(d \+ 1\)/2\) bytes a class", what_travels(OURS[name]))
+    assert re.search(r"2\.7\sMB", what_travels(OURS[name]))
+    assert 10 * size(256) == pytest.approx(2.7e6, rel=0.02)
+    assert seen(watched, name).bytes["up"] == 2 * 10 * size(64)

@@ -1,0 +1,126 @@
+"""The documentation is true to the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedcore.cli import app as cli_app
+from fedcore.hooks import hookspecs
+from fedcore.hooks.hook_checks import HOOKS
+
+ROOT = Path(__file__).parents[2]
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_stands_in_both_call_trees(hook):
+    assert re.search(rf"\b{hook}\b", hookspecs.__doc__)
+    assert re.search(rf"\b{hook}\b", ARCHITECTURE)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_says_when_it_is_called_and_how_several_combine(hook):
+    text = HOOKS[hook].__doc__
+    assert "When: " in text
+    assert "Combining: " in text
+    exclusive = HOOKS[hook].fedcore_spec["firstresult"]
+    assert exclusive == ("Combining: exclusive" in text)
+
+
+def test_every_room_of_the_core_is_described():
+    rooms = {path.name for path in (ROOT / "fedcore").glob("*.py")} - {"__init__.py", "_version.py"}
+    rooms |= {f"{path.name}/" for path in (ROOT / "fedcore").iterdir() if (path / "__init__.py").exists()}
+    assert {room for room in rooms if f"`{room}`" not in ARCHITECTURE} == set()
+
+
+def test_what_the_architecture_page_names_exists():
+    for path in re.findall(r"\]\((\.\./[^)]+)\)", ARCHITECTURE):
+        assert (ROOT / "docs" / path).exists(), path
+    for path in re.findall(r"\]\(([a-z][^):#]*)\)", README):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    fedcore (.+)$", README, re.MULTILINE))
+def test_every_flag_in_the_readme_exists(line, run_cli):
+    words = line.split()
+    helped = run_cli([words[0], "--help"])
+    for flag in (word for word in words if word.startswith("--")):
+        assert flag in helped, f"{flag} of: fedcore {line}"
+
+
+@pytest.fixture
+def run_cli(monkeypatch):
+    from typer.testing import CliRunner
+
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(arguments):
+        result = CliRunner().invoke(cli_app.app, arguments)
+        assert result.exit_code == 0, result.output
+        return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+    return run
+
+
+def test_the_readmes_plugin_is_the_packages():
+    """The code block of the README runs, and trains as the real plugin does."""
+    block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class FedProx(" in b)
+    space: dict = {}
+    exec(block, space)  # noqa: S102 - our own README
+    from fedcore_fedprox import FedProx
+
+    assert space["FedProxOptions"]().mu == FedProx.Options().mu
+    assert space["FedProx"].neutral == FedProx.neutral
+
+
+def test_configuration_of_the_tests_cannot_rot():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for path in project["tool"]["pytest"]["ini_options"]["testpaths"]:
+        assert (ROOT / path).is_dir()
+    minimum = project["project"]["requires-python"].removeprefix(">=")
+    assert project["tool"]["ruff"]["target-version"] == "py" + minimum.replace(".", "")
+    assert project["tool"]["mypy"]["python_version"] == minimum
+    members = {path.name for path in (ROOT / "plugins").iterdir() if path.is_dir()}
+    assert members == set(project["tool"]["uv"]["sources"])
+    assert members < set(project["dependency-groups"]["dev"])
+
+
+def test_constraints_name_no_address_and_pin_every_dependency():
+    lines = (ROOT / "constraints.txt").read_text().split()
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+
+
+def test_no_lock_file_is_tracked():
+    assert "uv.lock" in (ROOT / ".gitignore").read_text().split()
+
+
+def test_a_plugin_package_depends_on_the_core_only():
+    import tomllib
+
+    for path in (ROOT / "plugins").glob("*/pyproject.toml"):
+        project = tomllib.loads(path.read_text())["project"]
+        needs = [re.split(r"[<>=]", need)[0] for need in project["dependencies"]]
+        assert needs[0] == "fedcore", path
+        assert not [need for need in needs[1:] if need.startswith("fedcore") or need in ("torch", "torchvision")], path
+        if set(project["entry-points"]) & {"fedcore.hooks.plugins", "fedcore.partitioners"}:  # others wrap a library
+            assert needs[1:] == {"fedcore-dp": ["opacus"]}.get(project["name"], []), path  # its accountant
+        source = path.parent / "src"
+        own = next(source.iterdir()).name
+        for file in source.rglob("*.py"):
+            others = set(re.findall(r"^(?:from|import) (fedcore_\w+)", file.read_text(), re.MULTILINE)) - {own}
+            assert not others, f"{file} imports {others}"
+
+
+def test_yaml_of_a_config_round_trips(tmp_path):
+    from fedcore.base.config import RunConfig
+    from fedcore.storage.config_file import read_config_file
+
+    config = RunConfig.create({"plugins": ["moon", {"fedprox": {"mu": 0.5}}], "alpha": 0.1})
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    assert RunConfig.create(read_config_file(file)) == config

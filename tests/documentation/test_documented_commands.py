@@ -1,0 +1,241 @@
+"""Every command of the README, the documentation and the cards: it is one, its options fit, and it runs.
+
+Files that commands read are stood in for by small ones of the same layout; runs are cut to one round, benches to one
+block. A paper's table is planned and not run: what runs it has tests of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer import Context
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from fedcore.cli.app import app
+from fedcore.hooks.setup import Setup
+from fedcore.runs import resolve as prepare
+
+sys.path.insert(0, str(Path(__file__).parent))
+import documented
+
+ALL = [command for path in documented.documents() for command in documented.commands(path)]
+TRAIN = [command for command in ALL if command.words[0] == "train"]
+SWEEPS = [command for command in ALL if command.words[0] == "sweep" and len(command.words) > 1]
+SHORT = ["--rounds", "1", "--local-epochs", "2", "--clients", "4", "--batch-size", "32", "--workers", "0", "--quiet"]
+NAMED = [["data", "split"], ["federate"], ["plugins", "check"], ["plugins", "new"]]
+"""Named in a sentence, without what they need."""
+
+
+def ids(command: documented.Shown) -> str:
+    return f"{Path(command.document).parent.name or '.'}/{Path(command.document).stem}: {' '.join(command.words)[:60]}"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with what commands read: data sets of 12 samples a class in the real ones' layouts, own files."""
+    folder = tmp_path_factory.mktemp("files")
+    for name, directory, classes, first, parts in (
+        ("mnist", "MNIST", 10, 0, ("train", "t10k")),
+        ("fashion-mnist", "FashionMNIST", 10, 0, ("train", "t10k")),
+        ("emnist", "EMNIST", 26, 1, ("emnist-letters-train", "emnist-letters-test")),
+    ):
+        for part in parts:
+            images, labels = drawn(name, classes, (28, 28))
+            write_idx(folder / "data" / directory / "raw" / f"{part}-images-idx3-ubyte", images)
+            write_idx(folder / "data" / directory / "raw" / f"{part}-labels-idx1-ubyte", labels + first)
+    for name, classes in (("cifar10", 10), ("cifar100", 100)):
+        images, labels = drawn(name, classes, (32, 32, 3))
+        np.savez(folder / "data" / f"{name}.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    write_graphs(folder / "data" / "MUTAG" / "raw", 40)
+    shutil.copy(folder / "data" / "cifar10.npz", folder / "my-data.npz")
+    (folder / "grid.yaml").write_text("grid: {plugin: [fedavg, fedprox]}\nseeds: 1\n")
+    images, labels = drawn("own", 3, (16, 16, 3))
+    for part in ("train", "test"):
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            path = folder / "my-images" / part / f"class-{label}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+    return folder
+
+
+def drawn(name, classes, shape):
+    stream = np.random.default_rng(len(name))
+    labels = np.arange(12 * classes) % classes
+    return stream.integers(0, 256, (len(labels), *shape), dtype=np.uint8), labels.astype(np.uint8)
+
+
+def write_idx(path, array):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    path.write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+
+
+def write_graphs(raw, count):
+    """Write paths of three nodes of 7 kinds, in two classes, as the files of MUTAG."""
+    raw.mkdir(parents=True)
+    first = range(1, 3 * count, 3)
+    edges = [f"{a}, {b}" for n in first for a, b in ((n, n + 1), (n + 1, n), (n + 1, n + 2), (n + 2, n + 1))]
+    nodes = range(3 * count)
+    content = {
+        "A": edges,
+        "graph_indicator": [n // 3 + 1 for n in nodes],
+        "graph_labels": [n % 2 for n in range(count)],
+        "node_labels": [n % 7 for n in nodes],
+    }
+    for name, lines in content.items():
+        (raw / f"MUTAG_{name}.txt").write_text("\n".join(map(str, lines)) + "\n")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    """A place in which the tutorial's package is installed; one for all, as whatever is installed is read once."""
+    spec = tmp_path_factory.mktemp("site")
+    information = spec / "fedcore_fedproto-0.1.0.dist-info"
+    information.mkdir(parents=True)
+    package = documented.ROOT / "examples" / "third_party_plugin"
+    shutil.copytree(package / "src" / "fedcore_fedproto", spec / "fedcore_fedproto")
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: fedcore-fedproto\nVersion: 0.1.0\nSummary: FedProto\n"
+        "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
+    )
+    (information / "entry_points.txt").write_text("[fedcore.hooks.plugins]\nfedproto = fedcore_fedproto:FedProto\n")
+    return spec
+
+
+@pytest.fixture
+def folder(files, spec, tmp_path, monkeypatch):
+    """A working directory with the files, in which the tutorial's package counts as installed."""
+    for path in ("my-data.npz", "my-images", "grid.yaml", "data"):
+        (tmp_path / path).symlink_to(files / path)
+    monkeypatch.syspath_prepend(spec)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCORE_DATA", "data")
+    monkeypatch.setenv("COLUMNS", "200")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("fedcore_fedproto")]:
+        del sys.modules[name]
+
+
+def run(words):
+    return CliRunner().invoke(app, list(words), catch_exceptions=False)
+
+
+def told(result):
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ALL, ids=ids)
+def test_the_command_exists_and_takes_these_options(command):
+    here, rest = get_command(app), list(command.words)
+    while hasattr(here, "get_command") and (rest or list(command.words) not in NAMED):
+        assert rest, f"{command.line}: which command?"
+        found = here.get_command(Context(here), rest[0])
+        assert found is not None, f"{command.line}: there is no {rest.pop(0)!r}"
+        here = found
+        rest.pop(0)
+    if rest:  # else it is only named
+        here.make_context(here.name, rest)
+
+
+@pytest.mark.parametrize("command", TRAIN, ids=ids)
+def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
+    """All the way to plugins, data and model; the run itself is left out."""
+    built = []
+
+    def stop_here(config, **_):
+        config, dataset = prepare.resolve_config(config)
+        built.append(Setup.build(config, dataset))
+        raise SystemExit
+
+    monkeypatch.setattr("fedcore.runs.experiment.run", stop_here)
+    result = run([*command.words, *(["--data-dir", "data"] if "--data-dir" in command.words else [])])
+    if command.output:
+        assert (result.exit_code, told(result)) == (2, " ".join(command.output.split()))
+    else:
+        assert built, told(result)
+
+
+@pytest.mark.parametrize("command", SWEEPS, ids=ids)
+def test_the_axes_of_a_sweep_are_ones(command, folder):
+    if not Path(command.words[1]).exists() and not command.words[1].startswith("-"):
+        pytest.skip(f"{command.words[1]} is what an earlier command wrote")
+    result = run([*command.words, "--dry-run"])
+    assert result.exit_code == 0, told(result)
+    assert "none started" in told(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", documented.documents(), ids=lambda path: path.relative_to(documented.ROOT).as_posix())
+def test_the_commands_of_a_document_run_one_after_the_other(path, folder):
+    shown = documented.commands(path)
+    if not shown:
+        pytest.skip("shows no command that runs")
+    for command in shown:
+        words = shortened(command.words, folder)
+        if words is None:
+            continue
+        result = run(words)
+        if command.output:
+            assert (result.exit_code, told(result)) == (2, " ".join(command.output.split()))
+        else:
+            assert result.exit_code == 0, f"fedcore {' '.join(words)}\n{told(result)}"
+
+
+def shortened(words, folder):
+    """Return a command as it can run here; None where it is only named, or needs a GPU or a cluster."""
+    if (len(words) == 1 and words[0] != "reproduce") or list(words) in NAMED:
+        return None
+    if any(word.startswith("ray.address=") for word in words) or words[0] == "federate":
+        return None  # needs other machines; plugins/fedcore-ray/tests and fedcore-flower/tests have some
+    words = [re.sub(r"^(runs/[^/]+|RUN_DIR)", lambda _: str(newest_run(folder)), word) for word in words]
+    words = [re.sub(r"=https?://.*", "=sqlite:///tracked.db", word) for word in words]
+    if words[:3] == ["plugins", "new", "fedproto"]:
+        return [*words[:2], "fedproto-by-hand"]  # whoever reads on has it under its name
+    if words[-1] == "NAME":
+        words[-1] = "fedproto"
+    data = ["--data-dir", "data"] if "--data-dir" in words else []
+    if words[0] == "train":
+        return [*words, *data, *SHORT, *(["--workers", "2"] if "ray" in words else [])]
+    if words[0] == "sweep":
+        return [*words, "--seeds", "1", *SHORT]
+    if words[:2] == ["data", "split"]:
+        return [*words, *data, "--clients", "4"]
+    if words[0] == "bench":
+        if "cuda" in words and not torch.cuda.is_available():
+            return None
+        few = {"W3": ["--plugin", "fedprox"], "scale": ["--plugin", "fedavg", "--clients", "100"]}
+        return [*words, *few.get(words[-1], []), *few.get(words[2], []), "--blocks", "1", "--rounds", "1"]
+    if words[0] == "reproduce":
+        return [*words, *data, *(["--dry-run"] if "--table" in words else [])]
+    if words[0] == "report":
+        return [*dict.fromkeys(there(word, folder) for word in words), *data]
+    return words
+
+
+def there(word, folder):
+    """Return a folder of runs that a report is asked for, or a run in its place where no command made it."""
+    return word if not word.startswith("sweeps/") or Path(word).exists() else str(newest_run(folder))
+
+
+def newest_run(folder):
+    runs = sorted((folder / "runs").glob("*"), key=lambda path: path.stat().st_mtime)
+    if not runs:  # the document names a run that the reader has: any will do
+        assert run(["train", *SHORT]).exit_code == 0
+        return newest_run(folder)
+    return runs[-1]
+
+
+def test_commands_are_found_wherever_they_stand():
+    """The tests above would pass over commands that nobody finds."""
+    assert len(ALL) > 80
+    assert {command.document for command in ALL} >= {"README.md", "docs/quickstart.md", "docs/results.md"}
+    assert all("$" not in " ".join(command.words) for command in ALL)
+    assert sum(bool(command.output) for command in ALL) >= 3

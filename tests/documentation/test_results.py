@@ -1,0 +1,37 @@
+"""The page of results is what the committed evidence gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedcore_study.reproduce import curves
+from fedcore_study.reproduce.evidence import read_all
+from fedcore_study.reproduce.find import find_recipes
+from fedcore_study.reproduce.page import filled, pictures, unplaced
+from fedcore_study.reproduce.places import cells
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "results.md"
+
+
+def test_the_page_and_its_pictures_are_made_from_the_evidence():
+    evidence = read_all(ROOT / "results")
+    recipes = find_recipes().recipes
+    text = PAGE.read_text(encoding="utf-8")
+    assert filled(text, evidence, recipes, list(cells(recipes))) == text, "run: make results"
+    assert not unplaced(text, evidence)
+    drawn = pictures(evidence, recipes, PAGE)
+    for picture, (recipe, column, runs) in drawn.items():
+        assert curves.is_current(curves.chart(recipe, column, runs), picture), f"{picture}: run: make results"
+    there = set((PAGE.parent / "results").glob("*"))
+    assert there == set(drawn), "a picture that the page does not show"
+    assert sum(picture.stat().st_size for picture in there) < 2_000_000
+
+
+def test_no_evidence_names_this_machine():
+    for file in (ROOT / "results").glob("*/*"):
+        assert file.suffix == ".json"
+        assert file.stat().st_size < 50_000, file
+        text = file.read_text(encoding="utf-8")
+        assert "/home/" not in text
+        assert "/work/" not in text

@@ -1,0 +1,160 @@
+"""The documentation's pages: made from the code, whole, and without anything from the network."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from fedcore.base.registry import available
+from fedcore.hooks.hook_checks import HOOKS
+
+sys.path.insert(0, str(Path(__file__).parent))
+import documented
+
+ROOT = documented.ROOT
+TUTORIAL = ROOT / "docs" / "write-a-method.md"
+PACKAGE = ROOT / "examples" / "third_party_plugin"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; any warning of mkdocs is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def text_of(page: Path) -> str:
+    article = re.search(r"<article.*?</article>", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert article, page
+    return " ".join(unescape(re.sub(r"<[^>]+>", "", article[0])).split())
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_documented_with_its_exact_signature(site, hook):
+    page = site / "reference" / "hooks.html"
+    text = text_of(page)
+    signature = inspect.signature(HOOKS[hook])
+    arguments = ", ".join(f"{name}: {parameter.annotation}" for name, parameter in signature.parameters.items())
+    assert f"{hook}({arguments}) -> {signature.return_annotation}" in text
+    assert f'id="{hook}"' in page.read_text(encoding="utf-8")
+    part = text.partition(f"{hook}({arguments})")[2]
+    for name in signature.parameters:
+        documented_argument = re.search(rf":param {name}:", HOOKS[hook].__doc__)
+        assert not documented_argument or f"{name}: " in part.partition("Types:")[0]
+    assert "When: " in part
+
+
+def test_every_method_has_a_page_with_the_code_of_its_equations(site):
+    for name, point in available("plugin").items():
+        if point.dist.name == "fedcore" or not (ROOT / "plugins" / point.dist.name).is_dir():
+            continue
+        page = site / "methods" / f"{point.dist.name.removeprefix('fedcore-')}.html"
+        text = text_of(page)
+        assert f"--plugin {name}" in text
+        assert f"class {point.value.partition(':')[2]}(" in text or "@hookimpl" in text, page
+    prox = text_of(site / "methods" / "fedprox.html")
+    assert "The code of the equations" in prox
+    assert "return _apply(_HalfSquaredDistance, parameters, reference)" in prox
+    assert "<c - c_i, w>" in text_of(site / "methods" / "scaffold.html")  # no tag
+
+
+def test_every_card_names_functions_that_the_page_shows(site):
+    without = []
+    for card in sorted((ROOT / "plugins").glob("*/README.md")):
+        page = site / "methods" / f"{card.parent.name.removeprefix('fedcore-')}.html"
+        if page.exists() and 'id="the-code-of-the-equations"' not in page.read_text(encoding="utf-8"):
+            without.append(card.parent.name)
+    assert without in ([], ["fedcore-solo"])  # which computes nothing
+
+
+def test_formulas_are_typeset_and_spoken(site):
+    page = (site / "methods" / "moon.html").read_text(encoding="utf-8")
+    formulas = re.findall(r"<math .*?</math>", page, re.DOTALL)
+    assert formulas
+    for formula in formulas:
+        element = ElementTree.fromstring(formula)  # noqa: S314 - made a moment ago, by us
+        assert element.get("alttext")
+        assert list(element)
+    pages = [path.read_text(encoding="utf-8") for path in site.rglob("*.html")]
+    assert not any('class="arithmatex"' in page for page in pages)
+
+
+def test_nothing_is_loaded_from_another_machine(site):
+    for page in site.rglob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"([^\"]+)\"", html)
+        loaded += [tag for tag in re.findall(r"<link[^>]+>", html) if "stylesheet" in tag or "preconnect" in tag]
+        assert not [address for address in loaded if "//" in address], page
+
+
+def test_the_navigation_leads_to_every_page_in_docs(site):
+    """A page that nobody finds is no documentation; entries without a page are left out."""
+    linked = set(re.findall(r'href="([\w/-]+\.html)"', (site / "index.html").read_text(encoding="utf-8")))
+    written = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    assert written <= linked
+    assert all((site / page).exists() for page in linked)
+
+
+def test_options_and_commands_are_those_of_the_code(site):
+    from fedcore.base.config import RunConfig
+
+    options = text_of(site / "reference" / "options.html")
+    assert [name for name in RunConfig.model_fields if f"{name} --" not in options] == []
+    commands = text_of(site / "reference" / "commands.html")
+    for command in ("fedcore train", "fedcore plugins new", "fedcore data split", "--config"):
+        assert command in commands
+
+
+def test_the_tutorial_is_the_package():
+    """Its blocks in order are the files, line by line: who follows it has written the package."""
+    assert source_of_blocks("__init__.py") == lines_of(PACKAGE / "src" / "fedcore_fedproto" / "__init__.py")
+    assert source_of_blocks("equations.py") == lines_of(PACKAGE / "src" / "fedcore_fedproto" / "equations.py")
+    assert source_of_blocks("test_fedproto.py") == lines_of(PACKAGE / "tests" / "test_fedproto.py")
+    assert "examples/third_party_plugin/pyproject.toml" in TUTORIAL.read_text(encoding="utf-8")
+
+
+def source_of_blocks(file: str, until: str = "") -> list[str]:
+    """Return the lines that the tutorial has for a file, up to a text of it."""
+    shown = TUTORIAL.read_text(encoding="utf-8")
+    if until:
+        shown = shown[: shown.index(until)]
+    found: list[str] = []
+    for path, section in re.findall(r'--8<-- "([^":]+):(\w+)"', shown):
+        if Path(path).name == file:
+            source = (ROOT / path).read_text(encoding="utf-8")
+            start, end = (rf"# --8<-- \[{side}:{section}\]" for side in ("start", "end"))
+            marked = re.search(rf"{start}\n(.*?)[^\n]*{end}", source, re.DOTALL)
+            found += [line for line in marked[1].splitlines() if line.strip()]
+    return found
+
+
+def lines_of(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.strip() and "--8<--" not in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["Try it.", "There is no global model any more", "## Tests"])
+def test_the_tutorial_trains_at_every_stage(tmp_path, stage):
+    """What a reader has typed up to here is a plugin that runs."""
+    package = tmp_path / "fedcore_fedproto"
+    package.mkdir()
+    for file in ("__init__.py", "equations.py"):
+        (package / file).write_text("\n".join(source_of_blocks(file, stage)))
+    command = [sys.executable, "-m", "fedcore.cli", "train", "--plugin", "module:fedcore_fedproto.FedProto"]
+    options = ["--rounds", "2", "--workers", "0", "--client-test-fraction", "0.2", "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("own models" in done.stdout) == (stage != "Try it.")

@@ -1,0 +1,280 @@
+"""Every hook: called in the order of the call tree in hookspecs.py, on its side, as often as it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore import Plugin, hookimpl
+from fedcore.hooks.plugins import HOOKS
+from tests import support
+from tests.support import run_toy
+
+CALLS: list[tuple] = []
+
+
+class Everything(Plugin):
+    """Implements every hook and notes each call."""
+
+    exchanges = ("encoder.*",)
+
+    def note(self, hook, client=None, **details):
+        CALLS.append((id(self), type(self).__name__, hook, client, details))
+
+    @hookimpl
+    def configure_model(self, model, task):
+        self.note("configure_model", classes=task.num_classes)
+
+    @hookimpl
+    def personal_parameters(self, model):
+        self.note("personal_parameters")
+
+    @hookimpl
+    def local_epoch_breaks(self, config):
+        self.note("local_epoch_breaks")
+        return {1}
+
+    @hookimpl
+    def check_run(self, setup):
+        self.note("check_run", clients=setup.config.clients, names=setup.layout.shared)
+
+    @hookimpl
+    def select_clients(self, server):
+        self.note("select_clients", round=server.round)
+
+    @hookimpl
+    def begin_round(self, server):
+        self.note("begin_round", cohort=list(server.cohort), num=server.num_clients, lr=server.lr)
+        assert [answer.client for answer in server.ask("q", clients="all", tensors={"x": torch.ones(1)})] == [0, 1]
+
+    @hookimpl
+    def answer(self, client, question, tensors):
+        self.note("answer", client.id, question=question, tensors=sorted(tensors))
+        return {"y": tensors["x"] + client.id}
+
+    @hookimpl
+    def broadcast(self, server):
+        self.note("broadcast", round=server.round)
+        return {"sent": torch.ones(1)}
+
+    @hookimpl
+    def begin_local(self, client):
+        self.note("begin_local", client.id, received=sorted(client.received), steps=client.steps)
+
+    @hookimpl
+    def task_loss(self, step):
+        self.note("task_loss", step.client.id, epoch=step.epoch)
+        return (step.logits - step.x.flatten(1)).pow(2).mean()
+
+    @hookimpl
+    def local_loss(self, step):
+        self.note("local_loss", step.client.id, epoch=step.epoch)
+
+    @hookimpl
+    def observe(self, step):
+        parameter = step.parameters[0]
+        self.note(
+            "observe",
+            step.client.id,
+            epoch=step.epoch,
+            gradient=parameter.grad is not None,
+            grad_enabled=torch.is_grad_enabled(),
+            steps=step.client.steps,
+        )
+
+    @hookimpl
+    def mid_local_epoch(self, server, epoch, snapshots):
+        self.note("mid_local_epoch", epoch=epoch, clients=sorted(snapshots), names=sorted(snapshots[0]))
+
+    @hookimpl
+    def end_local(self, client):
+        self.note("end_local", client.id, steps=client.steps)
+        return {"up": torch.full((1,), float(client.id))}
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        self.note("pre_upload", client.id, payload=sorted(update.payload))
+        return update
+
+    @hookimpl
+    def pre_aggregate(self, server, update):
+        self.note("pre_aggregate", update.client, payload=sorted(update.payload))
+
+    @hookimpl
+    def weight(self, server, update):
+        self.note("weight", update.client)
+
+    @hookimpl
+    def accumulate(self, server, update):
+        self.note("accumulate", update.client, payload=sorted(update.payload))
+
+    @hookimpl
+    def aggregate(self, server, updates):
+        self.note("aggregate", clients=[update.client for update in updates])
+
+    @hookimpl
+    def server_step(self, server, mean):
+        self.note("server_step", accepted=list(server.accepted), names=sorted(mean))
+
+    @hookimpl
+    def personal_model(self, client):
+        self.note("personal_model", client.id)
+
+    @hookimpl
+    def report(self, server):
+        self.note("report", round=server.round)
+
+    @hookimpl
+    def round_end(self, server, record):
+        self.note("round_end", round=server.round, recorded=record["round"], metrics=record["metrics"] is not None)
+
+    @hookimpl
+    def post_train(self, server):
+        self.note("post_train", round=server.round)
+
+
+BUILD = ["configure_model", "personal_parameters", "local_epoch_breaks", "check_run"]
+STEP = ["task_loss", "local_loss", "observe"]
+# Client 1 has three samples and client 0 has one: the dispatch order is 1, 0.
+CLIENT = [
+    *[("answer", client) for client in (0, 1)],
+    *[(hook, client) for client in (1, 0) for hook in ["begin_local", *STEP]],
+    *[(hook, client) for client in (1, 0) for hook in [*STEP, "end_local", "pre_upload"]],
+    *[("personal_model", client) for client in (0, 1)],
+]
+SERVER = [
+    *[(hook, None) for hook in ["select_clients", "begin_round", "broadcast", "mid_local_epoch"]],
+    *[(hook, client) for client in (1, 0) for hook in ["pre_aggregate", "weight", "accumulate"]],
+    *[(hook, None) for hook in ["aggregate", "server_step", "broadcast", "report", "round_end"]],
+]
+COVERED = {hook for hook, _ in CLIENT + SERVER} | set(BUILD) | {"post_train"}
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    """Return the calls of two rounds: (side, hook, client, details)."""
+    CALLS.clear()
+    options = {"rounds": 2, "model": "module:tests.toy.base_and_head"}
+    support.run(tmp_path_factory.mktemp("calls"), Everything, **{**support.TOY, **options})
+    instances = list(dict.fromkeys(call[0] for call in CALLS))
+    assert len(instances) == 2, "one instance of the plugin on the server and one on the clients"
+    return [("server" if call[0] == instances[0] else "client", *call[2:]) for call in CALLS]
+
+
+def of(calls, side, hooks=None):
+    return [(hook, client) for where, hook, client, _ in calls if where == side and (hooks is None or hook in hooks)]
+
+
+def details(calls, hook, client=None):
+    return [what for _, name, number, what in calls if name == hook and number == client]
+
+
+def test_every_hook_is_covered(calls):
+    assert set(HOOKS) == COVERED, "a new hook needs its place in CLIENT or SERVER above"
+    assert {hook for _, hook, _, _ in calls} == set(HOOKS)
+
+
+def in_the_order_of_the_tree(sequence):
+    """Sort the two loss hooks of a step, whose order has a test of its own."""
+    joined = ["loss" if hook in STEP[:2] else hook for hook, _ in sequence]
+    return list(zip(joined, [client for _, client in sequence]))
+
+
+def test_the_client_side(calls):
+    once = in_the_order_of_the_tree([(hook, None) for hook in BUILD] + CLIENT + CLIENT)
+    assert in_the_order_of_the_tree(of(calls, "client")) == once
+
+
+def test_the_server_side(calls):
+    expected = [(hook, None) for hook in BUILD] + SERVER + SERVER + [("post_train", None), ("report", None)]
+    assert of(calls, "server") == expected
+
+
+def test_the_loss_hooks_of_a_step(calls):
+    assert of(calls, "client", STEP[:2])[:2] == [("task_loss", 1), ("local_loss", 1)]
+
+
+def test_answers_come_before_the_training_and_the_break_between_its_parts(calls):
+    order = [(side, hook, client) for side, hook, client, _ in calls]
+    first = order.index
+    assert first(("server", "begin_round", None)) < first(("client", "answer", 0))
+    assert first(("client", "answer", 1)) < first(("server", "broadcast", None))
+    assert first(("server", "broadcast", None)) < first(("client", "begin_local", 1))
+    assert first(("client", "observe", 0)) < first(("server", "mid_local_epoch", None))
+    assert first(("server", "mid_local_epoch", None)) < first(("client", "end_local", 1))
+    assert first(("client", "pre_upload", 1)) < first(("server", "pre_aggregate", 1))
+    assert first(("server", "server_step", None)) < first(("client", "personal_model", 0))
+    assert first(("client", "personal_model", 1)) < first(("server", "round_end", None))
+
+
+def test_what_the_server_hooks_see(calls):
+    assert details(calls, "select_clients") == [{"round": 0}, {"round": 1}]
+    assert details(calls, "begin_round")[0] == {"cohort": [0, 1], "num": 2, "lr": 0.5}
+    names = ["encoder.base.w"]
+    assert details(calls, "mid_local_epoch")[0] == {"epoch": 1, "clients": [0, 1], "names": names}
+    assert details(calls, "aggregate")[0] == {"clients": [1, 0]}
+    assert details(calls, "server_step")[0] == {"accepted": [1, 0], "names": ["classifier.h", *names]}
+    assert details(calls, "post_train") == [{"round": 2}]
+
+
+def test_what_the_client_hooks_see(calls):
+    assert details(calls, "answer", 0)[0] == {"question": "q", "tensors": ["x"]}
+    assert details(calls, "begin_local", 0)[0] == {"received": ["sent"], "steps": 0}
+    assert details(calls, "task_loss", 0)[:2] == [{"epoch": 0}, {"epoch": 1}]
+    assert details(calls, "observe", 0)[:2] == [
+        {"epoch": epoch, "gradient": True, "grad_enabled": False, "steps": epoch} for epoch in (0, 1)
+    ]
+    assert details(calls, "end_local", 0)[0] == {"steps": 2}
+
+
+def test_pre_upload_and_pre_aggregate_see_their_own_payload(calls):
+    assert details(calls, "pre_upload", 0)[0] == {"payload": ["up"]}
+    assert details(calls, "pre_aggregate", 0)[0] == {"payload": ["up"]}
+    assert details(calls, "accumulate", 0)[0] == {"payload": ["up"]}
+
+
+def test_round_end_sees_the_round_that_ended(calls):
+    assert details(calls, "round_end") == [{"round": number, "recorded": number, "metrics": True} for number in (0, 1)]
+
+
+# --- two plugins -----------------------------------------------------------------------------------------
+
+
+def _pair():
+    shared = (
+        "begin_round",
+        "broadcast",
+        "begin_local",
+        "local_loss",
+        "observe",
+        "end_local",
+        "pre_upload",
+        "pre_aggregate",
+        "accumulate",
+        "aggregate",
+        "server_step",
+        "round_end",
+        "post_train",
+        "configure_model",
+    )
+
+    def recorder(hook):
+        def body(self):
+            CALLS.append((hook, type(self).__name__))
+
+        return hookimpl(body)
+
+    return [type(name, (Plugin,), {hook: recorder(hook) for hook in shared}) for name in ("Zeta", "Alpha")], shared
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_plugins_are_called_in_user_order(tmp_path, reverse):
+    pair, shared = _pair()
+    pair = pair[::-1] if reverse else pair
+    CALLS.clear()
+    run_toy(tmp_path, *pair, clients=1, local_epochs=1)
+    order = [cls.__name__ for cls in pair]
+    for hook in shared:
+        called = [name for called_hook, name in CALLS if called_hook == hook]
+        assert called, hook
+        assert called == order * (len(called) // 2), hook

@@ -1,0 +1,726 @@
+"""Every trap of a plugin is closed at start-up, by an error that names the plugin and the hook."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from pydantic import BaseModel
+
+import fedcore
+from fedcore import Loss, Plugin, PluginOptions, RunConfig, hookimpl
+from fedcore.base.errors import (
+    ConfigError,
+    FedcoreError,
+    PluginCallError,
+    PluginConflictError,
+    PluginContractError,
+    UnknownNameError,
+)
+from fedcore.hooks.plugins import PluginSet, create_plugin
+from tests.support import config, lines, name_of
+
+
+def create(cls, **options):
+    return create_plugin(name_of(cls), options)
+
+
+def refused(cls, *words, error=PluginContractError):
+    """Start a run with the plugin: refused before anything is written, with all these words."""
+    with pytest.raises(error) as caught:
+        PluginSet.create({name_of(cls): {}})
+    for word in (cls.__name__.lower(), *words):
+        assert word in str(caught.value), f"{word!r} not in: {caught.value}"
+    return caught.value
+
+
+def test_a_hook_that_does_not_exist():
+    class Typo(Plugin):
+        @hookimpl
+        def local_los(self, step):
+            return None
+
+    error = refused(Typo, "'local_los'", "Did you mean 'local_loss'?")
+    assert (error.plugin, error.hook) == ("typo", "local_los")
+
+
+def test_a_hook_without_its_marker():
+    class Unmarked(Plugin):
+        def local_loss(self, step):
+            return None
+
+    assert refused(Unmarked, "'local_loss'", "@hookimpl").hook == "local_loss"
+
+
+def test_an_overridden_hook_without_its_marker():
+    class Parent(Plugin):
+        @hookimpl
+        def local_loss(self, step):
+            return None
+
+    class Child(Parent):
+        def local_loss(self, step):
+            return None
+
+    create(Parent)
+    refused(Child, "'local_loss'", "@hookimpl")
+
+
+def test_an_argument_with_a_default():
+    class Defaulted(Plugin):
+        @hookimpl
+        def local_loss(self, step, scale=1.0):
+            return None
+
+    assert refused(Defaulted, "local_loss", "'scale'", "default").hook == "local_loss"
+
+
+def test_a_specified_argument_with_a_default():
+    class Half(Plugin):
+        @hookimpl
+        def local_loss(self, step=None):
+            return None
+
+    refused(Half, "local_loss", "'step'", "default")
+
+
+def test_an_extra_argument():
+    class Extra(Plugin):
+        @hookimpl
+        def local_loss(self, step, client):
+            return None
+
+    assert refused(Extra, "local_loss", "'client'", "(step)").hook == "local_loss"
+
+
+@pytest.mark.parametrize("kind", ["args", "kwargs"])
+def test_variable_arguments(kind):
+    class Args(Plugin):
+        @hookimpl
+        def local_loss(self, *args):
+            return None
+
+    class Kwargs(Plugin):
+        @hookimpl
+        def local_loss(self, **kwargs):
+            return None
+
+    refused({"args": Args, "kwargs": Kwargs}[kind], "local_loss", kind)
+
+
+def test_a_keyword_only_argument():
+    class KeywordOnly(Plugin):
+        @hookimpl
+        def local_loss(self, *, step):
+            return None
+
+    refused(KeywordOnly, "local_loss", "step")
+
+
+def test_a_hook_hidden_by_an_attribute_of_the_instance():
+    class Shadowed(Plugin):
+        def __init__(self, options):
+            super().__init__(options)
+            self.weight = 0.5
+
+        @hookimpl
+        def weight(self, update):
+            return 1.0
+
+    refused(Shadowed, "weight")
+
+
+@pytest.mark.parametrize("target", [print, 3, int, "Plugin"])
+def test_an_entry_point_that_is_no_plugin_class(target):
+    import tests.support as offered
+
+    offered.target = target
+    with pytest.raises(PluginContractError, match=r"subclass of fedcore\.Plugin"):
+        create_plugin("module:tests.support.target", {})
+
+
+def test_options_that_are_no_plugin_options():
+    class Loose(Plugin):
+        class Options(BaseModel):
+            mu: float = 1.0
+
+    refused(Loose, "Options", "PluginOptions")
+
+
+@pytest.mark.parametrize("mark", ["tryfirst", "trylast", "wrapper"])
+def test_an_order_of_its_own(mark):
+    class Pushy(Plugin):
+        @hookimpl(**{mark: True})
+        def observe(self, step):
+            yield
+
+    assert refused(Pushy, mark, "observe").hook == "observe"
+
+
+def two(**hooks_or_attributes):
+    """Return two plugin classes, One and Other, with the same contents."""
+    return type("One", (Plugin,), dict(hooks_or_attributes)), type("Other", (Plugin,), dict(hooks_or_attributes))
+
+
+def conflict(one, other, *words):
+    for pair in ((one, other), (other, one)):
+        with pytest.raises(PluginConflictError) as caught:
+            PluginSet.create({name_of(cls): {} for cls in pair})
+        for word in ("'one'", "'other'", *words):
+            assert word in str(caught.value)
+
+
+@hookimpl
+def _task_loss(self, step):
+    return None
+
+
+@hookimpl
+def _weight(self, update):
+    return None
+
+
+@hookimpl
+def _select(self, server):
+    return None
+
+
+@hookimpl
+def _personal(self, model):
+    return None
+
+
+@hookimpl
+def _personal_model(self, client):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("hook", "function"),
+    [
+        ("task_loss", _task_loss),
+        ("weight", _weight),
+        ("select_clients", _select),
+        ("personal_parameters", _personal),
+        ("personal_model", _personal_model),
+    ],
+)
+def test_two_exclusive_hooks(hook, function):
+    conflict(*two(**{hook: function}), hook)
+
+
+@pytest.mark.parametrize("declaration", ["scales_task", "server_optimizer"])
+def test_two_of_what_only_one_can_be(declaration):
+    conflict(*two(**{declaration: True}), declaration)
+
+
+def test_displacement_and_an_exchange():
+    one, other = type("One", (Plugin,), {"uses_displacement": True}), type("Other", (Plugin,), {"exchanges": ("*",)})
+    conflict(one, other, "exchange")
+    PluginSet.create({name_of(one): {}})
+    PluginSet.create({name_of(other): {}})
+
+
+def test_a_server_optimizer_and_an_owner():
+    one, other = type("One", (Plugin,), {"server_optimizer": True}), type("Other", (Plugin,), {"owns": ("*",)})
+    conflict(one, other, "owns")
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+def test_overlaps(declaration):
+    names = ["encoder.w", "classifier.weight", "classifier.bias"]
+    one = type("One", (Plugin,), {declaration: ("classifier.*",)})
+    other = type("Other", (Plugin,), {declaration: ("*.bias",)})
+    apart = type("Apart", (Plugin,), {declaration: ("encoder.*",)})
+    plugins = PluginSet.create({name_of(one): {}, name_of(other): {}})
+    with pytest.raises(PluginConflictError) as caught:
+        plugins.check_names(names, [])
+    for word in ("'one'", "'other'", declaration, "classifier.bias"):
+        assert word in str(caught.value)
+    PluginSet.create({name_of(one): {}, name_of(apart): {}}).check_names(names, [])
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects"])
+def test_overlap_with_anothers_personal_parameters(go, declaration):
+    class Other(Plugin):
+        @hookimpl
+        def personal_parameters(self, model):
+            return ["classifier.*"]
+
+    one = type("One", (Plugin,), {declaration: ("classifier.weight",)})
+    for pair in ((one, Other), (Other, one)):
+        with pytest.raises(PluginConflictError) as caught:
+            go(*pair)
+        for word in ("'one'", "'other'", declaration, "classifier.weight"):
+            assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+def test_a_pattern_that_matches_nothing(go, declaration):
+    cls = type("Lost", (Plugin,), {declaration: ("clasifier.*",)})
+    with pytest.raises(PluginContractError, match=rf"'lost'.*{declaration}.*'clasifier\.\*'"):
+        go(cls)
+
+
+def test_a_personal_pattern_that_matches_nothing(go):
+    class Lost(Plugin):
+        @hookimpl
+        def personal_parameters(self, model):
+            return ["head.*"]
+
+    with pytest.raises(PluginContractError, match=r"'lost'.*personal_parameters.*'head\.\*'"):
+        go(Lost)
+
+
+def test_a_refused_run_writes_nothing(tmp_path):
+    class Lost(Plugin):
+        owns = ("nothing",)
+
+    with pytest.raises(PluginContractError):
+        fedcore.run(config(tmp_path, Lost, out=tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_unknown_frozen_model():
+    refused(type("Reader", (Plugin,), {"reads": ("global", "teacher")}), "reads", "teacher", "previous")
+
+
+def test_a_duplicate(tmp_path):
+    with pytest.raises(ConfigError, match="'fedprox' is listed twice"):
+        PluginSet.create({"fedprox": {}, "module:fedcore_fedprox.FedProx": {}})
+    with pytest.raises(ConfigError, match="'moon' is listed 2 times"):
+        RunConfig.create({"plugins": ["moon", "moon"]})
+
+
+def test_a_plugin_with_the_name_of_the_builtin_one():
+    class FedAvg(Plugin):
+        pass
+
+    with pytest.raises(FedcoreError, match="fedavg"):
+        PluginSet.create({name_of(FedAvg): {}})
+
+
+def test_a_property_is_not_evaluated():
+    class Lazy(Plugin):
+        @property
+        def expensive(self):
+            raise AssertionError("evaluated")
+
+    PluginSet.create({name_of(Lazy): {}})
+
+
+def test_self_is_read_only_after_init(go):
+    class Careless(Plugin):
+        def __init__(self, options):
+            super().__init__(options)
+            self.allowed = 1
+
+        @hookimpl
+        def begin_round(self, server):
+            self.count = 1
+
+    with pytest.raises(PluginContractError, match=r"'careless' sets self\.count after __init__.*state"):
+        go(Careless)
+    plugin = create(Careless)
+    assert plugin.allowed == 1
+    with pytest.raises(PluginContractError, match=r"sets self\.allowed after __init__"):
+        plugin.allowed = 2
+
+
+def test_declarations_may_depend_on_options():
+    class Choice(PluginOptions):
+        part: str = "classifier"
+
+    class Chooser(Plugin):
+        Options = Choice
+
+        def __init__(self, options):
+            super().__init__(options)
+            self.owns = (f"{options.part}.*",)
+
+    assert create(Chooser, part="encoder").owns == ("encoder.*",)
+
+
+def test_unknown_options_and_values():
+    with pytest.raises(UnknownNameError, match=r"moon option 'temprature'.*'temperature'"):
+        create_plugin("moon", {"temprature": 1.0})
+    with pytest.raises(ConfigError, match=r"'fedprox'.*mu.*given: -1"):
+        create_plugin("fedprox", {"mu": -1})
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("scaffold", "fedcore-scaffold"), ("uscc", "fedcore-fedeccr"), ("feddyn", "fedcore-feddyn")]
+)
+def test_an_unknown_plugin_names_its_package(monkeypatch, name, package):
+    installed = {"fedavg": None, "moon": None}
+    monkeypatch.setattr("fedcore.base.registry.available", lambda kind: installed)
+    with pytest.raises(UnknownNameError, match=f"pip install {package}"):
+        create_plugin(name, {})
+
+
+def test_an_unknown_plugin_names_the_nearest():
+    with pytest.raises(UnknownNameError, match="Did you mean 'fedprox'"):
+        create_plugin("fedprx", {})
+
+
+@pytest.mark.parametrize("name", ["module:tests.nowhere.X", "module:tests.toy.Nothing", "module:x"])
+def test_a_module_name_that_leads_nowhere(name):
+    with pytest.raises(ConfigError, match=r"module:package\.module\.attribute"):
+        create_plugin(name, {})
+
+
+@pytest.mark.parametrize("epochs", [{0}, {2}, {1, 5}])
+def test_breaks_outside_the_local_epochs(go, epochs):
+    class Paused(Plugin):
+        @hookimpl
+        def local_epoch_breaks(self, config):
+            return epochs
+
+    with pytest.raises(PluginContractError, match="'paused' hook local_epoch_breaks"):
+        go(Paused, local_epochs=2)
+
+
+def test_configure_model_returns_something_else(go):
+    class Wrong(Plugin):
+        @hookimpl
+        def configure_model(self, model):
+            return torch.nn.Linear(2, 2)
+
+    with pytest.raises(PluginContractError, match=r"'wrong' hook configure_model.*Linear"):
+        go(Wrong)
+
+
+# --- in the run ------------------------------------------------------------------------------------------
+
+
+CLIENT_HOOKS = ["begin_local", "task_loss", "local_loss", "observe", "end_local", "pre_upload", "answer"]
+SERVER_HOOKS = ["select_clients", "begin_round", "broadcast", "aggregate", "server_step"]
+UPDATE_HOOKS = ["pre_aggregate", "weight", "accumulate"]
+
+
+def raising(hook):
+    """Return a plugin that raises in round 1, at client 2 where the hook has one."""
+
+    def check(where, client=None):
+        if where.round == 1 and client in (2, None):
+            raise KeyError("broken on purpose")
+
+    if hook in ("task_loss", "local_loss", "observe"):
+
+        def body(self, step):
+            check(step, step.client.id)
+
+    elif hook == "pre_upload":
+
+        def body(self, client, update):
+            check(client, client.id)
+
+    elif hook in CLIENT_HOOKS:
+
+        def body(self, client):
+            check(client, client.id)
+
+    elif hook in UPDATE_HOOKS:
+
+        def body(self, server, update):
+            check(server, update.client)
+
+    else:
+
+        def body(self, server):
+            check(server)
+
+    hooks = {hook: hookimpl(body)}
+    if hook == "answer":
+        hooks["begin_round"] = hookimpl(_ask_all)
+    return type("Breaker", (Plugin,), hooks)
+
+
+def _ask_all(self, server):
+    list(server.ask("anything", clients="all"))
+
+
+@pytest.mark.parametrize("hook", SERVER_HOOKS)
+def test_an_exception_on_the_server_names_plugin_hook_and_round(go, hook):
+    with pytest.raises(PluginCallError) as caught:
+        go(raising(hook), rounds=2)
+    assert f"plugin 'breaker' hook {hook} (round 1) raised KeyError: 'broken on purpose'" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert (caught.value.plugin, caught.value.hook) == ("breaker", hook)
+
+
+@pytest.mark.parametrize("hook", UPDATE_HOOKS)
+def test_an_update_that_makes_a_hook_raise_is_rejected_and_names_plugin_hook_round_and_client(go, hook):
+    first, second = lines(go(raising(hook), rounds=2))
+    assert first["failures"] == []
+    (failure,) = second["failures"]
+    assert (failure["client"], failure["kind"], second["accepted"]) == (2, "rejected", 3)
+    assert f"plugin 'breaker' hook {hook} (round 1, client 2) raised KeyError" in failure["message"]
+
+
+@pytest.mark.parametrize("hook", CLIENT_HOOKS)
+def test_an_exception_on_a_client_is_its_failure_and_names_plugin_hook_round_and_client(go, hook):
+    first, second = lines(go(raising(hook), rounds=2))
+    assert first["failures"] == []
+    (failure,) = second["failures"]
+    assert (failure["client"], failure["kind"]) == (2, "raised")
+    message = f"plugin 'breaker' hook {hook} (round 1, client 2) raised KeyError: 'broken on purpose'"
+    assert message in failure["message"]
+    assert second["accepted"] == (4 if hook == "answer" else 3)
+
+
+@pytest.mark.parametrize("shape", ["(B,)", "float", "list"])
+def test_a_local_loss_of_wrong_shape_gets_a_hint(go, shape):
+    class Wrong(Plugin):
+        @hookimpl
+        def local_loss(self, step):
+            value = step.features.sum(dim=1)
+            return {"(B,)": Loss(value), "float": Loss(1.0), "list": [Loss(value.mean()), Loss(value)]}[shape]
+
+    with pytest.raises(PluginContractError, match=r"'wrong' hook local_loss \(round 0, client \d\).*0-dim.*\.mean\(\)"):
+        go(Wrong)
+
+
+def test_a_local_loss_that_is_a_tensor_gets_a_hint(go):
+    class Wrong(Plugin):
+        @hookimpl
+        def local_loss(self, step):
+            return step.features.mean()
+
+    with pytest.raises(PluginContractError, match=r"'wrong' hook local_loss.*Tensor.*Loss\(value\)"):
+        go(Wrong)
+
+
+def test_a_task_loss_of_wrong_shape_gets_a_hint(go):
+    class Wrong(Plugin):
+        @hookimpl
+        def task_loss(self, step):
+            return torch.nn.functional.cross_entropy(step.logits, step.y, reduction="none")
+
+    with pytest.raises(FedcoreError, match=r"'wrong' hook task_loss.*\.mean\(\)"):
+        go(Wrong)
+
+
+def test_task_scale_without_its_declaration(go):
+    class Scaler(Plugin):
+        @hookimpl
+        def local_loss(self, step):
+            return Loss(step.features.mean(), task_scale=0.5)
+
+    with pytest.raises(PluginContractError, match=r"'scaler' hook local_loss.*scales_task"):
+        go(Scaler)
+
+    go(type("Declared", (Scaler,), {"scales_task": True}))
+
+
+class PeeksGlobal(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        step.frozen("global")
+
+
+class PeeksPrevious(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        step.frozen("previous")
+
+
+class PeeksModule(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return step.global_model is None
+
+
+PEEKERS = [PeeksGlobal, PeeksPrevious, PeeksModule]
+
+
+@pytest.mark.parametrize("peeker", PEEKERS)
+def test_frozen_without_reads(go, peeker):
+    with pytest.raises(PluginContractError, match=f"'{peeker.__name__.lower()}' reads the '(global|previous)' model"):
+        go(peeker)
+
+
+@pytest.mark.parametrize("peeker", PEEKERS)
+def test_frozen_without_reads_beside_a_plugin_that_declares_it(go, peeker):
+    with pytest.raises(PluginContractError, match=f"'{peeker.__name__.lower()}' reads the '(global|previous)' model"):
+        go(("moon", {"projection": False}), peeker)
+
+
+class EndsWithNumber(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        return {"n": 3.0}
+
+
+class BroadcastsNumber(Plugin):
+    @hookimpl
+    def broadcast(self, server):
+        return {"n": 3.0}
+
+
+class AnswersNumber(Plugin):
+    @hookimpl
+    def begin_round(self, server):
+        list(server.ask("n", clients="all"))
+
+    @hookimpl
+    def answer(self, client):
+        return {"n": 3.0}
+
+
+class WeighsText(Plugin):
+    @hookimpl
+    def weight(self):
+        return "heavy"
+
+
+class StepsList(Plugin):
+    @hookimpl
+    def server_step(self, mean):
+        return list(mean)
+
+
+class UpdatesNothing(Plugin):
+    @hookimpl
+    def pre_aggregate(self, update):
+        return update.model
+
+
+@pytest.mark.parametrize(
+    ("cls", "hook"),
+    [
+        (EndsWithNumber, "end_local"),
+        (BroadcastsNumber, "broadcast"),
+        (AnswersNumber, "answer"),
+        (WeighsText, "weight"),
+        (StepsList, "server_step"),
+        (UpdatesNothing, "pre_aggregate"),
+    ],
+)
+def test_a_result_of_wrong_type_names_plugin_and_hook(go, cls, hook):
+    try:
+        told = str(lines(go(cls)))
+    except FedcoreError as error:
+        told = str(error)
+    assert f"'{cls.__name__.lower()}' hook {hook}" in told.replace("\\", "")
+
+
+@pytest.mark.parametrize("cohort", [[], [0, 0], [4], [-1]], ids=str)
+def test_a_cohort_that_is_none(go, cohort):
+    class Chooser(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            return cohort
+
+    with pytest.raises(PluginContractError, match="'chooser' hook select_clients"):
+        go(Chooser)
+
+
+@pytest.mark.parametrize("method", ["add_parameters", "freeze"])
+def test_what_works_in_begin_local_only(go, method):
+    class Late(Plugin):
+        @hookimpl
+        def end_local(self, client):
+            if method == "freeze":
+                client.freeze(["*"])
+            else:
+                client.add_parameters({"a": torch.zeros(1)})
+
+    with pytest.raises(PluginContractError, match=rf"'late'.*client\.{method} works in begin_local only"):
+        go(Late)
+
+
+def test_ask_outside_its_hooks(go):
+    class Curious(Plugin):
+        @hookimpl
+        def server_step(self, server):
+            list(server.ask("anything", clients="all"))
+
+    with pytest.raises(PluginContractError, match=r"'curious'.*begin_round and post_train only"):
+        go(Curious)
+
+
+def test_update_model_outside_post_train(go):
+    class Meddler(Plugin):
+        corrects = ("*",)
+
+        @hookimpl
+        def begin_round(self, server):
+            server.update_model(dict(server.model))
+
+    with pytest.raises(PluginContractError, match=r"'meddler'.*post_train only"):
+        go(Meddler)
+
+
+def test_update_model_beyond_corrects(go):
+    class Meddler(Plugin):
+        corrects = ("classifier.*",)
+
+        @hookimpl
+        def post_train(self, server):
+            server.update_model({"encoder.base.fc1.bias": server.model["encoder.base.fc1.bias"]})
+
+    with pytest.raises(PluginContractError, match=r"'meddler' hook post_train: may not set 'encoder\.base\.fc1\.bias'"):
+        go(Meddler)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, torch.nn.ReLU()], ids=["object", "set", "module"])
+def test_state_holds_tensors_and_json_only(go, value):
+    class Hoarder(Plugin):
+        @hookimpl
+        def begin_round(self, server):
+            server.state["x"] = value
+
+    with pytest.raises(PluginContractError, match=r"state\['x'\] is a"):
+        go(Hoarder)
+
+
+def test_state_is_read_only_in_answer(go):
+    class Writer(Plugin):
+        @hookimpl
+        def begin_round(self, server):
+            list(server.ask("x", clients=[1]))
+
+        @hookimpl
+        def answer(self, client):
+            client.state["x"] = 1
+
+    with pytest.raises(PluginContractError, match="read-only in answer"):
+        go(Writer)
+
+
+def test_names_that_do_not_exist_in_results(go):
+    class Owner(Plugin):
+        owns = ("classifier.*",)
+
+        @hookimpl
+        def aggregate(self, server):
+            return {"encoder.base.fc1.bias": server.model["encoder.base.fc1.bias"]}
+
+    with pytest.raises(PluginContractError, match=r"'owner' hook aggregate: may not set 'encoder\.base\.fc1\.bias'"):
+        go(Owner)
+
+
+def test_a_buffer_from_server_step(go):
+    class Stepper(Plugin):
+        @hookimpl
+        def server_step(self, server):
+            name = "encoder.base.2.running_mean"
+            return {name: server.model[name]}
+
+    with pytest.raises(PluginContractError, match=r"'stepper' hook server_step: may not set .*running_mean"):
+        go(Stepper, model="module:tests.toy.batch_norm_mlp")
+
+
+@pytest.mark.parametrize("fault", ["nan", "shape", "dtype"])
+def test_a_broken_result_of_server_step(go, fault):
+    class Stepper(Plugin):
+        @hookimpl
+        def server_step(self, mean):
+            name, tensor = next(iter(mean.items()))
+            bad = {"nan": tensor * torch.nan, "shape": tensor[:1], "dtype": tensor.double()}[fault]
+            return {name: bad}
+
+    with pytest.raises(PluginContractError, match=re.escape("'stepper' hook server_step")):
+        go(Stepper)

@@ -1,0 +1,356 @@
+"""Models: their sizes and shapes, where their weights come from, and the projection head."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError, UnknownNameError
+from fedcore.models import ModelTask, Outputs, PadTo, SplitModel, build_model, fedlab_alexnet, has_batch_norm, zoo
+
+SMALL = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
+
+
+def build(name: str = "mlp", **options: Any) -> tuple[SplitModel, ModelTask]:
+    defaults: dict[str, Any] = {"num_classes": 10, "input_shape": (1, 8, 8), "seed": 0, "projection": False}
+    return build_model(name, **(defaults | options))
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def equal_states(a: nn.Module, b: nn.Module) -> bool:
+    a_state, b_state = a.state_dict(), b.state_dict()
+    return a_state.keys() == b_state.keys() and all(torch.equal(a_state[name], b_state[name]) for name in a_state)
+
+
+def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: int) -> None:
+    model.eval()
+    with torch.no_grad():
+        outputs = model(x)
+        assert isinstance(outputs, Outputs)
+        features, logits = outputs
+        assert features.shape == (len(x), feature_dim)
+        assert logits.shape == (len(x), num_classes)
+        assert model.feature_dim == feature_dim
+        assert torch.equal(features, model.encoder(x))
+        assert torch.equal(logits, model.classifier(features))
+
+
+# --- sizes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "projection", "parameters"),
+    [
+        ("simple-cnn", (3, 32, 32), 10, False, 62_006),
+        ("simple-cnn", (3, 32, 32), 10, True, 92_626),
+        ("fdcl-cnn", (1, 28, 28), 10, False, 582_026),
+        ("fedcme-cnn", (1, 28, 28), 10, False, 80_202),
+        ("fedlab-cnn", (1, 28, 28), 10, False, 582_026),
+        ("mlp", (1, 8, 8), 10, False, 64 * 128 + 128 + 128 * 64 + 64 + 650),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, projection: bool, parameters: int) -> None:
+    model, _ = build(name, input_shape=shape, num_classes=classes, projection=projection)
+    assert count(model) == parameters
+    if name == "simple-cnn":
+        assert count(model.encoder.base) == 61_156
+
+
+def test_parameter_counts_of_the_large_models() -> None:
+    with torch.device("meta"):
+        assert count(fedlab_alexnet(10, (3, 32, 32))) == 23_272_266
+        assert count(zoo.resnet50(10, (3, 32, 32))) == 23_520_842
+        assert count(zoo.alexnet(1000, (3, 224, 224))) == 61_100_840  # torchvision's
+        model = zoo.resnet50(100, (3, 32, 32))
+        ModelTask(100, (3, 32, 32), 0).ensure_projection(model)
+    head = 2048 * 2048 + 2048 + 2048 * 256 + 256
+    assert count(model) == (23_520_842 - 20_490) + head + 256 * 100 + 100
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("classes", [3, 10, 100])
+def test_shapes(name: str, shape: tuple[int, ...], classes: int) -> None:
+    model, task = build(name, input_shape=shape, num_classes=classes)
+    x = torch.rand(2, *shape)
+    check_outputs(model, x, SMALL[name], classes)
+    task.ensure_projection(model)
+    check_outputs(model, x, 256, classes)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "fedlab-alexnet", "resnet50"])
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 7, 40), (3, 33, 31), (3, 130, 128)])
+def test_shapes_of_the_large_models(name: str, shape: tuple[int, ...]) -> None:
+    factory = {"alexnet": zoo.alexnet, "fedlab-alexnet": fedlab_alexnet, "resnet50": zoo.resnet50}[name]
+    width = 2048 if name == "resnet50" else 4096
+    with torch.device("meta"):  # shapes only: no weight is drawn, nothing is computed
+        for classes in (3, 10, 100):
+            features, logits = factory(classes, shape)(torch.empty(2, *shape))
+            assert features.shape == (2, width)
+            assert logits.shape == (2, classes)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn"])
+def test_pooling_before_relu_gives_the_papers_bits(name: str, memory_format: torch.memory_format) -> None:
+    """Values and gradients are those of ReLU before pooling, ties and zeros included."""
+    model, _ = build(name, input_shape=(3, 32, 32))
+    model = model.to(memory_format=memory_format)
+    layers = list(model.encoder.base.named_children())
+    pools = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
+    assert pools
+    for i in pools:
+        assert isinstance(layers[i + 1][1], nn.ReLU)
+        layers[i], layers[i + 1] = layers[i + 1], layers[i]
+    textbook = SplitModel(nn.Sequential(OrderedDict(layers)), model.feature_dim, 10)
+    textbook.classifier = model.classifier
+    x = torch.rand(16, 3, 32, 32).mul(4).round().div(4)  # few values, so that pools have ties
+    x[:4] = 0
+    x = x.contiguous(memory_format=memory_format)
+    found = []
+    for each in (model, textbook):
+        model.zero_grad()
+        features, logits = each(x)
+        torch.nn.functional.cross_entropy(logits, torch.arange(16) % 10).backward()
+        found.append((features, [parameter.grad.clone() for parameter in model.parameters()]))
+    (features, gradients), (expected, expected_gradients) = found
+    assert torch.equal(features, expected)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected_gradients, strict=True))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(6, 28, 28), (1, 5, 7), (3, 2, 3), (16, 1, 9)])
+def test_pooling_without_gradients_gives_the_same_values(
+    shape: tuple[int, ...], memory_format: torch.memory_format
+) -> None:
+    x = torch.randn(4, *shape).mul(2).round()  # ties
+    if min(shape[1:]) > 1:
+        x[0, 0, 0, 0], x[1, 0, 1, 1] = torch.nan, -torch.inf
+    x = x.contiguous(memory_format=memory_format)
+    pool = zoo.MaxPool2x2()
+    if min(shape[1:]) < 2:
+        with pytest.raises(RuntimeError, match="too small"):
+            pool(x)
+        return
+    found, expected = pool(x), nn.functional.max_pool2d(x, 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert found.is_contiguous(memory_format=memory_format)
+    assert pool(x.requires_grad_()).requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(pool(x), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn", "fedlab-cnn"])
+def test_outputs_are_the_same_with_and_without_gradients(name: str) -> None:
+    model, _ = build(name, input_shape=(3, 30, 34))
+    model = model.to(memory_format=torch.channels_last)
+    x = torch.randn(8, 3, 30, 34).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        frozen = model(x)
+    for found, expected in zip(model(x), frozen, strict=True):
+        assert torch.equal(found, expected)
+
+
+def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:
+    base = model.encoder.base
+    module = model.classifier if name == "classifier" else base.get_submodule(name)
+    if isinstance(module, nn.Linear):
+        return nn.functional.linear(x, module.weight, module.bias)
+    stride = 2 if name == "conv1" and base.get_parameter("conv1.weight").shape[2] == 3 else 1
+    padding = 1 if module.weight.shape[2] == 3 else 0
+    return nn.functional.conv2d(x, module.weight, module.bias, stride, padding)
+
+
+def test_fedlab_networks_layer_by_layer() -> None:
+    """As FedLab has them: a CNN with no ReLU at its convolutions; an AlexNet with a stem of stride 2 and no dropout."""
+    relu, pool = torch.relu, nn.functional.max_pool2d
+    model, x = build("fedlab-cnn", input_shape=(1, 28, 28))[0].double(), torch.randn(2, 1, 28, 28).double()
+    h = pool(layer(model, "conv2", pool(layer(model, "conv1", x), 2)), 2)
+    assert h.shape == (2, 64, 4, 4)
+    expected = layer(model, "classifier", relu(layer(model, "fc1", h.flatten(1))))
+    torch.testing.assert_close(model.train()(x).logits, expected)
+
+    model, x = build("fedlab-alexnet", input_shape=(3, 32, 32))[0].double(), torch.randn(1, 3, 32, 32).double()
+    h = pool(relu(layer(model, "conv2", pool(relu(layer(model, "conv1", x)), 2))), 2)
+    h = relu(layer(model, "conv4", relu(layer(model, "conv3", h))))
+    h = pool(relu(layer(model, "conv5", h)), 2)
+    assert h.shape == (1, 256, 2, 2)
+    features = relu(layer(model, "fc2", relu(layer(model, "fc1", h.flatten(1)))))
+    torch.testing.assert_close(model.train()(x).features, features)
+    assert not any(isinstance(module, nn.Dropout) for module in model.modules())
+
+
+def test_alexnet_runs() -> None:
+    model, _ = build("alexnet")
+    check_outputs(model, torch.rand(1, 1, 8, 8), 4096, 10)
+
+
+def test_resnet50_runs_on_a_batch_of_one() -> None:
+    model, _ = build("resnet50")
+    check_outputs(model, torch.rand(1, 1, 8, 8), 2048, 10)
+    assert has_batch_norm(model)
+    weight = model.get_parameter("encoder.base.layer4.2.conv2.weight")
+    assert weight.std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)  # Kaiming normal, fan out
+    assert torch.equal(model.get_parameter("encoder.base.bn1.weight"), torch.ones(64))
+    model.train()
+    model(torch.rand(2, 1, 8, 8)).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name", ["simple-cnn", "fdcl-cnn", "fedcme-cnn", "fedlab-cnn", "fedlab-alexnet", "alexnet", "resnet50"]
+)
+def test_image_models_say_what_they_need(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model '{name}' takes images .* have shape \(64,\).*mlp"):
+        build(name, input_shape=(64,))
+
+
+def test_padding_is_central_and_only_where_needed() -> None:
+    x = torch.ones(1, 1, 3, 6)
+    padded = PadTo(6)(x)
+    assert padded.shape == (1, 1, 6, 6)
+    assert padded[0, 0, :, 0].tolist() == [0, 1, 1, 1, 0, 0]
+    assert PadTo(3)(x) is x
+
+
+def test_classifier_is_the_last_linear_layer() -> None:
+    for name in SMALL:
+        model, _ = build(name)
+        assert type(model.classifier) is nn.Linear
+        assert list(dict(model.encoder.named_children())) == ["base"]
+
+
+# --- where the weights come from ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("projection", [False, True])
+def test_weights_follow_from_the_seed_alone(projection: bool) -> None:
+    model, _ = build("simple-cnn", projection=projection)
+    torch.rand(3)
+    again, _ = build("simple-cnn", projection=projection)
+    other, _ = build("simple-cnn", projection=projection, seed=1)
+    assert equal_states(model, again)
+    for part in ("encoder.base.conv1.weight", "classifier.weight"):
+        assert not torch.equal(model.get_parameter(part), other.get_parameter(part))
+
+
+def test_encoder_is_the_same_with_projection_and_with_other_classes() -> None:
+    plain, _ = build("simple-cnn")
+    projected, _ = build("simple-cnn", projection=True)
+    more, _ = build("simple-cnn", num_classes=100)
+    assert equal_states(plain.encoder.base, projected.encoder.base)
+    assert equal_states(plain.encoder, more.encoder)
+
+
+def test_projection_and_classifier_do_not_depend_on_the_encoder_or_on_who_asks() -> None:
+    wanted, _ = build("simple-cnn", projection=True)
+    later, task = build("simple-cnn")
+    torch.rand(5)
+    task.ensure_projection(later)
+    assert equal_states(wanted, later)
+    a, _ = build("mlp")
+    b, _ = build("mlp", input_shape=(3, 32, 32))
+    assert equal_states(a.classifier, b.classifier)
+
+
+def test_global_generator_is_untouched() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    _, task = build("simple-cnn", projection=True)
+    with task.random("anything"):
+        torch.rand(1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# --- projection head ----------------------------------------------------------------------------------------
+
+
+def test_projection_head_is_moons() -> None:
+    model, task = build("simple-cnn", projection=True)
+    head = model.encoder.projection
+    assert [type(layer) for layer in head.children()] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert (head.l1.weight.shape, head.l2.weight.shape) == ((84, 84), (256, 84))
+    assert model.classifier.weight.shape == (10, 256)
+    assert (model.feature_dim, model.projection_width) == (256, 256)
+    before = copy.deepcopy(model)
+    task.ensure_projection(model)
+    assert equal_states(before, model)
+
+
+def test_another_width_conflicts() -> None:
+    model, task = build(projection=True)
+    with pytest.raises(PluginConflictError, match=r"width 128 .* width 256"):
+        task.ensure_projection(model, 128)
+
+
+def test_projection_does_not_overwrite_a_replaced_classifier() -> None:
+    model, task = build()
+    copied = copy.deepcopy(model)
+    task.ensure_projection(copied)  # a copy still knows its classifier for its own
+    model.classifier = nn.Sequential(nn.Linear(64, 20), nn.Linear(20, 10))
+    with pytest.raises(PluginConflictError, match="replaced the classifier by a Sequential"):
+        task.ensure_projection(model)
+    copied.classifier = nn.Sequential(nn.Linear(256, 20), nn.Linear(20, 10))
+    task.ensure_projection(copied)  # nothing to do, so nothing to lose
+
+
+# --- models of one's own ------------------------------------------------------------------------------------
+
+
+class Deeper(SplitModel):
+    def make_classifier(self, feature_dim: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(feature_dim, 6), nn.ReLU(), nn.Linear(6, self.num_classes))
+
+
+@pytest.fixture
+def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
+    module = types.ModuleType("fedcore_test_models")
+    module.__dict__.update(
+        good=lambda classes, shape: SplitModel(nn.Flatten(), 64, classes),
+        deeper=lambda classes, shape: Deeper(nn.Flatten(), 64, classes),
+        bad=lambda classes, shape: nn.Linear(64, classes),
+        number=3,
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
+def test_own_factory(own_module: str) -> None:
+    model, _ = build(f"module:{own_module}.good", num_classes=4)
+    check_outputs(model, torch.rand(2, 1, 8, 8), 64, 4)
+    deeper, task = build(f"module:{own_module}.deeper", num_classes=4)
+    task.ensure_projection(deeper)
+    check_outputs(deeper, torch.rand(2, 1, 8, 8), 256, 4)
+    assert isinstance(deeper.classifier, nn.Sequential)
+
+
+def test_own_factory_that_returns_no_split_model(own_module: str) -> None:
+    with pytest.raises(PluginContractError, match=r"returned Linear, expected a SplitModel. Hint: return"):
+        build(f"module:{own_module}.bad")
+    with pytest.raises(PluginContractError, match=r"expected a factory.*got int"):
+        build(f"module:{own_module}.number")
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="simple-cnn"):
+        build("simple-cn")
+
+
+# --- BatchNorm ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.SyncBatchNorm(3), nn.LazyBatchNorm2d()])
+def test_has_batch_norm(layer: nn.Module) -> None:
+    assert has_batch_norm(nn.Sequential(nn.Linear(2, 3), layer))
+    assert not has_batch_norm(nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3)))

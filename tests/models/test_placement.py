@@ -1,0 +1,101 @@
+"""Where tensors lie: the fixed rule, the user's choice, the measured one; the same training in every format."""
+
+import pytest
+import torch
+
+from fedcore import RunConfig
+from fedcore.data import ResidentSamples
+from fedcore.models import build_model
+from fedcore.models.placement import Placement
+from fedcore.runs import autotune
+from fedcore.runs.directory import RunDirectory
+from tests import support
+
+IMAGES = {"dataset": "module:tests.models.test_placement.images", "model": "simple-cnn", "workers": 0}
+
+
+def images(data_dir=None):
+    from fedcore.data import Dataset
+
+    stream = torch.Generator().manual_seed(0)
+
+    def samples(n):
+        x = torch.randn(n, 3, 16, 16, generator=stream)
+        return ResidentSamples(x, torch.arange(n) % 4, [0.0] * 3, [1.0] * 3)
+
+    return Dataset("images", samples(120), samples(40), 4, (3, 16, 16))
+
+
+def model(name="simple-cnn"):
+    return build_model(name, num_classes=4, input_shape=(3, 16, 16), seed=0, projection=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "expected"),
+    [
+        ("simple-cnn", "auto", torch.channels_last),
+        ("mlp", "auto", torch.contiguous_format),
+        ("simple-cnn", "contiguous", torch.contiguous_format),
+        ("mlp", "channels_last", torch.channels_last),
+    ],
+)
+def test_the_rule_and_the_choice(name, chosen, expected):
+    config = RunConfig(device="cpu", memory_format=chosen)
+    assert Placement.of(config, model(name)).memory_format == expected
+
+
+def test_models_and_data_lie_as_they_should_and_hold_the_same():
+    placement = Placement(torch.device("cpu"), torch.channels_last)
+    plain, placed = model(), placement.model(model())
+    assert placed.encoder.base.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    for a, b in zip(plain.parameters(), placed.parameters(), strict=True):
+        assert torch.equal(a, b)
+    samples, rows = images().train, torch.tensor([3, 0, 3])
+    moved = placement.dataset(images()).train
+    assert torch.equal(samples.gather(rows), moved.gather(rows))
+    assert moved.gather(rows).is_contiguous(memory_format=torch.channels_last)
+    again = ResidentSamples.from_tensors(moved.tensors(), moved.meta())
+    assert all(tensor.is_contiguous() for tensor in moved.tensors().values())
+    assert torch.equal(again.gather(rows), samples.gather(rows))
+
+
+@pytest.mark.parametrize("plugins", [(), ("moon", "fedprox"), ("scaffold",)], ids="+".join)
+def test_both_formats_train_alike(go, plugins):
+    one = go(*plugins, **IMAGES, memory_format="channels_last", rounds=2)
+    other = go(*plugins, **IMAGES, memory_format="contiguous", rounds=2)
+    for (name, a), b in zip(support.weights(one).items(), support.weights(other).values(), strict=True):
+        assert a.is_contiguous()
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_channels_last_gives_the_same_bits_for_any_number_of_workers(go, workers):
+    here = go("moon", **IMAGES, rounds=2)
+    there = go("moon", **{**IMAGES, "workers": workers}, rounds=2)
+    assert support.model_bytes(here) == support.model_bytes(there)
+
+
+@pytest.mark.parametrize("faster", ["contiguous", "channels_last"])
+def test_autotune_takes_the_faster_format_and_records_it(go, monkeypatch, faster):
+    times = {name: 1.0 if name == faster else 2.0 for name in autotune.FORMATS}
+    monkeypatch.setattr(autotune, "measure", lambda *_: times)
+    result = go(**IMAGES, autotune=True)
+    assert RunDirectory(result.directory).read_config().memory_format == faster
+
+
+def test_autotune_measures_both_formats_and_leaves_the_model_alone(monkeypatch):
+    monkeypatch.setattr(autotune, "TURNS", 2)
+    monkeypatch.setattr(autotune, "STEPS", 1)
+    before = model()
+    state = {name: tensor.clone() for name, tensor in before.state_dict().items()}
+    seconds = autotune.measure(RunConfig(device="cpu"), before, images())
+    assert set(seconds) == {"contiguous", "channels_last"}
+    assert all(0 < value < float("inf") for value in seconds.values())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in before.state_dict().items())
+
+
+@pytest.mark.parametrize("options", [{"memory_format": "contiguous"}, {"model": "mlp"}])
+def test_autotune_leaves_a_choice_and_what_has_none(go, monkeypatch, options):
+    monkeypatch.setattr(autotune, "measure", lambda *_: pytest.fail("nothing to measure"))
+    result = go(**{**IMAGES, **options}, autotune=True)
+    assert RunDirectory(result.directory).read_config().memory_format == options.get("memory_format", "auto")

@@ -1,0 +1,574 @@
+"""Whole runs: the same bits whatever runs them, and nothing lost whatever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore
+from fedcore import Loss, Plugin, RejectUpdate, hookimpl
+from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError
+from fedcore.runs.experiment import Interrupted, evaluate_run, resume
+from fedcore.runs.directory import RunDirectory
+from fedcore.testing import EqualWeights
+from tests import support
+from tests.support import client_state, committed, lines, model_bytes, weights
+
+MOON = {"clients": 6, "participation": 0.5, "rounds": 3, "local_epochs": 2}
+BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
+
+
+# --- the same bits ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def moon(tmp_path_factory):
+    return support.run(tmp_path_factory.mktemp("moon"), "moon", **MOON)
+
+
+def comparable(result):
+    records = lines(result)
+    summary = json.loads((Path(result.directory) / "summary.json").read_text())
+    return records, summary["metrics"], summary["bytes"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_workers_does_not_reach_the_result(go, moon, workers):
+    result = go("moon", workers=workers, **MOON)
+    assert model_bytes(result) == model_bytes(moon)
+    assert comparable(result) == comparable(moon)
+    for client in range(6):
+        one, other = client_state(result, client), client_state(moon, client)
+        assert {name: tensor.tolist() for name, tensor in one.get("fedcore", {}).items()} == {
+            name: tensor.tolist() for name, tensor in other.get("fedcore", {}).items()
+        }
+
+
+def test_another_seed_gives_another_model(go, moon):
+    assert model_bytes(go("moon", **MOON, seed=1)) != model_bytes(moon)
+
+
+class Exchange(Plugin):
+    """Moves the classifiers one client on, in the middle of training."""
+
+    exchanges = ("classifier.*",)
+
+    @hookimpl
+    def local_epoch_breaks(self, config):
+        return {1}
+
+    @hookimpl
+    def mid_local_epoch(self, snapshots):
+        clients = sorted(snapshots)
+        return {client: snapshots[other] for client, other in zip(clients, [*clients[1:], clients[0]])}
+
+    @hookimpl
+    def end_local(self, client):
+        return {"id": torch.tensor([client.id])}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state["order"] = [*server.state.get("order", []), int(update.payload["id"])]
+
+
+def test_sessions_and_the_order_of_updates_with_two_workers(go):
+    options = {"momentum": 0.0, "local_epochs": 2, "rounds": 2, "max_waiting": 1, "clients": 5}
+    plain, parallel = go(Exchange, **options), go(Exchange, workers=2, **options)
+    assert model_bytes(parallel) == model_bytes(plain)
+    assert comparable(parallel) == comparable(plain)
+    assert committed(parallel).plugins == committed(plain).plugins
+
+
+class TwoQuestions(Plugin):
+    """Asks two questions side by side, and leaves a third one half read."""
+
+    @hookimpl
+    def begin_round(self, server):
+        with at_most(10):
+            pairs = zip(server.ask("a", clients="all"), server.ask("b", clients="all"))
+            server.state["pairs"] = [[int(a.tensors["x"]), int(b.tensors["x"])] for a, b in pairs]
+        for _ in server.ask("c", clients="all"):
+            break
+
+    @hookimpl
+    def answer(self, client, question):
+        # With two workers: client 1's answer to "a" comes in while the other generator waits for client 0's to "b".
+        time.sleep({("a", 1): 0.1, ("b", 0): 0.3}.get((question, client.id), 0))
+        return {"x": torch.tensor([client.id * 10 + ord(question) - ord("a")])}
+
+
+@contextlib.contextmanager
+def at_most(seconds):
+    def stop(number, frame):
+        raise TimeoutError(f"still running after {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_questions_side_by_side(go, workers):
+    result = go(TwoQuestions, workers=workers, rounds=2)  # both workers are up by the second round
+    assert committed(result).plugins["twoquestions"]["pairs"] == [[10 * k, 10 * k + 1] for k in range(4)]
+
+
+def test_the_caller_keeps_its_random_numbers_and_threads(go):
+    torch.manual_seed(7)
+    np.random.seed(7)
+    random.seed(7)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        go("moon", client_test_fraction=0.2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+
+
+def test_the_callers_random_numbers_do_not_reach_the_run(go):
+    torch.manual_seed(1)
+    one = model_bytes(go(model="module:tests.toy.dropout_mlp"))
+    torch.manual_seed(2)
+    assert model_bytes(go(model="module:tests.toy.dropout_mlp")) == one
+
+
+def test_a_runs_own_config_gives_the_same_run(go, moon, tmp_path):
+    from fedcore.base.config import RunConfig
+    from fedcore.storage.config_file import read_config_file
+
+    values = read_config_file(moon.directory / "config.yaml")
+    again = fedcore.run(RunConfig.create({**values, "out": tmp_path / "again"}))
+    assert model_bytes(again) == model_bytes(moon)
+
+
+def test_the_split_of_a_run_can_be_used_by_another(go, moon):
+    result = go("moon", **{**MOON, "partition": str(moon.directory / "partition.json")})
+    assert model_bytes(result) == model_bytes(moon)
+    with pytest.raises(ConfigError, match="--clients is 3"):
+        go(partition=str(moon.directory / "partition.json"), clients=3)
+
+
+def test_evaluate_run_gives_the_same_figures(moon):
+    assert evaluate_run(moon.directory, allow_code=True) == moon.metrics
+
+
+def test_a_directory_that_holds_something_is_refused(go, moon):
+    with pytest.raises(RunDirectoryError, match="fedcore resume"):
+        go(out=moon.directory)
+
+
+# --- stops and kills -------------------------------------------------------------------------------------
+
+
+class Stopping(Plugin):
+    """Ctrl-C where the test says, once; keeps state on both sides."""
+
+    at: tuple | None = None
+
+    def check(self, where, round_):
+        if Stopping.at == (where, round_):
+            Stopping.at = None
+            raise KeyboardInterrupt
+
+    @hookimpl
+    def begin_round(self, server):
+        self.check("begin_round", server.round)
+        server.state["rounds"] = [*server.state.get("rounds", []), server.round]
+
+    @hookimpl
+    def broadcast(self, server):
+        return {"n": torch.tensor(server.state["rounds"])}
+
+    @hookimpl
+    def local_loss(self, step):
+        self.check("local_loss", step.round)
+
+    @hookimpl
+    def begin_local(self, client):
+        client.state["seen"] = [*client.state.get("seen", []), len(client.received["n"])]
+
+    @hookimpl
+    def server_step(self, server, mean):
+        self.check("server_step", server.round)
+
+    @hookimpl
+    def post_train(self, server):
+        self.check("post_train", 0)
+        server.state["end"] = server.state.get("end", 0) + 1
+
+
+STOPS = [("begin_round", 0), ("begin_round", 2), ("local_loss", 1), ("server_step", 3), ("post_train", 0)]
+
+
+@pytest.fixture(scope="module")
+def stopping(tmp_path_factory):
+    Stopping.at = None
+    return support.run(tmp_path_factory.mktemp("stopping"), "moon", Stopping, **{**MOON, "rounds": 4})
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("at", STOPS, ids=str)
+def test_stop_and_resume(go, tmp_path, stopping, at, every):
+    options = {**MOON, "rounds": 4, "checkpoint_every": every}
+    Stopping.at = at
+    with pytest.raises(Interrupted, match="fedcore resume"):
+        go("moon", Stopping, out=tmp_path / "run", **options)
+    done = committed(tmp_path / "run").round
+    assert done == (4 if at[0] == "post_train" else at[1]), "what was committed is kept"
+    result = resume(tmp_path / "run", allow_code=True)
+    assert model_bytes(result) == model_bytes(stopping)
+    assert comparable(result) == comparable(stopping)
+    assert committed(result).plugins == committed(stopping).plugins
+    assert committed(result).manifest == committed(stopping).manifest
+    for client in range(6):
+        assert client_state(result, client).get("stopping") == client_state(stopping, client).get("stopping")
+
+
+def test_resume_of_a_finished_run(go, stopping):
+    before = model_bytes(stopping)
+    again = resume(stopping.directory, allow_code=True)
+    assert again.metrics == stopping.metrics
+    assert model_bytes(stopping) == before
+
+
+def test_resume_where_there_is_no_run(tmp_path):
+    with pytest.raises(RunDirectoryError, match="no run directory"):
+        resume(tmp_path)
+
+
+def test_old_versions_of_clients_are_deleted(moon):
+    store = RunDirectory(moon.directory).checkpoints
+    newest = store.load().manifest
+    max(store.root.iterdir()).rename(moon.directory / "aside")
+    before = store.load().manifest
+    (moon.directory / "aside").rename(store.root / "000003-2-done.safetensors")
+    for client, version in newest.items():
+        files = sorted(path.name for path in (moon.directory / "clients" / f"{client:06d}").iterdir())
+        assert files == [f"{known:06d}.safetensors" for known in sorted({before[client], version})]
+
+
+class DiesOnce(Plugin):
+    """Takes the worker process down in the first step of client 1 in round 0, and in the answers of client 2."""
+
+    @hookimpl
+    def begin_round(self, server):
+        if server.round == 1:
+            server.state["answered"] = [answer.client for answer in server.ask("q", clients="all")]
+
+    @hookimpl
+    def answer(self, client):
+        if client.id == 2:
+            os._exit(3)
+
+    @hookimpl
+    def local_loss(self, step):
+        if step.round == 0 and step.client.id == 1:
+            os._exit(3)
+
+
+class NotOne(Plugin):
+    @hookimpl
+    def select_clients(self, server):
+        return [0, 2, 3] if server.round == 0 else [0, 1, 2, 3]
+
+
+def test_a_worker_that_dies_costs_one_client(go):
+    result = go(DiesOnce, workers=2, rounds=2)
+    first, second = lines(result)
+    (failure,) = first["failures"]
+    assert (failure["client"], failure["kind"]) == (1, "worker_lost")
+    assert first["accepted"] == 3
+    assert [(f["client"], f["kind"]) for f in second["failures"]] == [(2, "worker_lost")]
+    assert committed(result).plugins["diesonce"]["answered"] == [0, 1, 3]
+    assert second["accepted"] == 4
+    assert model_bytes(result) == model_bytes(go(NotOne, rounds=2))
+
+
+class DiesPaused(Exchange):
+    """Takes the worker down in client 1's second epoch: every session that lived there is lost."""
+
+    @hookimpl
+    def local_loss(self, step):
+        if step.round == 0 and step.client.id == 1 and step.epoch == 1:
+            os._exit(3)
+
+
+def test_sessions_that_die_with_their_worker(go):
+    """With one worker all sessions live in it: the one that ran is worker_lost, the waiting ones session_lost."""
+    with pytest.raises(RoundFailedError, match=r"client 1: worker_lost.*client \d: session_lost"):
+        go(DiesPaused, workers=1, local_epochs=2, momentum=0.0)
+
+
+class Fails(Plugin):
+    """Every client fails in round 2."""
+
+    @hookimpl
+    def begin_local(self, client):
+        if client.round == 2:
+            raise ValueError("no power")
+
+
+def test_when_all_clients_fail_the_last_good_state_stays(go, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(RoundFailedError, match=r"round 2: 0 of 4 .* client \d: raised, .*no power"):
+        go(Fails, rounds=4, checkpoint_every=3, out=out)
+    state = committed(out)
+    assert (state.round, state.phase) == (2, "train")
+    good = go(rounds=2)
+    assert all(torch.equal(tensor, weights(good)[name]) for name, tensor in state.model.items())
+    assert [record["round"] for record in lines(out)] == [0, 1]
+
+
+def test_min_clients(go):
+    class One(Plugin):
+        @hookimpl
+        def pre_aggregate(self, update):
+            if update.client:
+                raise RejectUpdate("no")
+
+    go(One, min_clients=1)
+    with pytest.raises(RoundFailedError, match="1 of 4 clients gave a usable update, --min-clients asks for 2"):
+        go(One, min_clients=2)
+
+
+# --- numbers that are none -------------------------------------------------------------------------------
+
+
+class NotTwo(Plugin):
+    @hookimpl
+    def select_clients(self, server):
+        return [0, 1, 3]
+
+
+class NanLoss(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        scale = torch.nan if step.client.id == 2 else 0.0
+        return Loss(step.features.mean() * scale, name="odd")
+
+
+class NanUpdate(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        if client.id == 2:
+            with torch.no_grad():
+                client.model.classifier.bias[3] = torch.inf
+
+
+class NanPayload(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        return {"x": torch.tensor([torch.nan if client.id == 2 else 1.0])}
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [(NanLoss, "'nanloss.odd' became nan"), (NanUpdate, "'classifier.bias'"), (NanPayload, "'x' of plugin 'nanpay")],
+)
+def test_a_client_with_nan_is_rejected_named_and_counted(go, cls, words):
+    result, without = go(cls), go(NotTwo, *([] if cls is not NanLoss else [NanLoss]))
+    (failure,) = lines(result)[0]["failures"]
+    assert (failure["client"], failure["kind"]) == (2, "diverged")
+    assert words in failure["message"]
+    assert lines(result)[0]["accepted"] == 3
+    assert model_bytes(result) == model_bytes(without)
+    assert 2 not in committed(result).manifest
+
+
+# --- data at the edge ------------------------------------------------------------------------------------
+
+
+def test_a_client_of_one_sample_trains(go):
+    result = go(partition="module:tests.toy.single_and_rest")
+    assert lines(result)[0]["failures"] == []
+    assert lines(result)[0]["accepted"] == 4
+
+
+def test_a_client_of_one_sample_with_batch_norm_makes_no_step(go):
+    result = go(partition="module:tests.toy.single_and_rest", **BATCH_NORM)
+    (failure,) = lines(result)[0]["failures"]
+    assert (failure["client"], failure["kind"]) == (0, "no_steps")
+    assert lines(result)[0]["accepted"] == 3
+
+
+class CountSteps(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        client.state["steps"] = client.steps
+
+
+@pytest.mark.parametrize(("model", "expected"), [("mlp", 2), (BATCH_NORM["model"], 1)])
+def test_a_last_batch_of_one_sample(go, model, expected):
+    result = go(CountSteps, partition="module:tests.toy.one_over", model=model, participation=1.0)
+    assert lines(result)[0]["failures"] == []
+    assert client_state(result, 0)["countsteps"]["steps"] == expected
+    assert client_state(result, 1)["countsteps"]["steps"] == 1
+
+
+def test_a_client_without_some_classes(go):
+    result = go("moon", partition="module:tests.toy.by_class", client_test_fraction=0.2, rounds=2)
+    assert all(record["failures"] == [] for record in lines(result))
+
+
+# --- options ---------------------------------------------------------------------------------------------
+
+
+def test_participation(go):
+    result = go(clients=6, participation=0.3, rounds=4)
+    cohorts = [record["cohort"] for record in lines(result)]
+    assert all(len(cohort) == 2 and cohort == sorted(set(cohort)) for cohort in cohorts)
+    assert len({tuple(cohort) for cohort in cohorts}) > 1
+    assert [len(record["cohort"]) for record in lines(go(participation=0.01))] == [1]
+
+
+def test_lr_decay(toy):
+    """One client at (2, 0) from 0, one step per round: lr 0.5, 0.25."""
+    result = toy(dataset="module:tests.toy.one_centre", clients=1, local_epochs=1, rounds=2, lr_decay=0.5)
+    assert [record["lr"] for record in lines(result)] == [0.5, 0.25]
+    assert weights(result)["encoder.base.w"].tolist() == [1.25, 0.0]
+
+
+def test_clip_norm(toy):
+    options = {"dataset": "module:tests.toy.one_centre", "clients": 1, "local_epochs": 1}
+    assert weights(toy(clip_norm=1.0, **options))["encoder.base.w"].tolist() == pytest.approx([0.5, 0.0], abs=1e-5)
+    assert weights(toy(clip_norm=9.0, **options))["encoder.base.w"].tolist() == [1.0, 0.0]
+
+
+def test_buffers_are_averaged_by_default_and_never_by_weights(go):
+    one, other = weights(go(**BATCH_NORM)), weights(go(EqualWeights, **BATCH_NORM))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(one[f"encoder.base.2.{name}"], other[f"encoder.base.2.{name}"])
+    assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
+    assert one["encoder.base.2.num_batches_tracked"].dtype == torch.int64
+
+
+def test_buffers_on_the_clients(go):
+    result = go(buffers="local", rounds=2, client_test_fraction=0.2, **BATCH_NORM)
+    assert result.metrics["global"] is None
+    assert "encoder.base.2" in result.metrics["global_reason"]
+    assert "global_local" not in result.metrics
+    assert result.metrics["personal"]["clients"] == 4
+    kept = [client_state(result, client)["fedcore"] for client in range(4)]
+    name = "personal.encoder.base.2.running_mean"
+    assert len({tuple(state[name].tolist()) for state in kept}) == 4
+    assert weights(result)["encoder.base.2.running_mean"].tolist() == [0.0] * 16
+    shared = 4 * (64 * 16 + 16 + 2 * 16 + 16 * 10 + 10)
+    assert committed(result).ledger["by_plugin"]["model"] == {"down": 8 * shared, "up": 8 * shared}
+
+
+def test_buffers_local_without_buffers_is_the_same_run(go):
+    local, plain = go(buffers="local"), go()
+    assert model_bytes(local) == model_bytes(plain)
+    assert local.metrics == plain.metrics
+
+
+class Head(Plugin):
+    @hookimpl
+    def personal_parameters(self, model):
+        return ["classifier.*"]
+
+
+def test_protocols(go):
+    plain = go(client_test_fraction=0.2)
+    assert set(plain.metrics) == {"global", "global_local", "silhouette", "best_by_validation"}
+    found = plain.metrics["global_local"]
+    assert found["clients"] == 4
+    assert plain.metrics["best_by_validation"]["validation"] == "global_local"
+    held_out = sum(len(part) for part in json.loads((plain.directory / "partition.json").read_text())["test"])
+    assert found["accuracy"] * held_out == pytest.approx(round(found["accuracy"] * held_out))
+
+    head = go(Head, client_test_fraction=0.2, participation=0.25, rounds=2)
+    took_part = {client for record in lines(head) for client in record["cohort"]}
+    assert head.metrics["global"] is None
+    assert "global_local" not in head.metrics
+    assert head.metrics["personal"]["untrained"] == 4 - len(took_part)
+    assert head.metrics["personal_global"]["untrained"] == 4 - len(took_part)
+    assert head.metrics["personal"]["worst10"] <= head.metrics["personal"]["accuracy"]
+
+    without = go(Head)
+    assert "personal" not in without.metrics
+    assert "personal_global" in without.metrics
+    assert without.metrics["best_by_validation"] is None
+
+
+def test_the_hold_out_is_not_trained_on(go):
+    result = go(Payloadless, client_test_fraction=0.25)
+    partition = json.loads((result.directory / "partition.json").read_text())
+    for client in range(4):
+        assert client_state(result, client)["payloadless"]["n"] == len(partition["train"][client])
+        assert not set(partition["train"][client]) & set(partition["test"][client])
+    assert sum(map(len, partition["train"] + partition["test"])) == 1437
+
+
+class Payloadless(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        client.state["n"] = client.n
+
+
+def test_what_a_run_directory_holds(moon):
+    names = {path.name for path in moon.directory.iterdir()}
+    assert names == {
+        "config.yaml",
+        "partition.json",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "checkpoint",
+        "clients",
+    }
+    for record in lines(moon):
+        text = json.dumps(record)
+        assert str(moon.directory) not in text
+        assert "seconds" not in text
+    summary = json.loads((moon.directory / "summary.json").read_text())
+    assert {"run_dir", "plugins", "rounds", "seconds", "metrics", "bytes", "time", "crc32"} == set(summary)
+    assert summary["rounds"] == 3
+    sizes = sum(tensor.numel() * tensor.element_size() for tensor in weights(moon).values())
+    assert lines(moon)[0]["bytes"]["by_plugin"]["model"] == {"down": 3 * sizes, "up": 3 * sizes}
+
+
+def test_eval_every(go):
+    result = go(rounds=4, eval_every=3)
+    assert [record["metrics"] is not None for record in lines(result)] == [False, False, True, True]
+
+
+def test_notify(go):
+    events = []
+    go(rounds=2, notify=lambda event, details: events.append(event))
+    assert events == ["start", *["client"] * 4, "round", *["client"] * 4, "round", "done"]
+
+
+def test_a_broken_client_process_is_told_with_its_plugin(go):
+    """A contract error on a client ends the run, with the same words from a worker process."""
+    told = []
+    for workers in (0, 1):
+        with pytest.raises(FedcoreError) as caught:
+            go(Wrong, workers=workers)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert "'wrong' hook local_loss" in told[0]
+
+
+class Wrong(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        return step.features

@@ -1,0 +1,55 @@
+"""Trackers from the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcore.cli.app import app
+from fedcore.cli.settings import build_config
+from fedcore.base.errors import ConfigError
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+
+
+def test_a_switched_off_tracker_is_a_note_and_the_run_succeeds(tmp_path):
+    small = ["--model", "mlp", "--clients", 2, "--rounds", 1, "--local-epochs", 1, "--workers", 0]
+    result = run("train", *small, "--quiet", "--tracker", "module:odd_trackers.InStart", "--out", tmp_path / "run")
+    assert result.exit_code == 0
+    assert result.stderr.count("note: ") == 1
+    assert "tracker 'module:odd_trackers.InStart' is switched off: start raised ValueError: boom" in result.stderr
+
+
+def test_flags_and_a_file_name_trackers_with_their_options(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("plugins: [moon]\ntrackers:\n  tensorboard: {patience: 3}\n", encoding="utf-8")
+    config = build_config({}, file, ["tensorboard.dir=events", "moon.mu=2"])
+    assert config.trackers == {"tensorboard": {"patience": 3, "dir": "events"}}
+    assert config.plugins == {"moon": {"mu": 2}}
+    named = build_config({"trackers": ["wandb", "tensorboard"]}, file, [])
+    assert list(named.trackers.items()) == [("wandb", {}), ("tensorboard", {"patience": 3})]
+
+
+def test_an_option_of_a_tracker_that_is_not_used_says_how_to_use_it():
+    with pytest.raises(ConfigError, match=r"tracker 'tensorboard' is not among this run's trackers.*--tracker tensorb"):
+        build_config({}, None, ["tensorboard.dir=events"])
+
+
+def test_an_unknown_tracker_ends_with_the_nearest_name():
+    result = run("train", "--tracker", "tensorbord")
+    assert result.exit_code == 2
+    assert "unknown tracker 'tensorbord'. Did you mean 'tensorboard'?" in result.stderr
+
+
+def test_trackers_are_in_a_group_of_the_list_and_have_a_card():
+    rows = {row["name"]: row for row in json.loads(run("plugins", "list", "--json").stdout)}
+    assert rows["tensorboard"]["group"] == "trackers"
+    assert rows["tensorboard"]["package"] == "fedcore"
+    assert "trackers (--tracker NAME)" in run("plugins", "list").stdout
+    card = json.loads(run("plugins", "show", "tensorboard", "--json").stdout)
+    assert [option["name"] for option in card["options"]] == ["patience", "dir"]
+    assert "tensorboard.dir" in run("plugins", "show", "tensorboard").stdout

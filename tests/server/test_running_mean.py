@@ -1,0 +1,206 @@
+"""The fold against NumPy in float64, its exactness, its order, and the checks of what goes into it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedcore.base.errors import RejectUpdate
+from fedcore.base.tensors import first_nonfinite
+from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
+from fedcore.models.layout import Layout
+from fedcore.server.dispatch_order import in_order
+from fedcore.server.running_mean import RunningMean
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3))
+        self.fixed = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("flag", torch.zeros(2, dtype=torch.bool))
+
+
+LAYOUT = Layout.of(Model())
+
+
+def model(rng, scale=1.0):
+    return {
+        "w": torch.tensor(rng.normal(size=3) * scale, dtype=torch.float32),
+        "fixed": torch.tensor(rng.normal(size=2), dtype=torch.float32),
+        "mean": torch.tensor(rng.normal(size=2), dtype=torch.float32),
+        "seen": torch.tensor(int(rng.integers(0, 2**60))),
+        "flag": torch.tensor(rng.integers(0, 2, size=2).astype(bool)),
+    }
+
+
+def folded(models, weights, samples, layout=LAYOUT):
+    fold = RunningMean(layout, layout.shapes)
+    for one, weight, n in zip(models, weights, samples, strict=True):
+        fold.add(one, weight=weight, samples=n)
+    return fold.mean()
+
+
+def reference(models, weights, name):
+    stack = np.stack([one[name].double().numpy() for one in models])
+    weights = np.asarray(weights, dtype=np.float64)
+    return (weights.reshape(-1, *[1] * (stack.ndim - 1)) * stack).sum(0) / weights.sum()
+
+
+def test_layout():
+    assert LAYOUT.buffers == {"mean", "seen", "flag"}
+    assert LAYOUT.trainable == {"w"}
+    assert Layout.of(Model(), ["w", "seen"]).shared == ["fixed", "mean", "flag"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 12), uniform=st.booleans())
+def test_it_is_numpys_weighted_mean_rounded_once(seed, count, uniform):
+    rng = np.random.default_rng(seed)
+    models = [model(rng, 10.0 ** rng.integers(-3, 4)) for _ in range(count)]
+    samples = rng.integers(1, 5000, size=count).tolist()
+    weights = [1.0] * count if uniform else rng.random(count).tolist()
+    mean = folded(models, weights, samples)
+    for name, by in (("w", weights), ("fixed", weights), ("mean", samples)):
+        expected = reference(models, by, name)
+        assert mean[name].dtype == torch.float32
+        np.testing.assert_allclose(mean[name].double().numpy(), expected, rtol=2**-23, atol=1e-12)
+    assert int(mean["seen"]) == max(int(one["seen"]) for one in models)
+    assert mean["seen"].dtype == torch.int64
+    assert torch.equal(mean["flag"], torch.stack([one["flag"] for one in models]).any(0))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    value=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    weights=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20),
+)
+def test_equal_updates_return_exactly_themselves(value, weights):
+    one = {**model(np.random.default_rng(0)), "w": torch.full((3,), value)}
+    mean = folded([one] * len(weights), weights, [n + 1 for n in range(len(weights))])
+    assert all(torch.equal(mean[name], one[name]) for name in one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_floats_are_summed_in_float64(dtype):
+    layout = Layout.of(nn.Linear(1, 1, bias=False).to(dtype))
+    models = [{"weight": torch.tensor([[value]], dtype=dtype)} for value in (1000.0, 1.0, 1.0)]
+    mean = folded(models, [1.0] * 3, [1] * 3, layout)["weight"]
+    assert torch.equal(mean, torch.tensor([[1002.0 / 3]]).to(dtype))
+
+
+def test_buffers_are_weighted_by_samples_whatever_the_weights():
+    rng = np.random.default_rng(3)
+    models = [model(rng), model(rng)]
+    one, other = folded(models, [1.0, 0.0], [1, 3]), folded(models, [0.0, 5.0], [1, 3])
+    assert torch.equal(one["mean"], other["mean"])
+    assert torch.equal(one["w"], models[0]["w"])
+    assert torch.equal(other["w"], models[1]["w"])
+    np.testing.assert_allclose(one["mean"], reference(models, [1, 3], "mean"), rtol=1e-6)
+
+
+def test_it_keeps_no_view_of_what_was_added():
+    one = model(np.random.default_rng(0))
+    fold = RunningMean(LAYOUT, LAYOUT.shapes)
+    fold.add(one, weight=1.0, samples=1)
+    before = {name: tensor.clone() for name, tensor in one.items()}
+    for tensor in one.values():
+        tensor.fill_(1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fold.mean().items())
+
+
+def test_a_model_without_shared_names():
+    assert folded([{}, {}], [1.0, 2.0], [1, 1], Layout({}, frozenset(), frozenset(), frozenset())) == {}
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_a_weight_that_is_none(weight):
+    fold = RunningMean(LAYOUT, LAYOUT.shapes)
+    fold.add(model(np.random.default_rng(0)), weight=1.0, samples=1)
+    before = fold.mean()
+    with pytest.raises(RejectUpdate, match=str(weight)):
+        fold.add(model(np.random.default_rng(1)), weight=weight, samples=1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fold.mean().items())
+
+
+def test_weights_that_are_all_zero():
+    with pytest.raises(ZeroDivisionError):
+        folded([model(np.random.default_rng(0))], [0.0], [1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.pop("w"), "'w' is missing"),
+        (lambda m: m.update(extra=torch.zeros(1)), "'extra' is not expected"),
+        (lambda m: m.update(w=torch.zeros(4)), r"'w' is \(4,\).*expected \(3,\)"),
+        (lambda m: m.update(w=torch.zeros(3, dtype=torch.float64)), "'w' is .*float64, expected .*float32"),
+        (lambda m: m.update(w=torch.tensor([0.0, math.nan, 0.0])), "'w' has values that are not finite"),
+        (lambda m: m.update(mean=torch.tensor([math.inf, 0.0])), "'mean' has values that are not finite"),
+    ],
+)
+def test_the_layout_check(change, words):
+    one = model(np.random.default_rng(0))
+    LAYOUT.check(one, LAYOUT.shapes, "client 3")
+    change(one)
+    with pytest.raises(RejectUpdate, match=f"client 3: {words}"):
+        LAYOUT.check(one, LAYOUT.shapes, "client 3")
+
+
+# --- order -----------------------------------------------------------------------------------------------
+
+
+TASKS = [ClientTask(id=f"t{k}", kind="fit_begin", client=k, round=0) for k in range(6)]
+
+
+def outcome(task):
+    return ClientFailure(task.id, "raised", "x") if task.client == 3 else ClientResult(task.id)
+
+
+@settings(deadline=None)
+@given(st.permutations(TASKS))
+def test_arrival_does_not_matter(arrived):
+    pairs = [(task, outcome(task)) for task in arrived]
+    assert list(in_order(TASKS, pairs)) == [(task, outcome(task)) for task in TASKS]
+
+
+@settings(deadline=None)
+@given(st.permutations([*TASKS, *TASKS[:3]]))
+def test_the_first_of_two_outcomes_counts(arrived):
+    numbered = [(task, ClientResult(task.id, {}, {"number": n})) for n, task in enumerate(arrived)]
+    seen = list(in_order(TASKS, numbered))
+    assert [task.client for task, _ in seen] == [0, 1, 2, 3, 4, 5]
+    first = {task.id: next(n for n, other in enumerate(arrived) if other is task) for task in TASKS}
+    assert [result.meta["number"] for _, result in seen] == [first[task.id] for task in TASKS]
+
+
+def test_an_outcome_is_passed_on_as_soon_as_its_turn_comes():
+    def arriving():
+        yield TASKS[0], outcome(TASKS[0])
+        raise AssertionError("asked for more than was needed")
+
+    assert next(in_order(TASKS, arriving()))[0] is TASKS[0]
+
+
+def test_a_late_answer_of_a_task_that_nobody_waits_for_is_dropped():
+    stranger = ClientTask(id="old", kind="fit_begin", client=0, round=0)
+    pairs = [(stranger, ClientResult("old")), *((task, outcome(task)) for task in TASKS)]
+    assert [task for task, _ in in_order(TASKS, pairs)] == TASKS
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_large_finite_values_are_finite_and_one_bad_value_is_found(dtype):
+    whole = torch.full((64, 3, 5, 5), torch.finfo(dtype).max, dtype=dtype)  # its square is not finite
+    assert first_nonfinite({"whole": whole, "empty": torch.zeros(0), "count": torch.tensor(3)}) is None
+    for value in (math.nan, math.inf, -math.inf):
+        broken = whole.clone()
+        broken[63, 2, 4, 4] = value
+        assert first_nonfinite({"whole": whole, "broken": broken}) == "broken"

@@ -1,0 +1,48 @@
+"""Short ways to run fedcore with plugins of a test, and to read back what a run left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedcore import RunConfig
+from fedcore.testing import Quadratic, client_state, committed, federate, model_bytes, name_of, small_config, weights
+from fedcore.testing import records as lines
+from fedcore.testing.federation import Choice
+
+__all__ = [
+    "client_state",
+    "committed",
+    "lines",
+    "model_bytes",
+    "name_of",
+    "weights",
+]  # those of fedcore.testing, beside what is defined here
+
+DIGITS = {"clients": 4, "rounds": 1, "model": "auto"}
+TOY = {
+    "dataset": "module:tests.toy.two_centres",
+    "model": "module:tests.toy.at_origin",
+    "partition": "module:tests.toy.first_and_rest",
+    "clients": 2,
+    "rounds": 1,
+    "local_epochs": 2,
+    "batch_size": 8,
+    "lr": 0.5,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+}
+
+
+def config(tmp_path: Path, *plugins: Choice, **options) -> RunConfig:
+    """Return the configuration of a small run on digits."""
+    return small_config(tmp_path, *plugins, **{**DIGITS, **options})
+
+
+def run(tmp_path: Path, *plugins: Choice, notify=None, **options):
+    """Run on digits."""
+    return federate(tmp_path, *plugins, notify=notify, **{**DIGITS, **options})
+
+
+def run_toy(tmp_path: Path, *plugins, **options):
+    """Run the TOY; its quadratic task loss comes with it."""
+    return run(tmp_path, Quadratic, *plugins, **{**TOY, **options})

@@ -1,0 +1,549 @@
+"""The conformance kit finds what is planted, each defect by a check of its name, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ConfigDict, Field
+from torch import nn
+from typer.testing import CliRunner
+
+from fedcore import Loss, Plugin, PluginOptions, hookimpl
+from fedcore.base.errors import UnknownNameError
+from fedcore.cli.app import app
+from fedcore.functional import proximal_term
+from fedcore.testing import CHECKS, CheckFailed, check_plugin, name_of, parametrize_with_checks, run_checks
+
+
+def broken(*parents, **contents):
+    """Return a plugin class with these attributes; functions become hooks."""
+    contents = {name: hookimpl(value) if callable(value) and not isinstance(value, type) else value
+                for name, value in contents.items()}  # fmt: skip
+    return type("Broken", (*parents, Plugin), contents)
+
+
+# --- what the class says -----------------------------------------------------------------------------------------
+
+
+class Unmarked(Plugin):
+    def local_loss(self, step):
+        return None
+
+
+class Needy(PluginOptions):
+    mu: float
+
+
+class Lax(PluginOptions):
+    model_config = ConfigDict(extra="ignore")
+
+
+class AcceptsNan(PluginOptions):
+    model_config = ConfigDict(allow_inf_nan=True)
+    mu: float = 0.0
+
+
+class Silent(PluginOptions):
+    mu: float = 0.0
+
+
+class Strength(PluginOptions):
+    mu: float = Field(0.1, ge=0, description="Strength.")
+
+
+class DrawsWhenMade(Plugin):
+    def __init__(self, options):
+        super().__init__(options)
+        self.start = float(torch.rand(()))
+
+
+def adds_a_layer_at_random(self, model):
+    model.encoder.add_module("extra", nn.Linear(model.feature_dim, model.feature_dim))
+
+
+# --- what a hook does --------------------------------------------------------------------------------------------
+
+
+class CachesOnSelf(Plugin):
+    def __init__(self, options):
+        super().__init__(options)
+        self.cache = {}
+
+    @hookimpl
+    def begin_local(self, client):
+        self.cache[client.id] = client.model.classifier.weight.detach().clone()
+
+
+class ConstantOnSelf(Plugin):
+    def __init__(self, options):
+        super().__init__(options)
+        self.margin = torch.ones(10)
+
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["margin"] = self.margin
+
+
+class SharesAClassAttribute(Plugin):
+    seen = {}
+
+    @hookimpl
+    def end_local(self, client):
+        self.seen[client.id] = client.n
+
+
+LOG = []
+
+
+def logs_to_the_module(self, client):
+    LOG.append(client.id)
+
+
+def in_a_closure():
+    notes = []
+
+    def keeps(self, client):
+        notes.append(client.id)
+
+    return keeps
+
+
+def edits_the_batch(self, step):
+    step.x.mul_(0.99)
+
+
+def edits_the_labels_unseen(self, step):
+    step.y.data.copy_(step.y)
+    step.y.data[0] = 0
+
+
+def edits_the_weights(self, step):
+    for parameter in step.parameters:
+        parameter.data.mul_(0.99)
+
+
+def moves_batch_norm(self, step):
+    """A second forward pass in training mode renews BatchNorm's statistics."""
+    step.model(step.x)
+
+
+def edits_what_came_down(self, client):
+    client.received["centre"].zero_()
+
+
+def edits_the_global_model(self, server, mean):
+    for name in mean:
+        server.model[name].add_(1.0)
+
+
+def edits_an_update(self, update):
+    next(iter(update.model.values())).clamp_(-1, 1)
+
+
+def edits_the_record(self, record):
+    record["losses"].clear()
+
+
+def renews_the_classifier(self, client):
+    client.model.classifier = nn.Linear(client.model.feature_dim, client.num_classes)
+
+
+def widens_the_classifier(self, client):
+    client.model.classifier.weight = nn.Parameter(torch.zeros(12, client.model.feature_dim))
+
+
+def stops_gradients(self, client):
+    client.model.encoder.requires_grad_(False)
+
+
+def forgets_training_mode(self, step):
+    step.model.eval()
+
+
+def notes_too_late(self, client):
+    client.scratch["previous"] = client.id
+
+
+def draws_from_torch(self, step):
+    return Loss(step.logits.square().mean() * torch.rand(()))
+
+
+def draws_from_numpy(self, server):
+    server.state["order"] = np.random.permutation(3).tolist()
+
+
+def detects_anomalies(self, client):
+    torch.autograd.set_detect_anomaly(True)
+
+
+def reads_a_value(self, step):
+    return Loss(step.logits.square().mean() / (1 + step.logits.detach().mean().item() ** 2))
+
+
+def branches(self, step):
+    return Loss(step.logits.mean()) if step.logits.sum() > 0 else None
+
+
+def picks_by_mask(self, step):
+    return Loss(step.features[step.y == 3].sum())
+
+
+def gives_nan(self, step):
+    return Loss((step.features * float("inf") * 0).mean())
+
+
+def gives_a_vector(self, step):
+    return Loss(step.features.mean(dim=1))
+
+
+def gives_no_gradient(self, step):
+    return Loss(step.features.detach().mean())
+
+
+def sends_a_number(self, client):
+    return {"n": client.n}
+
+
+def sends_nan(self, client):
+    return {"variance": torch.full((3,), float("nan"))}
+
+
+def sends_inputs(self, client):
+    return {"replay": client._session.data.inputs(torch.arange(4))}
+
+
+def counts_broadcasts(self, server):
+    server.state["sent"] = server.state.get("sent", 0) + 1
+    return {"sent": torch.tensor(server.state["sent"])}
+
+
+# --- what a run shows --------------------------------------------------------------------------------------------
+
+
+def raises_in_round_1(self, client):
+    if client.round == 1:
+        raise KeyError("previous")
+
+
+def draws_from_the_system(self, step):
+    return Loss(step.logits.square().mean(), weight=os.urandom(1)[0] / 255 + 0.1)
+
+
+def pulls_a_bit_more(self, step):
+    return Loss(proximal_term(step.parameters, step.reference), weight=self.options.mu + 1e-3)
+
+
+ROUNDS = {}
+
+
+class RemembersByObject(Plugin):
+    """What it knows about earlier rounds is gone when the run goes on with new objects."""
+
+    @hookimpl
+    def begin_round(self, server):
+        ROUNDS[id(self)] = ROUNDS.get(id(self), 0) + 1
+        server.state["rounds"] = ROUNDS[id(self)]
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["round"] = client.round
+
+    @hookimpl
+    def broadcast(self, server):
+        return {"rounds": torch.tensor(float(server.state.get("rounds", 0)))}
+
+
+def clears_everybodys_notes(self, client):
+    for notes in client._session.scratch.values():
+        notes.clear()
+
+
+def adds_up(self, updates):
+    return {name: sum(update.model[name] for update in updates) for name in updates[0].model}
+
+
+def takes_the_first(self, updates):
+    return dict(updates[0].model)
+
+
+def pairs_clients(self, server):
+    server.state["pair"] = server.cohort[:2]
+    if len(server.cohort) < 2:
+        raise IndexError("nobody to pair with")
+
+
+def divides_by_one_less(self, client):
+    return {"variance": torch.tensor(client.n / (client.n - 1))}
+
+
+def spreads_the_batch(self, step):
+    return Loss(step.features.std(dim=0).mean(), weight=0.01)
+
+
+def means_of_all_classes(self, client):
+    features, _, labels = client.forward()
+    return {"means": torch.stack([features[labels == c].mean(dim=0) for c in range(client.num_classes)])}
+
+
+class AveragesZeros(Plugin):
+    """Absent classes are rows of zeros, and the server divides by the number of clients."""
+
+    @hookimpl
+    def end_local(self, client):
+        features, _, labels = client.forward()
+        hot = torch.nn.functional.one_hot(labels, client.num_classes).to(features.dtype)
+        return {"means": hot.T @ features / hot.sum(dim=0).clamp(min=1).unsqueeze(1)}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        means = update.payload.pop("means")
+        server.state["sum"] = server.state.get("sum", torch.zeros_like(means)) + means
+        held = (means != 0).any(dim=1).to(means.dtype)
+        server.state["held"] = server.state.get("held", torch.zeros_like(held)) + held
+
+    @hookimpl
+    def broadcast(self, server):
+        return {"prototypes": self.means(server)} if "sum" in server.state else None
+
+    def means(self, server):
+        return server.state["sum"] / server.num_clients
+
+
+class AveragesHolders(AveragesZeros):
+    """The same done well."""
+
+    def means(self, server):
+        return server.state["sum"] / server.state["held"].clamp(min=1).unsqueeze(1)
+
+
+def expects_everybody(self, server, mean):
+    if len(server.accepted) != server.num_clients:
+        raise ValueError(f"{len(server.accepted)} of {server.num_clients} updates")
+
+
+SENDS_A_CENTRE = {"broadcast": lambda self, server: {"centre": torch.ones(3)}}
+OWNS = {"owns": ("classifier.*",)}
+DEFECTS = [
+    ("is_a_plugin_class", object, "not derived from fedcore.Plugin"),
+    ("is_a_plugin_class", print, "no class"),
+    ("hooks_are_known_and_marked", Unmarked, "@hookimpl"),
+    ("hooks_are_known_and_marked", broken(local_los=lambda self, step: None), "Did you mean 'local_loss'"),
+    ("hooks_are_known_and_marked", broken(local_loss=lambda self, step, mu=0.1: None), "default value"),
+    ("options_have_defaults", broken(Options=Needy), "mu"),
+    ("options_refuse_what_they_do_not_know", broken(Options=Lax), "no_such_option"),
+    ("options_refuse_what_they_do_not_know", broken(Options=AcceptsNan), "mu=nan"),
+    ("options_are_described", broken(Options=Silent), "'mu' has no description"),
+    ("is_documented", broken(), "docstring"),
+    ("declarations_fit_the_hooks", broken(**OWNS), "no hook aggregate"),
+    ("declarations_fit_the_hooks", broken(neutral={"nu": 0}), "'nu'"),
+    ("creation_has_no_side_effects", DrawsWhenMade, "torch"),
+    ("configures_the_same_model_each_time", broken(configure_model=adds_a_layer_at_random), "encoder.extra"),
+    ("keeps_nothing_on_self", CachesOnSelf, "begin_local changes self.cache"),
+    ("keeps_nothing_on_self", ConstantOnSelf, "finds a Tensor in self.margin"),
+    ("shares_nothing_between_processes", SharesAClassAttribute, "SharesAClassAttribute.seen"),
+    ("shares_nothing_between_processes", broken(begin_local=logs_to_the_module), "LOG"),
+    ("shares_nothing_between_processes", broken(begin_local=in_a_closure()), "notes in the closure"),
+    ("edits_nothing_in_place", broken(local_loss=edits_the_batch), "local_loss edits step.x"),
+    ("edits_nothing_in_place", broken(observe=edits_the_labels_unseen), "observe edits step.y"),
+    ("edits_nothing_in_place", broken(observe=edits_the_weights), "classifier.weight in place"),
+    ("edits_nothing_in_place", broken(local_loss=moves_batch_norm), "running_mean"),
+    ("edits_nothing_in_place", broken(begin_local=edits_what_came_down, **SENDS_A_CENTRE), "client.received['centre']"),
+    ("edits_nothing_in_place", broken(server_step=edits_the_global_model), "server_step edits server.model"),
+    ("edits_nothing_in_place", broken(pre_aggregate=edits_an_update), "pre_aggregate edits update.model"),
+    ("edits_nothing_in_place", broken(round_end=edits_the_record), "round_end edits record"),
+    ("leaves_the_models_layout_alone", broken(begin_local=renews_the_classifier), "weight by another object"),
+    ("leaves_the_models_layout_alone", broken(begin_local=widens_the_classifier), "from (10, 16) to (12, 16)"),
+    ("leaves_the_models_layout_alone", broken(begin_local=stops_gradients), "requires_grad from True to False"),
+    ("leaves_the_models_layout_alone", broken(observe=forgets_training_mode), "from training to eval"),
+    ("loses_no_notes", broken(end_local=notes_too_late), "client.scratch['previous']"),
+    ("uses_no_global_random_state", broken(local_loss=draws_from_torch), "local_loss draws from torch"),
+    ("uses_no_global_random_state", broken(begin_round=draws_from_numpy), "begin_round draws from NumPy"),
+    ("changes_no_global_settings", broken(begin_local=detects_anomalies), "anomaly detection from False to True"),
+    ("never_waits_for_the_device", broken(local_loss=reads_a_value), ".item()"),
+    ("never_waits_for_the_device", broken(local_loss=branches), "a branch on it"),
+    ("never_waits_for_the_device", broken(local_loss=picks_by_mask), "boolean index"),
+    ("loss_terms_are_scalars_that_train", broken(local_loss=gives_nan), "returns nan"),
+    ("loss_terms_are_scalars_that_train", broken(local_loss=gives_a_vector), "forgot .mean()"),
+    ("loss_terms_are_scalars_that_train", broken(local_loss=gives_no_gradient), "without a gradient"),
+    ("sends_only_finite_tensors", broken(end_local=sends_a_number), "'n': int"),
+    ("sends_only_finite_tensors", broken(end_local=sends_nan), "'variance' with values that are not finite"),
+    ("sends_no_samples", broken(end_local=sends_inputs), "'replay'"),
+    ("broadcast_is_a_function_of_the_state", broken(broadcast=counts_broadcasts), "other tensors"),
+    ("trains", broken(begin_local=raises_in_round_1), "begin_local (round 1"),
+    ("trains_with_batch_norm", broken(begin_local=raises_in_round_1), "begin_local (round 1"),
+    ("same_seed_gives_the_same_bits", broken(local_loss=draws_from_the_system), "run twice with the same seed"),
+    ("neutral_options_are_fedavg", broken(Options=Strength, neutral={"mu": 0}, local_loss=pulls_a_bit_more), "FedAvg"),
+    ("resumes_to_the_same_bits", RemembersByObject, "server.state differs"),
+    ("runs_beside_another_plugin", broken(end_local=clears_everybodys_notes), "client.scratch of another plugin"),
+    ("mean_of_equal_updates_is_that_update", broken(aggregate=adds_up, **OWNS), "classifier"),
+    ("order_of_clients_does_not_matter", broken(aggregate=takes_the_first, **OWNS), "classifier"),
+    ("works_with_one_client", broken(begin_round=pairs_clients), "nobody to pair with"),
+    ("works_with_a_client_of_one_sample", broken(end_local=divides_by_one_less), "ZeroDivisionError"),
+    ("works_with_a_last_batch_of_one", broken(local_loss=spreads_the_batch), "became nan"),
+    ("works_with_absent_classes", broken(end_local=means_of_all_classes), "not finite"),
+    ("works_with_partial_participation", broken(server_step=expects_everybody), "1 of 3 updates"),
+    ("absent_classes_are_not_averaged_as_zeros", AveragesZeros, "divided by the number of clients"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _anomaly_detection_off():
+    yield
+    torch.autograd.set_detect_anomaly(False)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:std\\(\\)")
+@pytest.mark.parametrize(("check", "plugin", "words"), DEFECTS, ids=[f"{row[0]}-{i}" for i, row in enumerate(DEFECTS)])
+def test_a_planted_defect_is_found_by_its_check(check, plugin, words):
+    with pytest.raises(AssertionError) as caught:
+        CHECKS[f"check_{check}"].function(plugin)
+    text = str(caught.value)
+    assert words in text, text
+    assert text.startswith(f"plugin {plugin.__name__.lower()!r} fails check_{check}: ")
+    assert len(text.partition("\nWhat to do: ")[2]) > 20
+
+
+def test_every_quick_check_has_a_planted_defect():
+    planted = {f"check_{row[0]}" for row in DEFECTS}
+    without = {"check_package_is_complete"}  # needs an installed package: see test_scaffold.py
+    assert {check.name for check in CHECKS.values() if not check.slow} - planted == without
+    assert len(DEFECTS) >= 20
+
+
+def test_the_same_done_well_passes():
+    CHECKS["check_absent_classes_are_not_averaged_as_zeros"].function(AveragesHolders)
+
+
+SHARING = """
+from fedcore import Plugin, hookimpl
+
+rounds = []
+
+
+class Sharing(Plugin):
+    @hookimpl
+    def begin_round(self, server):
+        rounds.append(server.round)
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["rounds"] = len(rounds)
+"""
+
+
+@pytest.mark.slow
+def test_what_clients_read_from_the_servers_memory_is_found_by_the_engines(tmp_path, monkeypatch):
+    (tmp_path / "sharing_module.py").write_text(SHARING)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AssertionError, match=r"with workers=1 and in this process, the state of client . differs"):
+        CHECKS["check_every_engine_gives_the_same_bits"].function("module:sharing_module.Sharing")
+
+
+# --- the kit as a whole ------------------------------------------------------------------------------------------
+
+
+class Undocumented(Plugin):
+    Options = Silent
+
+
+def test_check_plugin_names_everything_that_fails():
+    with pytest.raises(CheckFailed) as caught:
+        check_plugin(Undocumented, slow=False)
+    failed = re.findall(r"^plugin 'undocumented' fails (\w+): ", str(caught.value), re.MULTILINE)
+    assert failed == ["check_options_are_described", "check_is_documented"]
+
+
+def test_expected_failures_are_strict():
+    reasons = {"check_is_documented": "a test", "check_options_are_described": "a test"}
+    only = [*reasons]
+    verdicts = list(run_checks(Undocumented, only=only, expected_failed_checks=reasons))
+    assert [(v.status, v.message) for v in verdicts] == [("failed as expected", "a test")] * 2
+    reasons = {"check_options_have_defaults": "it has"}
+    (verdict,) = run_checks(Undocumented, only=[*reasons], expected_failed_checks=reasons)
+    assert verdict.status == "failed"
+    assert "remove it from expected_failed_checks" in verdict.message
+
+
+def test_unknown_checks_and_plugins():
+    with pytest.raises(UnknownNameError, match="Did you mean 'check_trains'"):
+        list(run_checks("fedprox", only=["check_train"]))
+    with pytest.raises(UnknownNameError, match="Did you mean 'fedprox'"):
+        list(run_checks("fedprx"))
+
+
+def test_without_a_plugin_class_nothing_else_is_tried():
+    verdicts = list(run_checks(object, slow=False))
+    assert [v.status for v in verdicts].count("failed") == 1
+    assert {v.message for v in verdicts[1:]} == {"check_is_a_plugin_class failed"}
+
+
+def test_parametrize_with_checks():
+    mark = parametrize_with_checks([Undocumented], expected_failed_checks=lambda plugin: {"check_trains": "why"}).mark
+    cases = {case.id: case for case in mark.args[1]}
+    assert set(cases) == {f"undocumented-{name}" for name in CHECKS}
+    marks = {id_: {m.name for m in case.marks} for id_, case in cases.items()}
+    assert marks["undocumented-check_every_engine_gives_the_same_bits"] == {"slow"}
+    assert marks["undocumented-check_trains"] == {"xfail"}
+    plugin, check = cases["undocumented-check_is_documented"].values
+    with pytest.raises(CheckFailed, match="docstring"):
+        check(plugin)
+    plugin, check = cases["undocumented-check_package_is_complete"].values
+    with pytest.raises(pytest.skip.Exception, match="no installed package"):
+        check(plugin)
+
+
+def test_checks_are_plain_functions_that_take_a_class():
+    from fedcore.testing.checks.contract import check_is_documented
+
+    with pytest.raises(AssertionError, match="docstring"):
+        check_is_documented(Undocumented)
+    check_is_documented(type("Documented", (Undocumented,), {"__doc__": "Does nothing."}))
+
+
+# --- fedcore plugins check ---------------------------------------------------------------------------------------
+
+
+def cli(*arguments):
+    return CliRunner().invoke(app, ["plugins", "check", *arguments], catch_exceptions=False)
+
+
+def test_the_command_passes():
+    result = cli("fedprox", "--only", "check_trains", "--only", "check_is_documented")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"passed +check_trains +Two rounds", result.output)
+    assert "fedprox keeps the contract: 2 passed in" in result.output
+
+
+def test_the_command_fails_with_what_to_do():
+    result = cli(name_of(Undocumented), "--only", "check_is_documented")
+    assert result.exit_code == 1
+    assert re.search(r"FAILED +check_is_documented", result.output)
+    assert "What to do: write a docstring" in result.output
+    assert "breaks the contract: 1 failed" in result.output
+
+
+def test_the_command_in_json():
+    result = cli(
+        name_of(Undocumented), "--only", "check_is_documented", "--only", "check_options_have_defaults", "--json"
+    )
+    assert result.exit_code == 1
+    assert [(row["check"], row["status"]) for row in json.loads(result.stdout)] == [
+        ("check_options_have_defaults", "passed"),
+        ("check_is_documented", "failed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["fedprx"], "Did you mean 'fedprox'?"), (["fedprox", "--only", "check_train"], "Did you mean 'check_trains'?")],
+)
+def test_the_command_refuses_unknown_names(arguments, words):
+    result = cli(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.output
