@@ -3,8 +3,9 @@
 A step that is replayed runs no Python, so a graph is good only where the hooks would have done the same. What they
 look at tells: :class:`fedcore.client.step.BatchStep` notes whether they asked for the round, the epoch, the client or
 the batch. A graph is kept as far as that goes: all run long, for the round, or for one client's session; a step that
-looked at the batch is never captured, nor is one that rebinds tensors of the client's ``scratch`` or ``state`` (an update in
-place is fine). The first step of a kind runs as it stands, which also warms the libraries up; the second is captured.
+looked at the batch is never captured, nor is one that rebinds tensors of the client's ``scratch`` or ``state`` (an
+update in place is fine). The first step of a kind runs eagerly, which also warms the libraries up; the second is
+captured.
 """
 
 from __future__ import annotations

@@ -57,8 +57,7 @@ def train_batch(session: LocalSession, plugins: PluginSet, epoch: int, number: i
     if session.config.clip_norm is not None:
         nn.utils.clip_grad_norm_(session.trained, session.config.clip_norm)
     with torch.no_grad():
-        for _ in plugins.each("observe", step=step):
-            pass
+        plugins.call_all("observe", step=step)
     session.optimizer.step()
     session.batch = None
     return batch

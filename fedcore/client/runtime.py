@@ -127,8 +127,7 @@ class ClientRuntime:
         session.load(session.start)
         session.load_frozen()
         session.in_begin_local = True
-        for _ in self.setup.plugins.each("begin_local", client=session.context("")):
-            pass
+        self.setup.plugins.call_all("begin_local", client=session.context(""))
         session.in_begin_local = False
         session.prepare_training()
         return self._fit(task, session, 0)
@@ -216,7 +215,7 @@ class ClientRuntime:
         return ClientResult(task.id)
 
     def _exchanged(self, plugin_name: str) -> list[str]:
-        plugin = next(plugin for plugin in self.setup.plugins if plugin.name == plugin_name)
+        plugin = self.setup.plugins[plugin_name]
         return self.setup.claimed(plugin, "exchanges")
 
 

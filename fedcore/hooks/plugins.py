@@ -37,10 +37,15 @@ class _Call(NamedTuple):
 
 
 class PluginSet:
-    """The plugins of one side of one run, in user order, with the built-in FedAvg behind them."""
+    """The plugins of one side of one run, in user order, with the built-in FedAvg behind them.
+
+    pluggy validates the hooks' signatures against the specifications and orders the implementations. The calls are ours:
+    every plugin gets its own view of the arguments, its time is measured, and its result is checked.
+    """
 
     def __init__(self, plugins: Iterable[Plugin]) -> None:
         self.plugins = tuple(plugins)
+        self._by_name = {plugin.name: plugin for plugin in self.plugins}
         manager = pluggy.PluginManager("fedcore")
         manager.add_hookspecs(hookspecs)
         for plugin in reversed(self.plugins):  # pluggy calls the last registered first
@@ -74,6 +79,10 @@ class PluginSet:
         """Iterate over the user's plugins, without the built-in one."""
         return (plugin for plugin in self.plugins if plugin.name != BUILTIN)
 
+    def __getitem__(self, name: str) -> Plugin:
+        """Return the plugin of a name; KeyError where the run has none."""
+        return self._by_name[name]
+
     def implementers(self, hook: str) -> list[Plugin]:
         """Return the user's plugins that implement a hook, in user order."""
         return [call.plugin for call in self._calls[hook] if call.plugin.name != BUILTIN]
@@ -86,6 +95,11 @@ class PluginSet:
         """
         for call in self._calls[hook]:
             yield call.plugin, self._invoke(call, hook, arguments)
+
+    def call_all(self, hook: str, **arguments: Any) -> None:
+        """Call a hook that returns nothing on every plugin, as :meth:`each` does."""
+        for _ in self.each(hook, **arguments):
+            pass
 
     def first(self, hook: str, **arguments: Any) -> Any:
         """Return the first result that is not None, the built-in plugin asked last."""

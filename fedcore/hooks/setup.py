@@ -61,8 +61,7 @@ class Setup:
         if config.buffers == "local":
             personal.update(Layout.of(model).buffers)
         setup = cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
-        for _ in plugins.each("check_run", setup=setup):
-            pass
+        plugins.call_all("check_run", setup=setup)
         return setup
 
     def claimed(self, plugin: Plugin, declaration: str) -> list[str]:

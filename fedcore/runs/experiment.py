@@ -243,8 +243,7 @@ class Experiment:
         record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         current = Round.open(self.federation, state, number=record["round"])
-        for _ in self.federation.setup.plugins.each("round_end", server=RoundContext(current), record=record):
-            pass
+        self.federation.setup.plugins.call_all("round_end", server=RoundContext(current), record=record)
         self._touched.update(record["cohort"])
         began = time.perf_counter()
         if last or state.round % self.config.checkpoint_every == 0:

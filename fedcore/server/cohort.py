@@ -56,8 +56,7 @@ def _run_round(federation: Federation, current: Round, notify: Notify) -> RoundR
     any_reachable = any(simulated.reached for simulated in current.simulated.values())
     if any_reachable:
         current.phase = "begin_round"
-        for _ in plugins.each("begin_round", server=RoundContext(current)):
-            pass
+        plugins.call_all("begin_round", server=RoundContext(current))
         current.phase = "round"
     chosen = time.perf_counter()
     if any_reachable:
@@ -292,8 +291,7 @@ def run_post_train(
     current = Round.open(federation, committed)
     current.phase = "post_train"
     try:
-        for _ in federation.setup.plugins.each("post_train", server=RoundContext(current)):
-            pass
+        federation.setup.plugins.call_all("post_train", server=RoundContext(current))
     finally:
         current.close()
     state = replace(

@@ -160,7 +160,7 @@ class RoundContext(ServerContext):
                 "in a round return tensors from aggregate or server_step",
                 plugin=self._plugin,
             )
-        plugin = next(p for p in current.federation.setup.plugins if p.name == self._plugin)
+        plugin = current.federation.setup.plugins[self._plugin]
         allowed = current.federation.setup.claimed(plugin, "corrects")
         check_partial(current.federation.setup, tensors, allowed, self._plugin, "post_train")
         current.model = {**current.model, **{name: t.detach().clone().cpu() for name, t in tensors.items()}}
