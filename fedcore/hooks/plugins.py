@@ -39,7 +39,7 @@ class _Call(NamedTuple):
 class PluginSet:
     """The plugins of one side of one run, in user order, with the built-in FedAvg behind them.
 
-    pluggy validates the hooks' signatures against the specifications and orders the implementations. The calls are ours:
+    pluggy checks the hooks' signatures against the specifications and orders the implementations. The calls are ours:
     every plugin gets its own view of the arguments, its time is measured, and its result is checked.
     """
 
