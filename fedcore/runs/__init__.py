@@ -1,0 +1,1 @@
+"""One run: resolve, start, train round by round, evaluate, record, checkpoint, finish, resume."""
