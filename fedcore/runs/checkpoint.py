@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import RunDirectoryError
+from fedcore.base.types import Tensors
+from fedcore.runs.saved import Binding
+from fedcore.server.state import ServerState
+from fedcore.storage.client_store import ClientStore
 from fedcore.storage.files import delete_others
 from fedcore.storage.manifest import Manifest
-from fedcore.runs.saved import Binding
 from fedcore.storage.serial import read_tensors, write_tensors
 from fedcore.storage.state import SEPARATOR, flatten, unflatten
-from fedcore.storage.client_store import ClientStore
-from fedcore.server.state import ServerState
-from fedcore.base.types import Tensors
 
 KEPT = 2
 PHASES = {"train": 0, "post_train": 1, "done": 2}

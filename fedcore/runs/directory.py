@@ -19,9 +19,13 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from fedcore.runs.checkpoint import CheckpointStore, Report
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, RunDirectoryError
+from fedcore.runs.checkpoint import CheckpointStore, Report
+from fedcore.runs.saved import Binding, SavedConfig, read_saved
+from fedcore.runs.trust import check_links, code_in, places_in
+from fedcore.server.state import ServerState
+from fedcore.storage.client_store import ClientStore, RemoteClientStore
 from fedcore.storage.files import (
     TEMPORARY,
     finite,
@@ -36,11 +40,7 @@ from fedcore.storage.files import (
     write_json,
     write_text,
 )
-from fedcore.runs.saved import Binding, SavedConfig, read_saved
 from fedcore.storage.serial import write_tensors
-from fedcore.storage.client_store import ClientStore, RemoteClientStore
-from fedcore.server.state import ServerState
-from fedcore.runs.trust import check_links, code_in, places_in
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
 

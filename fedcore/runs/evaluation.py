@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcore.client.messages import ClientFailure, ClientTask
-from fedcore.engines.local import cores
 from fedcore.base.errors import RejectUpdate
 from fedcore.client.evaluation import evaluate, rates, silhouette, summarise_clients
 from fedcore.client.frozen import load_state
+from fedcore.client.messages import ClientFailure, ClientTask
+from fedcore.engines.local import cores
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
+from fedcore.server.context import broadcasts
+from fedcore.server.dispatch_order import in_order
 from fedcore.server.federation import Federation
 from fedcore.server.round import Round
-from fedcore.server.dispatch_order import in_order
-from fedcore.server.context import broadcasts
 from fedcore.server.state import ServerState
 
 

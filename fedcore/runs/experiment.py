@@ -16,26 +16,26 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore.base import registry
-from fedcore.runs.checkpoint import Report
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import FedcoreError, RunDirectoryError
+from fedcore.client.frozen import load_state
+from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Partition
 from fedcore.engines.protocol import Engine
-from fedcore.client.worker_spec import WorkerSpec
-from fedcore.base.errors import FedcoreError, RunDirectoryError
-from fedcore.storage.files import finite, sealed
-from fedcore.client.frozen import load_state
 from fedcore.models import SplitModel
-from fedcore.runs.start import Opened, begin, reopen
 from fedcore.models.placement import Placement, resolve_device
+from fedcore.runs import participation
+from fedcore.runs.checkpoint import Report
+from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now, session
-from fedcore.server.round import Notify, Round
-from fedcore.runs.directory import RunDirectory
+from fedcore.runs.start import Opened, begin, reopen
+from fedcore.runs.trackers.following import tracked
 from fedcore.server.cohort import Federation, run_post_train, run_round
 from fedcore.server.context import RoundContext
+from fedcore.server.round import Notify, Round
 from fedcore.server.state import ServerState
-from fedcore.runs import participation
-from fedcore.runs.trackers.following import tracked
+from fedcore.storage.files import finite, sealed
 
 Make = Callable[[WorkerSpec], Engine]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.hooks.plugin import parse_options
-from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
 from fedcore.base.errors import ConfigError
-from fedcore.models.placement import resolve_device
+from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
+from fedcore.hooks.plugin import parse_options
 from fedcore.hooks.plugins import BUILTIN, PluginSet
+from fedcore.models.placement import resolve_device
 
 
 def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:

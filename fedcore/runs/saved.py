@@ -1,8 +1,8 @@
 """What is bound together in a run directory: the configuration, who holds which samples, and the samples.
 
 ``config.yaml`` carries a digest of each, and every checkpoint does, so that none of them can be exchanged or damaged
-without a word. Options without an effect on the bits (:data:`fedcore.base.identity.WITHOUT_EFFECT`) are not bound: a run may
-go on with other workers, and where its data lie elsewhere. Imports no torch.
+without a word. Options without an effect on the bits (:data:`fedcore.base.identity.WITHOUT_EFFECT`) are not bound: a
+run may go on with other workers, and where its data lie elsewhere. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedcore.storage.config_file import BESIDE_OPTIONS, read_mapping
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import RunDirectoryError
 from fedcore.base.identity import WITHOUT_EFFECT
+from fedcore.storage.config_file import BESIDE_OPTIONS, read_mapping
 
 SINCE_DIGESTS = ("client_timeout", "local_steps")
 """Options that came with the digests, shortly before or after them: a file without digests may lack them."""

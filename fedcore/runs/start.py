@@ -11,21 +11,21 @@ from typing import Any
 import torch
 import yaml
 
-from fedcore.runs.autotune import tuned
-from fedcore.runs.checkpoint import Report
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.safe_yaml import read_yaml
+from fedcore.base.tensors import clone
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.content import data_digest
-from fedcore.base.errors import ConfigError, RunDirectoryError
-from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.hooks.setup import Setup
+from fedcore.runs.autotune import tuned
+from fedcore.runs.checkpoint import Report
 from fedcore.runs.directory import RunDirectory, installed_versions
-from fedcore.base.safe_yaml import read_yaml
+from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.runs.saved import HOW_TO_CHANGE, Binding, SavedConfig, bound, partition_digest
-from fedcore.server.state import ServerState
-from fedcore.base.tensors import clone
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
+from fedcore.server.state import ServerState
 
 CHANGEABLE = frozenset({"rounds", "workers", "data_dir", "device", "client_timeout"})
 """Options that may take another value when a run goes on; of these only rounds and device can change its bits."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.hooks.plugin import places
 from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError
+from fedcore.hooks.plugin import places
 
 OWN_FOLDERS = ("checkpoint", "clients", "trackers")
 """Folders of a run directory in which fedcore itself overwrites and deletes."""

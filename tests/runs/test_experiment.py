@@ -17,8 +17,8 @@ import torch
 import fedcore
 from fedcore import Loss, Plugin, RejectUpdate, hookimpl
 from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError
-from fedcore.runs.experiment import Interrupted, evaluate_run, resume
 from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import Interrupted, evaluate_run, resume
 from fedcore.testing import EqualWeights
 from tests import support
 from tests.support import client_state, committed, lines, model_bytes, weights

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.hooks.plugin import PluginOptions, parse_options
 from fedcore.base.errors import PluginContractError
+from fedcore.hooks.plugin import PluginOptions, parse_options
 
 Status = Literal["finished", "stopped", "failed"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.config import RunConfig
-from fedcore.storage.files import open_inside
 from fedcore.base.subprocesses import command, environment
 from fedcore.runs.trackers.base import Status, TrackerOptions
 from fedcore.runs.trackers.memory import Memory, memory_file
 from fedcore.runs.trackers.process import SWITCHED_OFF
+from fedcore.storage.files import open_inside
 
 Notify = Callable[[str, Mapping[str, Any]], None]
 

@@ -13,9 +13,9 @@ import yaml
 from pydantic import Field
 
 from fedcore.base.errors import FedcoreError
-from fedcore.storage.files import open_inside
 from fedcore.runs.trackers.base import Status, TrackedRun, Tracker, TrackerOptions
 from fedcore.runs.trackers.scalars import parameters, round_scalars, scalars
+from fedcore.storage.files import open_inside
 
 
 class TensorBoardOptions(TrackerOptions):

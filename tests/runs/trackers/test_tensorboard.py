@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedcore import resume
-from fedcore.runs.experiment import Interrupted
 from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import Interrupted
 from fedcore.testing import check_tracker, federate
 
 pytest.importorskip("tensorboard", reason="the extra fedcore[tensorboard] is not installed")

@@ -13,14 +13,14 @@ import pytest
 from fedcore import RunConfig, resume
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
-from fedcore.runs.experiment import Interrupted
 from fedcore.base.identity import digest
 from fedcore.runs.directory import RunDirectory
-from fedcore_study.sweep.run import run_sweep
-from fedcore_study.sweep.spec import SweepSpec
-from fedcore.testing import SMALL, check_tracker, federate, model_bytes, records
+from fedcore.runs.experiment import Interrupted
 from fedcore.runs.trackers.base import create_tracker, resolve_trackers
 from fedcore.runs.trackers.memory import Memory, memory_file
+from fedcore.testing import SMALL, check_tracker, federate, model_bytes, records
+from fedcore_study.sweep.run import run_sweep
+from fedcore_study.sweep.spec import SweepSpec
 
 RECORDER = "module:odd_trackers.Recorder"
 

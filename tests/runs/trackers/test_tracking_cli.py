@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from fedcore.base.errors import ConfigError
 from fedcore.cli.app import app
 from fedcore.cli.settings import build_config
-from fedcore.base.errors import ConfigError
 
 
 def run(*arguments):
