@@ -16,12 +16,12 @@ from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, 
 _CODE = "module:"
 
 GROUPS = {
-    "plugin": "fedcore.hooks.plugins",
+    "plugin": "fedcore.plugins",
     "dataset": "fedcore.datasets",
     "model": "fedcore.models",
     "partitioner": "fedcore.partitioners",
     "engine": "fedcore.engines",
-    "tracker": "fedcore.runs.trackers",
+    "tracker": "fedcore.trackers",
     "command": "fedcore.commands",
     "figure": "fedcore.figures",
 }

@@ -20,7 +20,7 @@ from fedcore.functional.statistics import check_statistics
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing.fingerprint import fingerprint
 
-NAMES = sorted({point.name for point in entry_points(group="fedcore.hooks.plugins")} - {"fedavg", "dp", "local-dp"})
+NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg", "dp", "local-dp"})
 HONEST = 3
 """Clients 0 to 2 behave; each of the others sends one thing that is wrong."""
 RUN = {"model": "mlp", "workers": 0, "device": "cpu", "rounds": 2, "local_epochs": 2, "batch_size": 32}

@@ -8,7 +8,7 @@ import pytest
 
 from fedcore.testing import CHECKS, parametrize_with_checks
 
-NAMES = sorted({point.name for point in entry_points(group="fedcore.hooks.plugins")} - {"fedavg"})
+NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
 # These share one run per plugin; the others take several each.
 QUICK = {check.name for check in CHECKS.values() if check.function.__module__.endswith((".contract", ".hooks"))}
 

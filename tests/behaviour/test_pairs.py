@@ -16,7 +16,7 @@ from fedcore.hooks.setup import Setup
 from fedcore.runs.directory import RunDirectory
 from fedcore.storage.serial import read_tensors
 
-NAMES = sorted({point.name for point in entry_points(group="fedcore.hooks.plugins")} - {"fedavg"})
+NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
 PAIRS = list(combinations(NAMES, 2))
 EXAMPLES = [
     ("fedavgm", "fedcd"),

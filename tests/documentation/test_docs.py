@@ -107,7 +107,7 @@ def test_a_plugin_package_depends_on_the_core_only():
         needs = [re.split(r"[<>=]", need)[0] for need in project["dependencies"]]
         assert needs[0] == "fedcore", path
         assert not [need for need in needs[1:] if need.startswith("fedcore") or need in ("torch", "torchvision")], path
-        if set(project["entry-points"]) & {"fedcore.hooks.plugins", "fedcore.partitioners"}:  # others wrap a library
+        if set(project["entry-points"]) & {"fedcore.plugins", "fedcore.partitioners"}:  # others wrap a library
             assert needs[1:] == {"fedcore-dp": ["opacus"]}.get(project["name"], []), path  # its accountant
         source = path.parent / "src"
         own = next(source.iterdir()).name

@@ -106,7 +106,7 @@ def spec(tmp_path_factory):
         "Metadata-Version: 2.4\nName: fedcore-fedproto\nVersion: 0.1.0\nSummary: FedProto\n"
         "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
     )
-    (information / "entry_points.txt").write_text("[fedcore.hooks.plugins]\nfedproto = fedcore_fedproto:FedProto\n")
+    (information / "entry_points.txt").write_text("[fedcore.plugins]\nfedproto = fedcore_fedproto:FedProto\n")
     return spec
 
 

@@ -41,7 +41,7 @@ FAULTS = {
         "deadline": 60.0,
     },
 }
-METHODS = sorted({point.name for point in entry_points(group="fedcore.hooks.plugins")})
+METHODS = sorted({point.name for point in entry_points(group="fedcore.plugins")})
 
 
 def simulator(breaks=(), clients=200, samples=160, **system):

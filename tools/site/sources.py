@@ -69,7 +69,7 @@ def core_definition(path: str) -> Definition | None:
 def entry_points(package: Path) -> dict[str, str]:
     """Return the plugins that a package provides: name -> ``module:Class``."""
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    points: dict[str, str] = project.get("entry-points", {}).get("fedcore.hooks.plugins", {})
+    points: dict[str, str] = project.get("entry-points", {}).get("fedcore.plugins", {})
     return points
 
 

@@ -17,7 +17,7 @@ from fedcore.models import build_model
 from fedcore.testing import federate, model_bytes, name_of, records, weights
 
 OURS = sorted(
-    point.name for point in entry_points(group="fedcore.hooks.plugins") if point.dist.name.startswith("fedcore")
+    point.name for point in entry_points(group="fedcore.plugins") if point.dist.name.startswith("fedcore")
 )
 
 

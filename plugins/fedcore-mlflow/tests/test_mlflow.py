@@ -47,7 +47,7 @@ def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
     client, (run,) = runs_of(uri)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == result.directory.name
-    assert run.data.tags["fedcore.hooks.plugins"] == "moon"
+    assert run.data.tags["fedcore.plugins"] == "moon"
     assert {name: run.data.params[name] for name in ("alpha", "plugins", "moon.mu", "seed", "clip_norm")} == {
         "alpha": "0.3",
         "plugins": "moon",

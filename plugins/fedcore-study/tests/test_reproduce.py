@@ -271,7 +271,7 @@ class TestFind:
         info = tmp_path / "site" / "strange_method-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange-method\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[fedcore.hooks.plugins]\nstrange = strange_method:Strange\n")
+        (info / "entry_points.txt").write_text("[fedcore.plugins]\nstrange = strange_method:Strange\n")
         (package / "recipes").mkdir()
         monkeypatch.syspath_prepend(str(tmp_path / "site"))
         return package

@@ -90,7 +90,7 @@ def test_whatever_goes_wrong_is_told_once_and_changes_nothing(tmp_path, calls):
 
 
 def test_a_package_whose_import_fails_is_left_to_its_process(monkeypatch):
-    broken = EntryPoint("broken", "broken_on_import:Tracker", "fedcore.runs.trackers")
+    broken = EntryPoint("broken", "broken_on_import:Tracker", "fedcore.trackers")
     monkeypatch.setattr(registry, "available", lambda kind: {"broken": broken})
     assert resolve_trackers({"broken": {"some": 1}}) == {"broken": {"some": 1}}
     with pytest.raises(PluginContractError, match="boom in import"):

@@ -62,7 +62,7 @@ class MLflow(Tracker):
             self.client.update_run(self.id, status="RUNNING")
             return
         values = parameters(run.config)
-        tags = {"fedcore.run_dir": str(run.directory), "fedcore.hooks.plugins": str(values["plugins"])}
+        tags = {"fedcore.run_dir": str(run.directory), "fedcore.plugins": str(values["plugins"])}
         made = self.client.create_run(experiment, run_name=self.options.run_name or run.name, tags=tags)
         self.id = run.state["run_id"] = made.info.run_id
         self._log_parameters(values)
