@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -59,6 +61,7 @@ class CheckpointStore:
         self.binding: Binding | None = None  # what is written into every checkpoint
         self.found: Any = None  # what stood in the one that was loaded
         self._kept: dict[Path, Manifest] = {}  # oldest first
+        self._stamps = np.empty(0, np.int64)  # of the clients' states that the newest names, by client; 0 for unknown
 
     def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
         """Write a checkpoint, its clients' states first; then delete what neither it nor the one before names.
@@ -72,6 +75,7 @@ class CheckpointStore:
         new = manifest.changed(next(reversed(self._kept.values()), Manifest.of({})))
         self.clients.settle({client: manifest[client] for client in new if client in manifest})
         tensors, meta = _pack(state)
+        tensors[f"manifest{SEPARATOR}stamps"] = self._stamped(manifest, new)
         if self.binding is not None:
             meta["binding"] = self.binding.plain()
         if metrics is not None:
@@ -107,12 +111,13 @@ class CheckpointStore:
                 state = _unpack(tensors, meta)
                 manifest, (before, damage) = Manifest.of(state.manifest), _manifest_in(older)
                 self.clients.check(manifest, before)
+                stamps = self._check_stamps(manifest, tensors.get(f"manifest{SEPARATOR}stamps"))
                 if check is not None:
                     check(state, meta)
             except _DAMAGED as error:
                 problems.append(f"{path.name}: {error}")
                 continue
-            self._kept, self.found = {path: manifest}, meta.get("binding")
+            self._kept, self.found, self._stamps = {path: manifest}, meta.get("binding"), stamps
             if older is not None and before is not None:
                 self._kept = {older: before, path: manifest}
             if damage and report is not None:
@@ -129,6 +134,33 @@ class CheckpointStore:
                 f"give the same bits: fedcore train --config {self.root.parent / 'config.yaml'} --out NEW_FOLDER"
             )
         return None
+
+    def _stamped(self, manifest: Manifest, new: Iterable[int]) -> Tensor:
+        """Return what the states that a manifest names are known by, (n,) int64 in its order; looks at the new ones."""
+        clients = manifest.tensors()["clients"].numpy()
+        stamps = np.zeros(max(int(clients.max(initial=-1)) + 1, len(self._stamps)), np.int64)
+        stamps[: len(self._stamps)] = self._stamps
+        for client in new:
+            stamps[client] = self.clients.stamp(client, manifest.get(client))
+        self._stamps = stamps
+        return torch.from_numpy(stamps[clients])
+
+    def _check_stamps(self, manifest: Manifest, found: Tensor | None) -> npt.NDArray[np.int64]:
+        """Refuse a client's state that is whole, but not the one that was written: another run's, client's or round's.
+
+        :param found: as :meth:`_stamped` gave it; None in checkpoints of earlier versions.
+        """
+        clients = manifest.tensors()["clients"].numpy()
+        stamps = np.zeros(int(clients.max(initial=-1)) + 1, np.int64)
+        if found is None:
+            return stamps
+        if found.dtype != torch.int64 or found.shape != (len(clients),):
+            raise ValueError("the manifest's stamps do not fit its clients")
+        stamps[clients] = found.numpy()
+        for client, version in manifest.items():
+            if stamps[client] and self.clients.stamp(client, version) != stamps[client]:
+                raise RunDirectoryError(f"client {client}'s state of round {version} is not the one that was written")
+        return stamps
 
     def tidy(self) -> None:
         """Delete what a killed process left: all but what :meth:`load` found, the one before it, and what they name."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.errors import RunDirectoryError
-from fedcore.storage.files import delete_others, storing, sync_inside
+from fedcore.storage.files import delete_others, open_file, storing, sync_inside
 from fedcore.storage.manifest import Manifest
-from fedcore.storage.serial import read_tensors, write_tensors
+from fedcore.storage.serial import HEAD, checksum_in, read_tensors, write_tensors
 from fedcore.storage.state import flatten, unflatten
 
 
@@ -53,6 +53,16 @@ class ClientStore:
                 with storing(self.path(client, version)):
                     sync_inside(self.path(client, version), inside=self.root.parent)
 
+    def stamp(self, client: int, version: int | None) -> int:
+        """Return 63 bits of the checksum that a version carries; 0 where there is none."""
+        if version is None:
+            return 0
+        try:
+            with open_file(self.path(client, version)) as file:
+                return checksum_in(file.read(HEAD))
+        except OSError:
+            return 0
+
     def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
         """Delete every version of these clients that none of the manifests names, and what was half written."""
         for client in clients:
@@ -85,8 +95,22 @@ class RemoteClientStore(ClientStore):
         """Believe the client: the server cannot look."""
         return True
 
+    def stamp(self, client: int, version: int | None) -> int:
+        """Return 0: the clients keep their states."""
+        return 0
+
     def settle(self, manifest: Mapping[int, int | None]) -> None:
         """Leave it to the clients."""
+
+    def stamp(self, client: int, version: int | None) -> int:
+        """Return 63 bits of the checksum that a version carries; 0 where there is none."""
+        if version is None:
+            return 0
+        try:
+            with open_file(self.path(client, version)) as file:
+                return checksum_in(file.read(HEAD))
+        except OSError:
+            return 0
 
     def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
         """Leave it to the clients."""

@@ -17,7 +17,7 @@ import stat
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedcore.base.errors import StorageError
 
@@ -51,10 +51,16 @@ def read_bytes(path: Path) -> bytes:
 
     :raises OSError: there is none, or something that is no file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        _require_file(os.fstat(descriptor).st_mode, path)
+    with open_file(path) as file:
         return file.read()
+
+
+@contextlib.contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read; raises as :func:`read_bytes`."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        _require_file(os.fstat(file.fileno()).st_mode, path)
+        yield file
 
 
 def read_text(path: Path) -> str:

@@ -23,6 +23,9 @@ from fedcore.storage.files import parse_json, read_bytes, replacing
 
 _META = "fedcore"
 _CHECKSUM = "sha256:"  # then 64 digits in front of the JSON value: with a second entry, headers have no fixed order
+HEAD = 256
+"""Bytes at the start of a file within which its checksum stands."""
+
 _MAPPED = 4 << 20  # larger files are mapped. Smaller ones are read: safetensors 0.8 loses 56 bytes per tensor it maps
 _BLOCK = 4 << 20  # bytes hashed as one piece, side by side with others
 
@@ -91,6 +94,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         return tensors, parse_json(value)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: the JSON value in its header is none ({error})") from error
+
+
+def checksum_in(head: bytes) -> int:
+    """Return the first 63 bits of the checksum in a file's first ``HEAD`` bytes; 0 where it has none."""
+    _, found, rest = head.partition(_CHECKSUM.encode())
+    digits = rest[:16]
+    return int(digits, 16) >> 1 if found and re.fullmatch(rb"[0-9a-f]{16}", digits) else 0
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

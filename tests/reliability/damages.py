@@ -7,7 +7,6 @@ out. Never an internal error, and never a wait.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -225,7 +224,8 @@ def _of_an_earlier_version(file: Path, other: Path, chance: random.Random) -> No
     if file.suffix == ".safetensors":
         tensors, meta = read_tensors(file)
         for name in ("binding", "metrics_sha256"):
-            meta.pop(name, None)
+            (meta or {}).pop(name, None)
+        tensors.pop("manifest/stamps", None)
         write_tensors(file, tensors, meta, checksum=False)
     elif file.suffix == ".yaml":
         content = yaml.safe_load(file.read_text())
@@ -296,13 +296,3 @@ def check(made: Made, folder: Path, name: str, how: str) -> dict[str, str]:
     answer("report", run("report", out, "--out", page, "--points", 0), lambda: [] if page.exists() else ["page"])
     answer("resume", run("resume", out, "--quiet"), lambda: kills.differences(left(out), made.whole))
     return answers
-
-
-@contextlib.contextmanager
-def counted(file: Path | None) -> Iterator[dict[str, int]]:
-    """Collect how many cases each family had; printed, and written where the reliability set keeps its records."""
-    counts: dict[str, int] = {}
-    yield counts
-    print(json.dumps(counts, indent=1))
-    if file is not None:
-        file.write_text(json.dumps(counts, indent=1))

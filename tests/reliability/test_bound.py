@@ -198,3 +198,19 @@ def test_lines_that_are_whole_are_kept_when_another_is_damaged(tmp_path: Path) -
     lines = file.read_bytes().splitlines(keepends=True)
     assert lines[1:4] == rest
     assert [record["round"] for record in RunDirectory(tmp_path / "run").read_metrics()] == [1, 2, 3, 4]
+
+
+def test_another_runs_clients_state_is_whole_and_refused(out: Path, made: damages.Made) -> None:
+    """Also one of the same run, of another client, which both checkpoints would take."""
+    ours = damages.file_of(out, "client")
+    theirs = damages.file_of(made.other, "client")
+    assert ours is not None
+    assert theirs is not None
+    content = ours.read_bytes()
+    other = next(file for file in sorted((out / "clients").rglob("*.safetensors")) if file.read_bytes() != content)
+    for file in (theirs, other):
+        ours.write_bytes(file.read_bytes())
+        copy = Path(shutil.copytree(out, out.parent / f"copy-{file.parent.name}-{file.stem}"))
+        result = cli("resume", copy, "--quiet")
+        assert "state of round 1 is not the one that was written" in said(result), result.output
+        assert result.exit_code == 2 or kills.differences(damages.left(copy), made.whole) == []

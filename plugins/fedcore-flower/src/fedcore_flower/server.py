@@ -8,7 +8,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
     config = _checked(config.model_copy(update=served))
     _, dataset = resolved = resolve_config(config)
     names = list(hosting.keys)
-    with _federation(hosting, list(hosting.keys.values()), tell) as courier:
+    with _federation(_limited(hosting, config), list(hosting.keys.values()), tell) as courier:
         _wait(courier, names, hosting.wait, len(names), tell)
         described = _describe(courier, names, range(len(names)))
         sizes = [_sizes(name, described[client], dataset) for client, name in enumerate(names)]
@@ -108,7 +108,7 @@ def resume(
     check_code(code_in(config), path / "config.yaml", allow=False)
     config, dataset = resolve_config(config)
     setups = _setups(config, dataset, roll)
-    with _federation(hosting, keys, tell) as courier:
+    with _federation(_limited(hosting, config), keys, tell) as courier:
         enough = hosting.min_online or len(roll.names)
         _wait(courier, roll.names, hosting.wait, enough, tell)
         present = sorted(courier.link.online())
@@ -154,6 +154,11 @@ def _federation(hosting: Hosting, keys: Sequence[PublicKey], tell: Tell) -> Iter
         if superlink is not None:
             superlink.stop()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _limited(hosting: Hosting, config: RunConfig) -> Hosting:
+    """Return the hosting with the shorter of its own limit per task and the run's ``client_timeout``."""
+    return replace(hosting, timeout=min(hosting.timeout, config.client_timeout or hosting.timeout))
 
 
 def _checked(config: RunConfig) -> RunConfig:

@@ -36,6 +36,7 @@ class RayEngine:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.options = RayOptions.model_validate(spec.config.engine_options)
+        self._limit = self.options.timeout or spec.config.client_timeout
         gpus = _gpus(spec, self.options)
         from fedcore_ray.cluster import Cluster  # here: the options alone need no ray
 
@@ -120,14 +121,14 @@ class RayEngine:
 
     def _patience(self) -> float | None:
         """Return the seconds until the first worker's time is up; None where none has a limit."""
-        limits = [since + self.options.timeout for since in self._at_work().values()] if self.options.timeout else []
+        limits = [since + self._limit for since in self._at_work().values()] if self._limit else []
         if not self._any_ready():
             limits.append(self._none_since + self.options.start_timeout)
         return max(0.0, min(limits) - time.monotonic()) if limits else None
 
     def _give_up(self) -> None:
         """Replace the workers whose time is up."""
-        now, limit = time.monotonic(), self.options.timeout
+        now, limit = time.monotonic(), self._limit
         if not self._any_ready() and now >= self._none_since + self.options.start_timeout:
             raise FedcoreError(
                 f"no Ray worker was ready within {self.options.start_timeout:g} s; the cluster may be busy: ray status "

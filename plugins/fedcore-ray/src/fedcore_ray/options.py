@@ -30,7 +30,7 @@ class RayOptions(PluginOptions):
     timeout: float | None = Field(
         None,
         gt=0,
-        description="Seconds after which a client's task is given up and its worker replaced; default never.",
+        description="Seconds until a client's task is given up and its worker replaced; default --client-timeout.",
     )
     start_timeout: float = Field(
         300.0, gt=0, description="Seconds within which the first worker has to be ready; the cluster may be busy."
