@@ -102,16 +102,6 @@ class RemoteClientStore(ClientStore):
     def settle(self, manifest: Mapping[int, int | None]) -> None:
         """Leave it to the clients."""
 
-    def stamp(self, client: int, version: int | None) -> int:
-        """Return 63 bits of the checksum that a version carries; 0 where there is none."""
-        if version is None:
-            return 0
-        try:
-            with open_file(self.path(client, version)) as file:
-                return checksum_in(file.read(HEAD))
-        except OSError:
-            return 0
-
     def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
         """Leave it to the clients."""
 

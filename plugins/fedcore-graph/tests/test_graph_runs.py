@@ -16,9 +16,7 @@ from fedcore.data import load_dataset
 from fedcore.models import build_model
 from fedcore.testing import federate, model_bytes, name_of, records, weights
 
-OURS = sorted(
-    point.name for point in entry_points(group="fedcore.plugins") if point.dist.name.startswith("fedcore")
-)
+OURS = sorted(point.name for point in entry_points(group="fedcore.plugins") if point.dist.name.startswith("fedcore"))
 
 
 @pytest.fixture(scope="module")
