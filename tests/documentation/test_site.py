@@ -41,6 +41,24 @@ def text_of(page: Path) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", "", article[0])).split())
 
 
+PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_example_that_a_page_names_stands_on_it(site, page):
+    """Line by line; a marker that is not replaced, such as one that a formatter has split, would be shown as text."""
+    text = text_of(site / page.replace(".md", ".html"))
+    assert not re.search(r"-- ?8 ?< ?--", text)
+    for example in set(re.findall(r"examples/[\w/]+\.py", (ROOT / "docs" / page).read_text(encoding="utf-8"))):
+        missing = [line for line in lines_of(ROOT / example) if " ".join(line.split()) not in text]
+        assert not missing, f"{page} names {example} without these lines: {missing}"
+
+
+def test_pages_with_examples_are_among_those_tested():
+    named = {page for page in PAGES if "examples/" in (ROOT / "docs" / page).read_text(encoding="utf-8")}
+    assert named >= {"quickstart.md", "data.md", "combine.md", "one-round.md", "write-a-method.md"}
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_is_documented_with_its_exact_signature(site, hook):
     page = site / "reference" / "hooks.html"
