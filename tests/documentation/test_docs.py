@@ -1,11 +1,15 @@
 """The documentation is true to the code."""
 
+import contextlib
+import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+import fedcore
 from fedcore.cli import app as cli_app
 from fedcore.hooks import hookspecs
 from fedcore.hooks.hook_checks import HOOKS
@@ -30,17 +34,65 @@ def test_every_hook_says_when_it_is_called_and_how_several_combine(hook):
     assert exclusive == ("Combining: exclusive" in text)
 
 
-def test_every_room_of_the_core_is_described():
-    rooms = {path.name for path in (ROOT / "fedcore").glob("*.py")} - {"__init__.py", "_version.py"}
-    rooms |= {f"{path.name}/" for path in (ROOT / "fedcore").iterdir() if (path / "__init__.py").exists()}
-    assert {room for room in rooms if f"`{room}`" not in ARCHITECTURE} == set()
+def test_every_floor_of_the_core_is_described():
+    floors = {f"{path.name}/" for path in (ROOT / "fedcore").iterdir() if (path / "__init__.py").exists()}
+    assert {floor for floor in floors if f"`{floor}`" not in ARCHITECTURE} == set()
 
 
-def test_what_the_architecture_page_names_exists():
-    for path in re.findall(r"\]\((\.\./[^)]+)\)", ARCHITECTURE):
-        assert (ROOT / "docs" / path).exists(), path
-    for path in re.findall(r"\]\(([a-z][^):#]*)\)", README):
-        assert (ROOT / path).exists(), path
+def test_the_call_tree_names_functions_that_exist():
+    """Each as ``folder/module.py: name``, a method as ``Class.name``; or after a comma, of the same module."""
+    named = re.findall(r"(\w+/\w+\.py): ([\w.]+(?:, \w+)*)", ARCHITECTURE)
+    assert len(named) > 15
+    for module, names in named:
+        source = (ROOT / "fedcore" / module).read_text(encoding="utf-8")
+        for name in re.split(r", |\.", names):
+            assert name == "each" or re.search(rf"\b(?:def|class) {name}\b", source), f"{module}: {name}"
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]
+PAGES += [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("benchmarks/*/README.md")]
+ON_THE_SITE = re.compile(r"(?:\.\./)?(?:methods/|reference/)?[\w-]+\.md")
+"""Links between pages of docs/, generated ones among them: mkdocs checks these."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_their_labels_name_them(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    wrong = []
+    for label, target in re.findall(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" in target or (ROOT / "docs" in page.parents and ON_THE_SITE.fullmatch(target)):
+            continue
+        file = re.fullmatch(r"`?(?:[\w./-]+/)?(\w+\.(?:py|md|toml|yaml))`?", label)
+        if not (page.parent / target).exists() or (file and file[1] != Path(target).name):
+            wrong.append(f"[{label}]({target})")
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_that_a_page_names_exist(page):
+    """``fedcore/server/round.py`` and ``fedcore.server.round``, in text and in code."""
+    text = page.read_text(encoding="utf-8")
+    wrong = [path for path in re.findall(r"(?<![\w/])fedcore/[\w/]+\.py", text) if not (ROOT / path).exists()]
+    names = set(re.findall(r"(?<![\w./-])fedcore(?:\.[A-Za-z_]\w*)+", text)) - ENTRY_POINT_GROUPS
+    wrong += [name for name in sorted(names) if not _exists(name)]
+    assert not wrong
+
+
+ENTRY_POINT_GROUPS = {
+    f"fedcore.{kind}" for kind in ("plugins", "datasets", "models", "partitioners", "engines", "commands")
+}
+ENTRY_POINT_GROUPS |= {"fedcore.trackers", "fedcore.run_dir"}  # the latter is a tag of fedcore-mlflow
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module, or a member of one."""
+    found = fedcore
+    for part in name.split(".")[1:]:
+        if not hasattr(found, part) and inspect.ismodule(found):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(f"{found.__name__}.{part}")
+        found = getattr(found, part, None)
+    return found is not None
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    fedcore (.+)$", README, re.MULTILINE))

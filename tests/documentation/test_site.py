@@ -125,6 +125,36 @@ def test_the_navigation_leads_to_every_page_in_docs(site):
     assert all((site / page).exists() for page in linked)
 
 
+def test_the_picture_shows_the_floors_and_no_import_that_leads_up(site):
+    page = (site / "architecture.html").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r"<figure><svg.*?</svg>", page, re.DOTALL)
+    picture = ElementTree.fromstring(drawn.removeprefix("<figure>"))  # noqa: S314 - ours
+    texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {f"{path.parent.name}/" for path in ROOT.glob("fedcore/*/__init__.py")} <= texts
+    arcs = list(picture.iter("{http://www.w3.org/2000/svg}path"))
+    assert len(arcs) > 20
+    assert {arc.get("class") for arc in arcs} == {"downward"}
+    assert "0 of them upward" in text_of(site / "architecture.html")
+
+
+def test_an_import_that_leads_up_is_seen(tmp_path):
+    """Imports for types, too, and those inside of functions."""
+    sys.path.insert(0, str(ROOT / "tools" / "site"))
+    import floors
+
+    package = tmp_path / "house"
+    for floor, source in {
+        "roof": "from house.ground import stone\n",
+        "ground": "if TYPE_CHECKING:\n    from house.roof import tile\n",
+        "side": "def late():\n    import house.ground.stone\n",
+    }.items():
+        (package / floor).mkdir(parents=True)
+        (package / floor / "__init__.py").write_text(source)
+    imports = floors.read(package, ["roof", "ground", "side"])
+    assert imports.counts == {("roof", "ground"): 1, ("ground", "roof"): 1, ("side", "ground"): 1}
+    assert set(floors.upward(imports, [["roof"], ["ground", "side"]])) == {("ground", "roof"), ("side", "ground")}
+
+
 def test_options_and_commands_are_those_of_the_code(site):
     from fedcore.base.config import RunConfig
 

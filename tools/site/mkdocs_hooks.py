@@ -7,6 +7,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import floors
 import hook_reference
 import mathml
 import method_pages
@@ -54,7 +55,9 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
-    """Typeset the formulas."""
+    """Typeset the formulas; draw the floors where a page asks for them."""
+    if floors.MARK in html:
+        html = html.replace(floors.MARK, floors.picture())
     return mathml.typeset(html)
 
 
