@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 
 class FedcoreError(Exception):
@@ -40,11 +40,38 @@ class PluginConflictError(ConfigError):
 
 
 class PluginContractError(FedcoreError):
-    """A plugin breaks the hook contract; ``plugin`` and ``hook`` say which."""
+    """A plugin, or another registered object, breaks its contract; ``plugin`` and ``hook`` name it."""
 
     def __init__(self, message: str, *, plugin: str | None = None, hook: str | None = None) -> None:
         super().__init__(message)
         self.plugin, self.hook = plugin, hook
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        found: str,
+        *,
+        kind: str = "plugin",
+        hook: str | None = None,
+        round: int | None = None,
+        client: int | None = None,
+        expected: str = "",
+        hint: str = "",
+    ) -> Self:
+        """Return the error ``KIND NAME hook HOOK (round R, client C) FOUND, expected EXPECTED. Hint: HINT``.
+
+        :param found: what the plugin does wrong, as a predicate: ``returned Linear``.
+        :param kind: of the registered object: ``plugin``, ``model``, ``tracker``, ...
+        """
+        place = ", ".join(f"{what} {at}" for what, at in (("round", round), ("client", client)) if at is not None)
+        message = f"{kind} {name!r}"
+        message += f" hook {hook}" if hook else ""
+        message += f" ({place})" if place else ""
+        message += f" {found}"
+        message += f", expected {expected}" if expected else ""
+        message += f". Hint: {hint}" if hint else ""
+        return cls(message, plugin=name, hook=hook)
 
 
 class PluginCallError(PluginContractError):

@@ -111,10 +111,9 @@ def resolve(kind: str, name: str) -> Any:
     try:
         return points[name].load()
     except Exception as error:  # whatever a stranger's module does while it is imported
-        raise PluginContractError(
-            f"{kind} {name!r} of {_origin(points[name])} cannot be imported from {points[name].value!r}: "
-            f"{type(error).__name__}: {error}{_missing(error, points[name])}",
-            plugin=name,
+        found = f"of {_origin(points[name])} cannot be imported from {points[name].value!r}"
+        raise PluginContractError.of(
+            name, f"{found}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, points[name])
         ) from error
 
 
@@ -128,7 +127,7 @@ def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -
     except FedcoreError:
         raise
     except Exception as error:  # whatever stands behind a stranger's name
-        raise PluginContractError(f"{kind} {name!r} raised {type(error).__name__}: {error}", plugin=name) from error
+        raise PluginContractError.of(name, f"raised {type(error).__name__}: {error}", kind=kind) from error
 
 
 def _missing(error: Exception, point: EntryPoint) -> str:
@@ -136,7 +135,7 @@ def _missing(error: Exception, point: EntryPoint) -> str:
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or missing in ("", point.module.partition(".")[0]):
         return ""
-    return f". It needs the package {missing}: pip install {missing}"
+    return f"it needs the package {missing}: pip install {missing}"
 
 
 def package_of(kind: str, name: str) -> str | None:

@@ -45,7 +45,7 @@ def make_partition(
     problem = problem_with(train, test, len(dealt), shared=shared)
     if problem or len(parts) != clients:
         problem = problem or f"{len(parts)} parts for {clients} clients"
-        raise PluginContractError(f"partitioner {partitioner!r} returned a bad partition: {problem}")
+        raise PluginContractError.of(partitioner, f"returned a bad partition: {problem}", kind="partitioner")
     if samples is not None:
         train = IndexLists(torch.from_numpy(dealt).to(train.positions.dtype)[train.positions.long()], train.offsets)
     if client_test_fraction and shared:

@@ -53,7 +53,7 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     loader: Callable[[Path | None], Dataset] = resolve("dataset", spec)
     dataset = call("dataset", spec, loader, data_dir)
     if not isinstance(dataset, Dataset):
-        raise PluginContractError(f"data set {spec!r}: its loader returned {type(dataset).__name__}, not Dataset")
+        raise PluginContractError.of(spec, f"returned {type(dataset).__name__}", kind="dataset", expected="a Dataset")
     return dataset
 
 

@@ -1,18 +1,118 @@
-"""What hooks return, checked where they return it, so that a mistake names its plugin and hook."""
+"""What a plugin class and its hooks' results must be: what pluggy accepts silently is refused with a clear error."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from fedcore.base import registry
+from fedcore.base.errors import PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
+from fedcore.hooks import hookspecs
+from fedcore.hooks.plugin import Plugin, PluginOptions, parse_options
+
+HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "fedcore_spec")}
+"""Every hook's specification by name, in the order of hookspecs.py."""
+
+EXCLUSIVE = {name for name, spec in HOOKS.items() if spec.fedcore_spec["firstresult"]}
+"""The hooks that only one plugin of a run can implement."""
+
+
+def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
+    """Build one plugin object from its name and options, with every part of the contract checked.
+
+    :raises UnknownNameError: an unknown plugin or option.
+    :raises ConfigError: an option's value is out of bounds.
+    :raises PluginContractError: the class or the object breaks the contract.
+    """
+    cls = registry.resolve("plugin", name)
+    short = getattr(cls, "__name__", str(cls)).lower() if name.startswith("module:") else name
+    check_class(short, cls)
+    plugin: Plugin = cls(parse_options(short, cls, options))
+    plugin.name = short
+    unknown = set(plugin.reads) - {"global", "previous"}
+    if unknown:
+        raise PluginContractError.of(short, f"reads {sorted(unknown)}", expected="'global' or 'previous'")
+    hidden = sorted(set(vars(plugin)) & set(HOOKS))
+    if hidden:
+        raise PluginContractError.of(
+            short,
+            f"is hidden by self.{hidden[0]}, which __init__ sets",
+            hook=hidden[0],
+            hint="use another name for the attribute",
+        )
+    plugin._sealed = True
+    return plugin
+
+
+def check_class(name: str, cls: Any) -> None:
+    """Refuse a class that pluggy would accept silently and then not call, or call wrongly.
+
+    :raises PluginContractError: with the hook, what was found, what was expected and a hint.
+    """
+    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
+        raise PluginContractError.of(name, f"is {cls!r}", expected="a subclass of fedcore.Plugin")
+    if not (inspect.isclass(cls.Options) and issubclass(cls.Options, PluginOptions)):
+        raise PluginContractError.of(
+            name, f"has Options = {cls.Options!r}", expected="a subclass of fedcore.PluginOptions"
+        )
+    for attribute in dir(cls):
+        member = inspect.getattr_static(cls, attribute)
+        marks = getattr(member, "fedcore_impl", None)
+        if marks is not None:
+            _check_hook(name, cls, attribute, member, marks)
+        elif attribute in HOOKS:
+            raise PluginContractError.of(
+                name,
+                "is a method without the marker of hooks, so it would never be called",
+                hook=attribute,
+                hint="put @hookimpl above it, or give it another name",
+            )
+
+
+def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: Mapping[str, Any]) -> None:
+    """Check one method that is marked with ``@hookimpl``."""
+    if hook not in HOOKS:
+        raise PluginContractError.of(name, f"does not exist.{suggestion(hook, HOOKS)}", hook=hook)
+    expected = list(inspect.signature(HOOKS[hook]).parameters)
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.default is not parameter.empty:
+            raise PluginContractError.of(
+                name,
+                f"gives its argument {parameter.name!r} a default value, which pluggy would always use",
+                hook=hook,
+                hint="make it an option of the plugin",
+            )
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            raise PluginContractError.of(
+                name,
+                f"takes {parameter.name!r} as a keyword-only or variable argument, which pluggy never passes",
+                hook=hook,
+                expected=f"any of ({', '.join(expected)}) as plain arguments",
+            )
+        if parameter.name not in expected:
+            raise PluginContractError.of(
+                name,
+                f"takes an argument {parameter.name!r} that the hook does not have",
+                hook=hook,
+                expected=f"any of ({', '.join(expected)})",
+            )
+    ordering = [key for key in ("tryfirst", "trylast", "wrapper", "hookwrapper") if marks.get(key)]
+    if ordering and cls.__module__ != "fedcore.hooks.fedavg":
+        raise PluginContractError.of(
+            name,
+            f"is marked with {ordering[0]}, but the user's order decides: plugins cannot reorder or wrap hooks",
+            hook=hook,
+            hint="remove the mark",
+        )
 
 
 def problem_with(hook: str, value: Any) -> str:
-    """Return what is wrong with a hook's result, with what was expected; empty where nothing is."""
+    """Return what is wrong with a hook's result and what was expected; empty for a valid one."""
     if value is None or hook not in _EXPECTED:
         return ""
     fits, expected = _EXPECTED[hook]

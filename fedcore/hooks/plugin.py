@@ -77,10 +77,10 @@ class Plugin:
 
     def __setattr__(self, attribute: str, value: object) -> None:
         if self._sealed:
-            raise PluginContractError(
-                f"plugin {self.name!r} sets self.{attribute} after __init__. Plugin objects are read-only: "
-                "keep what lasts in client.state or server.state, and what lasts one round in client.scratch.",
-                plugin=self.name,
+            raise PluginContractError.of(
+                self.name,
+                f"sets self.{attribute} after __init__, but plugin objects are read-only",
+                hint="keep values in client.state or server.state, and those of one round in client.scratch",
             )
         super().__setattr__(attribute, value)
 

@@ -12,8 +12,7 @@ import pluggy
 
 from fedcore.base.errors import ConfigError, FedcoreError, PluginCallError, PluginConflictError, PluginContractError
 from fedcore.hooks import hookspecs
-from fedcore.hooks.checks import problem_with
-from fedcore.hooks.hook_checks import EXCLUSIVE, HOOKS, check_class, create_plugin
+from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin, problem_with
 from fedcore.hooks.plugin import BUILTIN, Plugin, PluginOptions, option_names
 
 __all__ = [
@@ -128,17 +127,15 @@ class PluginSet:
         except FedcoreError:
             raise
         except Exception as error:
-            raise PluginCallError(
-                f"plugin {name!r} hook {hook}{_where(arguments)} raised {type(error).__name__}: {error}",
-                plugin=name,
-                hook=hook,
-            ) from error
+            raised = f"raised {type(error).__name__}: {error}"
+            round_, client = _where(arguments)
+            raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error
         if name in self.seconds:
             self.seconds[name] += time.perf_counter() - began
         problem = problem_with(hook, result)
         if problem:
-            where = f"plugin {name!r} hook {hook}{_where(arguments)}"
-            raise PluginContractError(f"{where}: {problem}", plugin=name, hook=hook)
+            round_, client = _where(arguments)
+            raise PluginContractError.of(name, problem, hook=hook, round=round_, client=client)
         return result
 
     def check_exclusive(self) -> None:
@@ -198,10 +195,10 @@ class PluginSet:
         :raises PluginContractError: with what to write.
         """
         if not self.reads(model, plugin_name):
-            raise PluginContractError(
-                f"plugin {plugin_name!r} reads the {model!r} model without declaring it; "
-                f"set reads = ({model!r},) on the class",
-                plugin=plugin_name,
+            raise PluginContractError.of(
+                plugin_name,
+                f"reads the {model!r} model without declaring it",
+                hint=f"set reads = ({model!r},) on the class",
             )
 
 
@@ -213,10 +210,9 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
     names = list(names)
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise PluginContractError(
-                f"plugin {plugin.name!r}: {declaration} pattern {pattern!r} matches none of the model's names "
-                f"({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})",
-                plugin=plugin.name,
+            shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+            raise PluginContractError.of(
+                plugin.name, f"declares {declaration}, but {pattern!r} matches none of the model's names ({shown})"
             )
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -239,11 +235,10 @@ def _calls(manager: pluggy.PluginManager, hook: str, plugins: tuple[Plugin, ...]
     return tuple(_Call(by_name[impl.plugin_name], impl.function, impl.argnames) for impl in reversed(implementations))
 
 
-def _where(arguments: Mapping[str, Any]) -> str:
-    """Return `` (round 3, client 7)`` as far as the arguments tell."""
+def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return the round and the client of a call; None where its arguments do not tell."""
     step, server, update = arguments.get("step"), arguments.get("server"), arguments.get("update")
     client = step.client if step is not None else arguments.get("client")
     round_ = getattr(client or server, "round", None)
     number = getattr(client, "id", None) if client is not None else getattr(update, "client", None)
-    parts = [f"{what} {value}" for what, value in (("round", round_), ("client", number)) if value is not None]
-    return f" ({', '.join(parts)})" if parts else ""
+    return round_, number

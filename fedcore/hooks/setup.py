@@ -45,12 +45,8 @@ class Setup:
         )
         for plugin, changed in plugins.each("configure_model", model=model, task=task):
             if changed is not None and not isinstance(changed, SplitModel):
-                raise PluginContractError(
-                    f"plugin {plugin.name!r} hook configure_model: returned {type(changed).__name__}, "
-                    "expected a SplitModel or None",
-                    plugin=plugin.name,
-                    hook="configure_model",
-                )
+                found, expected = f"returned {type(changed).__name__}", "a SplitModel or None"
+                raise PluginContractError.of(plugin.name, found, hook="configure_model", expected=expected)
             model = changed or model
         _check_forward(config, model, task, dataset)
         names = list(model.state_dict())
@@ -83,9 +79,11 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, datase
             f"(data set {config.dataset!r}): {error}"
         ) from error
     if features.ndim != 2 or logits.shape != (1, task.num_classes):
-        raise PluginContractError(
-            f"model {config.model!r} gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one "
-            f"sample, expected (1, d) and (1, {task.num_classes})"
+        raise PluginContractError.of(
+            config.model,
+            f"gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one sample",
+            kind="model",
+            expected=f"(1, d) and (1, {task.num_classes})",
         )
 
 
@@ -99,11 +97,11 @@ def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
             )
         for epoch in epochs or ():
             if not 0 < epoch < config.local_epochs:
-                raise PluginContractError(
-                    f"plugin {plugin.name!r} hook local_epoch_breaks: {epoch} is not between 1 and "
-                    f"{config.local_epochs - 1} (local_epochs is {config.local_epochs})",
-                    plugin=plugin.name,
+                raise PluginContractError.of(
+                    plugin.name,
+                    f"returned epoch {epoch}",
                     hook="local_epoch_breaks",
+                    expected=f"epochs from 1 to {config.local_epochs - 1} (local_epochs is {config.local_epochs})",
                 )
             found.setdefault(epoch, []).append(plugin.name)
     return dict(sorted(found.items()))

@@ -161,16 +161,19 @@ def build_model(
     """
     factory = resolve("model", name)
     if not callable(factory):
-        raise PluginContractError(
-            f"model {name!r}: expected a factory(num_classes, input_shape), got {type(factory).__name__}"
+        raise PluginContractError.of(
+            name, f"is of type {type(factory).__name__}", kind="model", expected="a factory(num_classes, input_shape)"
         )
     task = ModelTask(num_classes, tuple(input_shape), seed)
     with task.random("model"):
         model = call("model", name, factory, num_classes, task.input_shape)
     if not isinstance(model, SplitModel):
-        raise PluginContractError(
-            f"model {name!r}: its factory returned {type(model).__name__}, expected a SplitModel. Hint: "
-            "return fedcore.models.SplitModel(base, feature_dim, num_classes), base without the last layer."
+        raise PluginContractError.of(
+            name,
+            f"returned {type(model).__name__}",
+            kind="model",
+            expected="a SplitModel",
+            hint="return fedcore.models.SplitModel(base, feature_dim, num_classes), base without the last layer",
         )
     if projection:
         task.ensure_projection(model)

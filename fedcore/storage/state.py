@@ -28,8 +28,14 @@ class State(MutableMapping[str, Any]):
     """
 
     def __init__(
-        self, base: Mapping[str, Any] | None = None, *, read_only: str = "", device: torch.device | None = None
+        self,
+        base: Mapping[str, Any] | None = None,
+        *,
+        plugin: str = "",
+        read_only: str = "",
+        device: torch.device | None = None,
     ) -> None:
+        self._plugin = plugin
         self._base = dict(base or {})
         self._own: dict[str, Any] = {}
         self._read_only = read_only
@@ -43,20 +49,17 @@ class State(MutableMapping[str, Any]):
         return self._own[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if self._read_only:
-            raise PluginContractError(f"state is read-only in {self._read_only}; {key!r} cannot be written here")
+        self._check_writable(key)
         if not isinstance(value, Tensor):
             try:
                 json.dumps(value)
             except (TypeError, ValueError) as error:
-                raise PluginContractError(
-                    f"state[{key!r}] is a {type(value).__name__}; state holds tensors and JSON values ({error})"
-                ) from None
+                found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
+                raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value") from None
         self._own[key] = value.detach().clone() if isinstance(value, Tensor) else value
 
     def __delitem__(self, key: str) -> None:
-        if self._read_only:
-            raise PluginContractError(f"state is read-only in {self._read_only}; {key!r} cannot be deleted here")
+        self._check_writable(key)
         if key not in self:
             raise KeyError(key)
         self._own.pop(key, None)
@@ -67,6 +70,11 @@ class State(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len({**self._base, **self._own})
+
+    def _check_writable(self, key: str) -> None:
+        if self._read_only:
+            found = f"changes state[{key!r}], but state is read-only in {self._read_only}"
+            raise PluginContractError.of(self._plugin, found)
 
     def savepoint(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what :meth:`restore` needs to undo what is written from here on."""
@@ -98,7 +106,9 @@ class States:
     def of(self, plugin: str) -> State:
         """Return a plugin's state."""
         if plugin not in self._open:
-            self._open[plugin] = State(self._saved.get(plugin), read_only=self._read_only, device=self._device)
+            self._open[plugin] = State(
+                self._saved.get(plugin), plugin=plugin, read_only=self._read_only, device=self._device
+            )
         return self._open[plugin]
 
     def savepoint(self, plugins: Iterable[str]) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from fedcore.base.types import ClientUpdate, Loss
 from fedcore.client.session import SessionContext
 from fedcore.client.step import BatchStep
-from fedcore.hooks.checks import problem_with
-from fedcore.hooks.hook_checks import HOOKS
+from fedcore.hooks.checks import HOOKS, problem_with
 from fedcore.hooks.plugin import Plugin
 from fedcore.storage.state import flatten
 from fedcore.testing.fingerprint import fingerprint, global_settings, random_states

@@ -12,7 +12,7 @@ import yaml
 import fedcore
 from fedcore.cli import app as cli_app
 from fedcore.hooks import hookspecs
-from fedcore.hooks.hook_checks import HOOKS
+from fedcore.hooks.checks import HOOKS
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

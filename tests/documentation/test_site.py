@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.base.registry import available
-from fedcore.hooks.hook_checks import HOOKS
+from fedcore.hooks.checks import HOOKS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import documented

@@ -41,7 +41,7 @@ def test_a_hook_that_does_not_exist():
         def local_los(self, step):
             return None
 
-    error = refused(Typo, "'local_los'", "Did you mean 'local_loss'?")
+    error = refused(Typo, "hook local_los does not exist", "Did you mean 'local_loss'?")
     assert (error.plugin, error.hook) == ("typo", "local_los")
 
 
@@ -50,7 +50,7 @@ def test_a_hook_without_its_marker():
         def local_loss(self, step):
             return None
 
-    assert refused(Unmarked, "'local_loss'", "@hookimpl").hook == "local_loss"
+    assert refused(Unmarked, "hook local_loss", "@hookimpl").hook == "local_loss"
 
 
 def test_an_overridden_hook_without_its_marker():
@@ -64,7 +64,7 @@ def test_an_overridden_hook_without_its_marker():
             return None
 
     create(Parent)
-    refused(Child, "'local_loss'", "@hookimpl")
+    refused(Child, "hook local_loss", "@hookimpl")
 
 
 def test_an_argument_with_a_default():
@@ -672,7 +672,7 @@ def test_state_holds_tensors_and_json_only(go, value):
         def begin_round(self, server):
             server.state["x"] = value
 
-    with pytest.raises(PluginContractError, match=r"state\['x'\] is a"):
+    with pytest.raises(PluginContractError, match=r"state\['x'\] to a"):
         go(Hoarder)
 
 

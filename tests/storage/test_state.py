@@ -59,8 +59,8 @@ def test_mapping():
 
 def test_read_only():
     base = {"t": torch.zeros(1), "n": 1}
-    state = State(base, read_only="answer")
-    with pytest.raises(PluginContractError, match="read-only in answer"):
+    state = State(base, plugin="moon", read_only="answer")
+    with pytest.raises(PluginContractError, match=r"plugin 'moon' changes state\['n'\], but .* read-only in answer"):
         state["n"] = 2
     with pytest.raises(PluginContractError, match="read-only in answer"):
         del state["n"]

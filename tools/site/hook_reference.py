@@ -7,7 +7,7 @@ import re
 
 from docstrings import inline, split, to_markdown
 from fedcore.hooks import hookspecs
-from fedcore.hooks.hook_checks import EXCLUSIVE, HOOKS
+from fedcore.hooks.checks import EXCLUSIVE, HOOKS
 from links import method_page
 from sources import implementers
 

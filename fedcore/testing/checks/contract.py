@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.data import load_dataset
-from fedcore.hooks.hook_checks import check_class, create_plugin
+from fedcore.hooks.checks import check_class, create_plugin
 from fedcore.hooks.plugin import Plugin, PluginOptions, option_names
 from fedcore.hooks.setup import Setup
 from fedcore.testing.checks.base import NotApplicable, check

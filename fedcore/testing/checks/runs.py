@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcore.base import registry
 from fedcore.client.worker_spec import WorkerSpec
-from fedcore.hooks.hook_checks import create_plugin
+from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
 from fedcore.runs.directory import RunDirectory

@@ -21,7 +21,7 @@ from fedcore.base.seeding import derive_seed
 from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.data import load_dataset
 from fedcore.engines.local import InProcessEngine
-from fedcore.hooks.hook_checks import create_plugin
+from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.setup import Setup
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing import check_plugin, federate, interrupted, model_bytes, records, weights
