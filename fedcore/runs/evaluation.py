@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcore.base.errors import RejectUpdate
 from fedcore.client.evaluation import evaluate, rates, silhouette, summarise_clients
 from fedcore.client.frozen import load_state
-from fedcore.client.messages import ClientFailure, ClientTask
+from fedcore.client.messages import ClientTask
 from fedcore.engines.local import cores
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
-from fedcore.server.context import broadcasts
-from fedcore.server.dispatch_order import in_order
+from fedcore.server.context import ScopeContext, broadcasts
 from fedcore.server.federation import Federation
-from fedcore.server.round import Round
+from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 
 
@@ -58,38 +56,31 @@ class Evaluator:
             protocols += [] if federation.partition.is_declared else ["personal_global"]  # they hold no such test set
         if not protocols:
             return {}
-        current = Round.open(federation, state)
-        key = current.share(f"evaluate-{state.round}-{state.phase}", broadcasts(current))
-        tasks = [
-            ClientTask(
-                id=f"{key}-{client}",
-                kind="evaluate",
-                client=client,
-                round=state.round,
-                state_round=state.manifest.get(client),
-                shared=key,
-                meta={"protocols": protocols, "took_part": client in state.manifest},
-            )
-            for client in (range(self.federation.config.clients) if personal else held_out)
-        ]
-        results: dict[int, dict[str, Any]] = {}
-        try:
-            for task, outcome in in_order(tasks, federation.engine.run(tasks), current.ignore):
-                if isinstance(outcome, ClientFailure):
-                    current.fail(task.client, outcome.kind, outcome.message)
-                    continue
-                try:
-                    results[task.client] = federation.validator.counts(
-                        task, outcome, self._samples(task), federation.dataset.num_classes
-                    )
-                except RejectUpdate as error:
-                    current.fail(task.client, error.kind, str(error))
-        finally:
-            current.close()
-        found = summarise_clients(results, set(range(self.federation.config.clients)) - set(state.manifest))
-        if current.failures:
-            found["failed"] = len(current.failures)
-            found["failures"] = current.failures
+        classes = federation.dataset.num_classes
+        with ServerScope(federation, state, state.round, "evaluation") as scope:
+            key = f"evaluate-{state.round}-{state.phase}"
+            scope.share(key, broadcasts(plugins, ScopeContext(scope)))
+            tasks = [
+                ClientTask(
+                    id=f"{key}-{client}",
+                    kind="evaluate",
+                    client=client,
+                    round=state.round,
+                    state_round=state.manifest.get(client),
+                    shared=key,
+                    meta={"protocols": protocols, "took_part": client in state.manifest},
+                )
+                for client in (range(federation.config.clients) if personal else held_out)
+            ]
+
+            def counts(task: ClientTask, outcome: Any) -> dict[str, Any]:
+                return federation.validator.counts(task, outcome, self._samples(task), classes)
+
+            answers = scope.answers(tasks, counts)
+            results = {task.client: found for task, found in answers if found is not None}
+        found = summarise_clients(results, set(range(federation.config.clients)) - set(state.manifest))
+        if scope.failures:
+            found |= {"failed": len(scope.failures), "failures": scope.failures}
         return found
 
     def _samples(self, task: ClientTask) -> dict[str, int]:

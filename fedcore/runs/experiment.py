@@ -31,9 +31,11 @@ from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now, session
 from fedcore.runs.start import Opened, begin, reopen
 from fedcore.runs.trackers.following import tracked
-from fedcore.server.cohort import Federation, run_post_train, run_round
-from fedcore.server.context import RoundContext
-from fedcore.server.round import Notify, Round
+from fedcore.server.context import ScopeContext
+from fedcore.server.federation import Federation
+from fedcore.server.post_train import run_post_train
+from fedcore.server.round import Notify, run_round
+from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.files import finite, sealed
 
@@ -242,8 +244,7 @@ class Experiment:
         seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
         record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
-        current = Round.open(self.federation, state, number=record["round"])
-        self.federation.setup.plugins.call_all("round_end", server=RoundContext(current), record=record)
+        self.federation.setup.plugins.call_all("round_end", server=self._after(state), record=record)
         self._touched.update(record["cohort"])
         began = time.perf_counter()
         if last or state.round % self.config.checkpoint_every == 0:
@@ -305,10 +306,13 @@ class Experiment:
 
     def reports(self, state: ServerState) -> dict[str, Any]:
         """Return what plugins report after the last committed round, as an entry of a record; none where none do."""
-        current = Round.open(self.federation, state, number=state.round - 1)
-        found = self.federation.setup.plugins.each("report", server=RoundContext(current))
+        found = self.federation.setup.plugins.each("report", server=self._after(state))
         reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
         return {"reports": reports} if reports else {}
+
+    def _after(self, state: ServerState) -> ScopeContext:
+        """Return the server as hooks see it after the last committed round."""
+        return ScopeContext(ServerScope(self.federation, state, state.round - 1, "report"))
 
     def checkpoint(self, state: ServerState) -> None:
         """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""

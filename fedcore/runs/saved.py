@@ -1,8 +1,8 @@
-"""What is bound together in a run directory: the configuration, who holds which samples, and the samples.
+"""The binding of a run directory's files: the configuration, the partition and the content of the data set.
 
-``config.yaml`` carries a digest of each, and every checkpoint does, so that none of them can be exchanged or damaged
-without a word. Options without an effect on the bits (:data:`fedcore.base.identity.WITHOUT_EFFECT`) are not bound: a
-run may go on with other workers, and where its data lie elsewhere. Imports no torch.
+``config.yaml`` and every checkpoint carry a digest of each, so that an exchanged or damaged file is detected. Options
+without an effect on the bits (:data:`fedcore.base.identity.WITHOUT_EFFECT`) are not bound: a run can be resumed with
+another number of workers or another data directory. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Updates as they arrive, in dispatch order: checked, shown to plugins, folded."""
+"""Updates as they arrive, in dispatch order: validated, passed to plugins, added to the running mean."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from fedcore.base.tensors import bytes_of
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.server.context import RoundContext
-from fedcore.server.federation import Federation
-from fedcore.server.round import Round
 from fedcore.server.running_mean import RunningMean
+from fedcore.server.scope import Round
 
 PER_UPDATE = ("pre_aggregate", "weight", "accumulate")
 """Hooks that see one update before it is accepted, and may write about it into the server's state."""
 
 
 class Collector:
-    """Takes outcomes in dispatch order: checks each update, lets plugins see it, folds it."""
+    """Takes outcomes in dispatch order.
 
-    def __init__(self, federation: Federation, current: Round) -> None:
-        self._federation, self._current = federation, current
-        setup = federation.setup
+    :ivar running_mean: of the accepted models; ``kept`` what plugins that own parameters aggregate themselves.
+    :ivar versions: the version of each accepted client's state, None where it keeps nothing.
+    :ivar seconds: spent here; ``client_seconds`` by clients, ``plugin_seconds`` by plugin on clients.
+    """
+
+    def __init__(self, current: Round) -> None:
+        self._current, self._federation = current, current.federation
+        setup = current.federation.setup
         self._owners = {
             plugin.name: setup.claimed(plugin, "owns") for plugin in setup.plugins.implementers("aggregate")
         }
@@ -41,9 +45,9 @@ class Collector:
         self._losses: list[tuple[int, Mapping[str, float]]] = []
 
     def take(self, task: ClientTask, outcome: Outcome) -> None:
-        """Accept one outcome, or record why not; a rejected update leaves no trace.
+        """Accept one outcome, or record why not; a rejected update changes nothing.
 
-        An update that makes a hook raise is rejected too: what a client sends must not be able to stop the run.
+        An update that makes a hook raise is rejected too, so that no client can stop the run.
         """
         began = time.perf_counter()
         if isinstance(outcome, ClientFailure):
@@ -77,7 +81,7 @@ class Collector:
                     plugin=plugin.name,
                     hook="accumulate",
                 ) from error
-        self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last thing that may refuse it
+        self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it
         for plugin_name, names in self._owners.items():
             own = {name: update.model[name] for name in names}
             self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))

@@ -1,107 +1,148 @@
-"""One round under way on the server: what it works with, what it shares with clients, what became of them."""
+"""One round on the server: select, send, train, check, aggregate, commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, get_args
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from fedcore.base.tensors import bytes_of
 from fedcore.base.types import Tensors
-from fedcore.client.messages import FailureKind
+from fedcore.client.messages import ClientFailure
+from fedcore.server.aggregation import aggregate, require_enough
+from fedcore.server.cohort import train_cohort
+from fedcore.server.collection import Collector
+from fedcore.server.context import RoundContext, broadcasts
 from fedcore.server.federation import Federation
 from fedcore.server.ledger import Ledger
+from fedcore.server.plugin_results import check_cohort
+from fedcore.server.scope import Round
 from fedcore.server.state import ServerState
-from fedcore.server.system import SimulatedOutcome
-from fedcore.storage.state import States, flatten
+from fedcore.storage.manifest import Manifest
 
 Notify = Callable[[str, Mapping[str, Any]], None]
-IGNORED = ("repeated", "unasked")
-MESSAGE_LENGTH = 1000
-Phase = Literal["select_clients", "begin_round", "round", "post_train"]
+"""Called with an event's name and its details."""
 
 
-@dataclass
-class Round:
-    """The server's side of one round (or of post_train) while it is under way; nothing here is committed."""
+@dataclass(frozen=True)
+class RoundResult:
+    """A finished round.
 
-    federation: Federation
-    committed: ServerState
-    model: Tensors
-    states: States
-    number: int
-    phase: Phase = "round"
-    cohort: list[int] = field(default_factory=list)
-    simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
-    accepted: list[int] = field(default_factory=list)
-    frozen: frozenset[str] = frozenset()
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    ignored: list[dict[str, Any]] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    shared_keys: list[str] = field(default_factory=list)
-    down: dict[str, int] = field(default_factory=dict)
-    asked: int = 0
+    :param state: to be committed.
+    :param record: its line of metrics.jsonl, but for what is evaluated and reported after it.
+    :param seconds: measured times by name, and by plugin under ``plugin_terms``.
+    """
 
-    @classmethod
-    def open(cls, federation: Federation, committed: ServerState, number: int | None = None) -> Round:
-        """Begin from what is committed.
-
-        :param number: the round, from 0; default the next one to run.
-        """
-        number = committed.round if number is None else number
-        return cls(federation, committed, dict(committed.model), States(committed.plugins), number)
-
-    @cached_property
-    def available(self) -> Sequence[int]:
-        """The clients that can be selected, in ascending order."""
-        return self.federation.simulator.available(self.number)
-
-    @property
-    def lr(self) -> float:
-        """The local learning rate of the round."""
-        return self.federation.config.lr * self.federation.config.lr_decay**self.number
-
-    def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
-        """Send the model and broadcasts to the engine once, under a key of this round."""
-        model = {name: self.model[name] for name in self.federation.setup.layout.shared}
-        tensors = {f"model/{name}": tensor for name, tensor in model.items()}
-        tensors.update({f"broadcast/{name}": tensor for name, tensor in flatten(broadcast)[0].items()})
-        self.federation.engine.share(key, tensors, {"lr": self.lr})
-        self.shared_keys.append(key)
-        self.down = {"model": bytes_of(model)}
-        self.down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
-        return key
-
-    def reached(self, clients: Iterable[int]) -> Iterator[int]:
-        """Yield those of some clients that a question reaches, and record the others once."""
-        for client in clients:
-            if self.phase == "post_train" or self.federation.simulator.reachable(self.number, client):
-                yield client
-            elif client not in self.simulated:  # the cohort's are recorded when they do not train
-                self.fail(client, "unavailable", "could not be reached when the round began")
-
-    def count_down(self) -> None:
-        """Enter the shared payload into the ledger, for one client."""
-        for sender, size in self.down.items():
-            self.ledger.down(sender, size)
-
-    def close(self) -> None:
-        """Free what was shared."""
-        for key in self.shared_keys:
-            self.federation.engine.unshare(key)
-        self.shared_keys.clear()
-
-    def fail(self, client: int, kind: str, message: str) -> None:
-        """Record a client that gave nothing usable; its own words are cut to a length for people."""
-        self.failures.append(_entry(client, kind, message))
-
-    def ignore(self, client: int, kind: str, message: str) -> None:
-        """Record an outcome that changed nothing, whatever else the client gave."""
-        self.ignored.append(_entry(client, kind, message))
+    state: ServerState
+    record: dict[str, Any]
+    seconds: dict[str, Any]
 
 
-def _entry(client: int, kind: str, message: str) -> dict[str, Any]:
-    message = str(message)
-    cut = f"{message[:MESSAGE_LENGTH]} ..." if len(message) > MESSAGE_LENGTH else message
-    return {"client": client, "kind": kind if kind in get_args(FailureKind) + IGNORED else "rejected", "message": cut}
+def run_round(federation: Federation, committed: ServerState, notify: Notify | None = None) -> RoundResult:
+    """Run one round from the committed state; nothing outside the result changes.
+
+    :raises RoundFailedError: fewer than ``min_clients`` updates were accepted.
+    :raises DivergedError: the same because updates were not finite, or the new model is not finite.
+    """
+    with Round(federation, committed, committed.round) as current:
+        began = time.perf_counter()
+        _select(current)
+        any_reachable = any(simulated.reached for simulated in current.simulated.values())
+        if any_reachable:
+            _begin(current)
+        selected = time.perf_counter()
+        if any_reachable:
+            current.share(f"round-{current.number}", broadcasts(federation.setup.plugins, RoundContext(current)))
+        sent = time.perf_counter()
+        collector = Collector(current)
+        for task, outcome in train_cohort(current):
+            collector.take(task, outcome)
+            if notify is not None:
+                notify("client", {"client": task.client, "failed": isinstance(outcome, ClientFailure)})
+        trained = time.perf_counter()
+        require_enough(current)
+        model = aggregate(current, collector) if current.accepted else None
+        ended = time.perf_counter()
+    state = _next_state(current, collector, model)
+    training = trained - sent - collector.seconds
+    seconds = {
+        "round": ended - began,
+        "selection": selected - began,
+        "broadcast": sent - selected,
+        "local_training": training,
+        "collection": collector.seconds,
+        "aggregation": ended - trained,
+        "client_seconds": collector.client_seconds,
+        "idle_workers": max(0.0, federation.engine.workers * training - collector.client_seconds),
+        "plugin_terms": collector.plugin_seconds,
+    }
+    return RoundResult(state, _record(current, collector, state), seconds)
+
+
+def _select(current: Round) -> None:
+    """Select the cohort and simulate its outcomes; without an available client no plugin is asked."""
+    federation = current.federation
+    if not current.available:
+        return
+    for plugin, cohort in federation.setup.plugins.each("select_clients", server=RoundContext(current)):
+        if cohort is not None:
+            current.cohort += check_cohort(cohort, federation.config.clients, plugin.name)
+            break
+    current.simulated = {client: federation.simulator.simulated(current.number, client) for client in current.cohort}
+
+
+def _begin(current: Round) -> None:
+    current.phase = "begin_round"
+    current.federation.setup.plugins.call_all("begin_round", server=RoundContext(current))
+    current.phase = "round"
+
+
+def _next_state(current: Round, collector: Collector, model: Tensors | None) -> ServerState:
+    """Return the state to commit.
+
+    :param model: None where no update was accepted: model and plugins' states stay unchanged.
+    """
+    committed, simulator = current.committed, current.federation.simulator
+    versions = {client: collector.versions[client] for client in current.accepted}
+    return replace(
+        committed,
+        model=committed.model if model is None else model,
+        round=current.number + 1,
+        plugins=committed.plugins if model is None else current.states.snapshot(),
+        manifest=Manifest.of(committed.manifest).updated(versions),
+        ledger=Ledger(committed.ledger).add(current.ledger).as_json(),
+        virtual_time=committed.virtual_time + simulator.round_seconds(current.simulated.values()),
+    )
+
+
+def _record(current: Round, collector: Collector, state: ServerState) -> dict[str, Any]:
+    record = {
+        "round": current.number,
+        "lr": current.lr,
+        "cohort": current.cohort,
+        "accepted": len(current.accepted),
+        "failures": current.failures,
+        "ignored": current.ignored,
+        "losses": collector.mean_losses(),
+        "bytes": current.ledger.as_json(),
+    }
+    if current.federation.config.system is not None:
+        record |= {"virtual_time": state.virtual_time, "system": _participation(current)}
+    return record
+
+
+def _participation(current: Round) -> dict[str, Any]:
+    """Return the record of the simulated system: who was available, who took part, with how much work."""
+    config, simulator = current.federation.config, current.federation.simulator
+    _, everything = config.local_work
+    took_part = sorted(current.accepted)
+    return {
+        "available": len(current.available),
+        "took_part": took_part,
+        "partial": {
+            str(client): current.simulated[client].completed
+            for client in took_part
+            if current.simulated[client].completed < everything
+        },
+        "seconds": simulator.round_seconds(current.simulated.values()),
+    }

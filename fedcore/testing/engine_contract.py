@@ -21,7 +21,7 @@ from fedcore.hooks.setup import Setup
 from fedcore.runs.experiment import RunResult, one_thread
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.server.federation import Federation
-from fedcore.server.round import Round
+from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore
 from fedcore.testing.federation import client_state, committed, federate, model_bytes, records, small_config
@@ -125,7 +125,7 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
         engine = make(WorkerSpec(config, dataset, partition, folder / "clients"))
         try:
             federation = Federation(setup, dataset, partition, engine, RemoteClientStore(folder / "clients"))
-            _converse(Round.open(federation, ServerState(model=clone(setup.model.state_dict()))))
+            _converse(ServerScope(federation, ServerState(model=clone(setup.model.state_dict())), 0, "evaluation"))
         except BaseException:
             with contextlib.suppress(Exception):
                 engine.close()
@@ -133,13 +133,13 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
         _twice("close()", engine.close)
 
 
-def _converse(current: Round) -> None:
-    engine = current.federation.engine
+def _converse(scope: ServerScope) -> None:
+    engine = scope.federation.engine
     workers = getattr(engine, "workers", None)
     assert isinstance(workers, int), f"engine.workers is {workers!r}; it says how many tasks run side by side"
     assert workers >= 1, f"engine.workers is {workers}; one task at a time is 1"
     for number, key in enumerate(("first", "second")):
-        current.share(key, {NAME: {"number": torch.tensor(100.0 * number)}})
+        scope.share(key, {NAME: {"number": torch.tensor(100.0 * number)}})
 
     plain = _tasks("plain")
     for window in (None, 1):

@@ -93,7 +93,7 @@ class TwoQuestions(Plugin):
 
     @hookimpl
     def begin_round(self, server):
-        with at_most(10):
+        with at_most(60):
             pairs = zip(server.ask("a", clients="all"), server.ask("b", clients="all"))
             server.state["pairs"] = [[int(a.tensors["x"]), int(b.tensors["x"])] for a, b in pairs]
         for _ in server.ask("c", clients="all"):

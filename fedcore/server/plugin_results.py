@@ -1,0 +1,41 @@
+"""Checks of what plugins return on the server: partial states and cohorts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from fedcore.base.errors import PluginContractError, RejectUpdate
+from fedcore.hooks.setup import Setup
+
+
+def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:
+    """Refuse a partial state that a plugin returned: names it may not set, a wrong layout, values not finite.
+
+    :raises PluginContractError: says which tensor, and what is wrong with it.
+    """
+    extra = sorted(set(tensors) - set(allowed))
+    where = f"plugin {plugin!r} hook {hook}"
+    if extra:
+        raise PluginContractError(f"{where}: may not set {extra[0]!r}", plugin=plugin, hook=hook)
+    try:
+        setup.layout.check(tensors, tensors, where)
+    except RejectUpdate as error:
+        raise PluginContractError(str(error), plugin=plugin, hook=hook) from None
+
+
+def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[int]:
+    """Return a cohort in ascending order.
+
+    :raises PluginContractError: an id that does not exist or is there twice, or nobody.
+    """
+    ids = [int(client) for client in cohort]
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= num_clients:
+        raise PluginContractError(
+            f"plugin {plugin!r} hook select_clients: returned {ids[:10]}; "
+            f"expected distinct ids from 0 to {num_clients - 1}",
+            plugin=plugin,
+            hook="select_clients",
+        )
+    return sorted(ids)

@@ -1,0 +1,27 @@
+"""The server's work after the last round: hooks correct the final global model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fedcore.server.context import ScopeContext
+from fedcore.server.federation import Federation
+from fedcore.server.ledger import Ledger
+from fedcore.server.scope import ServerScope
+from fedcore.server.state import ServerState
+
+
+def run_post_train(
+    federation: Federation, committed: ServerState
+) -> tuple[ServerState, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run every ``post_train``; returns the state to commit, the clients' failures and the ignored outcomes."""
+    with ServerScope(federation, committed, committed.round, "post_train") as scope:
+        federation.setup.plugins.call_all("post_train", server=ScopeContext(scope))
+    state = replace(
+        committed,
+        model=scope.model,
+        plugins=scope.states.snapshot(),
+        ledger=Ledger(committed.ledger).add(scope.ledger).as_json(),
+    )
+    return state, scope.failures, scope.ignored

@@ -1,0 +1,151 @@
+"""What the server works with between two commits: the committed state, a copy to change, and the clients to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self, TypeVar, get_args
+
+from fedcore.base.errors import RejectUpdate
+from fedcore.base.tensors import bytes_of
+from fedcore.base.types import Tensors
+from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
+from fedcore.server.dispatch_order import in_order
+from fedcore.server.federation import Federation
+from fedcore.server.ledger import Ledger
+from fedcore.server.state import ServerState
+from fedcore.server.system import SimulatedOutcome
+from fedcore.storage.state import States, flatten
+
+IGNORED = ("repeated", "unasked")
+MESSAGE_LENGTH = 1000
+Phase = Literal["begin_round", "round", "post_train", "evaluation", "report"]
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class ServerScope:
+    """The server's work outside of a round (evaluation, reports, ``post_train``); a context manager.
+
+    :param committed: the state it starts from, which it never changes.
+    :param number: the round that hooks see, from 0.
+    :param model: the global model; ``states`` the plugins' server state: both may change before they are committed.
+    :param ledger: bytes sent and received here.
+    :param failures: clients that gave nothing usable; ``ignored`` outcomes that changed nothing.
+    :param shared_keys: what the engine holds for all clients until this scope is closed.
+    """
+
+    federation: Federation
+    committed: ServerState
+    number: int
+    phase: Phase
+    model: Tensors = field(init=False)
+    states: States = field(init=False)
+    ledger: Ledger = field(default_factory=Ledger)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    ignored: list[dict[str, Any]] = field(default_factory=list)
+    shared_keys: list[str] = field(default_factory=list)
+    asked: int = 0
+    _down: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model, self.states = dict(self.committed.model), States(self.committed.plugins)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Free what was shared."""
+        for key in self.shared_keys:
+            self.federation.engine.unshare(key)
+        self.shared_keys.clear()
+
+    @cached_property
+    def available(self) -> Sequence[int]:
+        """The clients that can be selected, in ascending order."""
+        return self.federation.simulator.available(self.number)
+
+    @property
+    def lr(self) -> float:
+        """The local learning rate of the round."""
+        return self.federation.config.lr * self.federation.config.lr_decay**self.number
+
+    def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
+        """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""
+        model = {name: self.model[name] for name in self.federation.setup.layout.shared}
+        tensors = {f"model/{name}": tensor for name, tensor in model.items()}
+        tensors.update({f"broadcast/{name}": tensor for name, tensor in flatten(broadcast)[0].items()})
+        self.federation.engine.share(key, tensors, {"lr": self.lr})
+        self.shared_keys.append(key)
+        self._down = {"model": bytes_of(model)}
+        self._down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
+        return key
+
+    def count_down(self) -> None:
+        """Count the bytes of what was shared last, for one client."""
+        for sender, size in self._down.items():
+            self.ledger.down(sender, size)
+
+    def reachable(self, clients: Iterable[int]) -> Iterator[int]:
+        """Yield the clients that a question reaches: outside of a round the server waits for all of them."""
+        yield from clients
+
+    def outcomes(self, tasks: list[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+        """Run tasks; yields exactly one outcome of each, in the order of the tasks."""
+        return in_order(tasks, self.federation.engine.run(tasks, window=window), self.ignore)
+
+    def answers(
+        self, tasks: list[ClientTask], parse: Callable[[ClientTask, Any], Answer], *, window: int | None = None
+    ) -> Iterator[tuple[ClientTask, Answer | None]]:
+        """Run tasks; yields what ``parse`` makes of each result, None where the client is recorded as failed.
+
+        :param parse: raises RejectUpdate for a result that is not usable.
+        """
+        for task, outcome in self.outcomes(tasks, window=window):
+            answer = None
+            if isinstance(outcome, ClientFailure):
+                self.fail(task.client, outcome.kind, outcome.message)
+            else:
+                try:
+                    answer = parse(task, outcome)
+                except RejectUpdate as error:
+                    self.fail(task.client, error.kind, str(error))
+            yield task, answer
+
+    def fail(self, client: int, kind: str, message: str) -> None:
+        """Record a client that gave nothing usable; the message is truncated to MESSAGE_LENGTH."""
+        self.failures.append(_entry(client, kind, message))
+
+    def ignore(self, client: int, kind: str, message: str) -> None:
+        """Record an outcome that changed nothing, whatever else the client gave."""
+        self.ignored.append(_entry(client, kind, message))
+
+
+@dataclass
+class Round(ServerScope):
+    """A round in progress.
+
+    :param cohort: the selected clients; ``simulated`` what the simulated system makes of each.
+    :param accepted: clients whose updates were accepted so far; ``frozen`` what none of them trained.
+    """
+
+    phase: Phase = "round"
+    cohort: list[int] = field(default_factory=list)
+    simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
+    accepted: list[int] = field(default_factory=list)
+    frozen: frozenset[str] = frozenset()
+
+    def reachable(self, clients: Iterable[int]) -> Iterator[int]:
+        """Yield the clients that a question reaches in this round, and record each other client once."""
+        for client in clients:
+            if self.federation.simulator.reachable(self.number, client):
+                yield client
+            elif client not in self.simulated:  # a client of the cohort is recorded when it does not train
+                self.fail(client, "unavailable", "could not be reached when the round began")
+
+
+def _entry(client: int, kind: str, message: str) -> dict[str, Any]:
+    message = str(message)
+    cut = f"{message[:MESSAGE_LENGTH]} ..." if len(message) > MESSAGE_LENGTH else message
+    return {"client": client, "kind": kind if kind in get_args(FailureKind) + IGNORED else "rejected", "message": cut}
