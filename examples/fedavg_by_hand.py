@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore.base.seeding import generator
+from fedcore import generator
 from fedcore.data import Dataset, load_dataset, make_partition
 from fedcore.models import build_model
 

@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import fedcore
-from fedcore.data import Dataset, SequenceSamples
-from fedcore.data.datasets import fixed_split
+from fedcore.data import Dataset, SequenceSamples, fixed_split
 
 TOPICS = ("interpolate", "linalg", "ndimage", "optimize", "signal", "sparse", "spatial", "special", "stats")
 VOCABULARY = 2000

@@ -12,20 +12,36 @@ from fedcore.base.version import __version__
 
 if TYPE_CHECKING:
     from fedcore.base.config import RunConfig as RunConfig
+    from fedcore.base.errors import ConfigError as ConfigError
+    from fedcore.base.errors import DataError as DataError
+    from fedcore.base.errors import DivergedError as DivergedError
     from fedcore.base.errors import FedcoreError as FedcoreError
+    from fedcore.base.errors import PluginConflictError as PluginConflictError
+    from fedcore.base.errors import PluginContractError as PluginContractError
     from fedcore.base.errors import RejectUpdate as RejectUpdate
+    from fedcore.base.errors import RoundFailedError as RoundFailedError
+    from fedcore.base.errors import RunDirectoryError as RunDirectoryError
+    from fedcore.base.errors import UnknownNameError as UnknownNameError
+    from fedcore.base.seeding import generator as generator
+    from fedcore.base.tensors import check_changes as check_changes
+    from fedcore.base.tensors import check_tensors as check_tensors
     from fedcore.base.types import Answer as Answer
     from fedcore.base.types import ClientUpdate as ClientUpdate
     from fedcore.base.types import Loss as Loss
+    from fedcore.base.types import Tensors as Tensors
     from fedcore.hooks.contexts import ClientContext as ClientContext
     from fedcore.hooks.contexts import RunSetup as RunSetup
     from fedcore.hooks.contexts import ServerContext as ServerContext
     from fedcore.hooks.contexts import Step as Step
     from fedcore.hooks.hookspecs import hookimpl as hookimpl
-    from fedcore.hooks.plugins import Plugin as Plugin
-    from fedcore.hooks.plugins import PluginOptions as PluginOptions
-    from fedcore.models import ModelTask as ModelTask
-    from fedcore.models import SplitModel as SplitModel
+    from fedcore.hooks.plugin import PLACE as PLACE
+    from fedcore.hooks.plugin import Plugin as Plugin
+    from fedcore.hooks.plugin import PluginOptions as PluginOptions
+    from fedcore.hooks.prototype_exchange import PrototypeExchange as PrototypeExchange
+    from fedcore.hooks.prototype_exchange import PrototypeOptions as PrototypeOptions
+    from fedcore.models.split import ModelTask as ModelTask
+    from fedcore.models.split import SplitModel as SplitModel
+    from fedcore.runs.experiment import Interrupted as Interrupted
     from fedcore.runs.experiment import RunResult as RunResult
     from fedcore.runs.experiment import evaluate_run as evaluate_run
     from fedcore.runs.experiment import resume as resume
@@ -35,19 +51,35 @@ _HOMES = {
     "Answer": "base.types",
     "ClientContext": "hooks.contexts",
     "ClientUpdate": "base.types",
+    "ConfigError": "base.errors",
+    "DataError": "base.errors",
+    "DivergedError": "base.errors",
     "FedcoreError": "base.errors",
+    "Interrupted": "runs.experiment",
     "Loss": "base.types",
-    "ModelTask": "models",
-    "Plugin": "hooks.plugins",
-    "PluginOptions": "hooks.plugins",
+    "ModelTask": "models.split",
+    "PLACE": "hooks.plugin",
+    "Plugin": "hooks.plugin",
+    "PluginConflictError": "base.errors",
+    "PluginContractError": "base.errors",
+    "PluginOptions": "hooks.plugin",
+    "PrototypeExchange": "hooks.prototype_exchange",
+    "PrototypeOptions": "hooks.prototype_exchange",
     "RejectUpdate": "base.errors",
+    "RoundFailedError": "base.errors",
     "RunConfig": "base.config",
+    "RunDirectoryError": "base.errors",
     "RunResult": "runs.experiment",
-    "ServerContext": "hooks.contexts",
     "RunSetup": "hooks.contexts",
-    "SplitModel": "models",
+    "ServerContext": "hooks.contexts",
+    "SplitModel": "models.split",
     "Step": "hooks.contexts",
+    "Tensors": "base.types",
+    "UnknownNameError": "base.errors",
+    "check_changes": "base.tensors",
+    "check_tensors": "base.tensors",
     "evaluate_run": "runs.experiment",
+    "generator": "base.seeding",
     "hookimpl": "hooks.hookspecs",
     "resume": "runs.experiment",
     "run": "runs.experiment",

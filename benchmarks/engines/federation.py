@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.base.config import RunConfig
-from fedcore.runs.experiment import run
+from fedcore import RunConfig, run
 from fedcore_flower.keys import make_keys
 
 SHAPES = {"small": (1, 40, 47), "large": (1, 440, 444)}

@@ -26,10 +26,8 @@ from typing import Any
 
 from torch import nn
 
-from fedcore.base.config import RunConfig
-from fedcore.client.worker_spec import WorkerSpec
-from fedcore.engines.protocol import Engine
-from fedcore.models import SplitModel
+from fedcore import RunConfig, SplitModel
+from fedcore.engines import Engine, WorkerSpec
 from fedcore.runs.experiment import started
 
 HERE = Path(__file__).parent

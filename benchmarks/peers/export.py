@@ -7,7 +7,7 @@ from pathlib import Path
 import exported
 from exported import Exported, Job
 
-from fedcore.base.config import RunConfig
+from fedcore import RunConfig
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_study.bench.measure import configured

@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import export
 
-    from fedcore.engines.local import cores
+    from fedcore.engines import cores
     from fedcore_study.bench.workloads import AGAINST_REFERENCE
 
     sides: list[tuple[Side, str | Exception]] = [(side, sys.executable) for side in OWN]

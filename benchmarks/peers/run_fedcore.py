@@ -13,7 +13,7 @@ from typing import Any
 import export
 from exported import Job, Stopwatch
 
-from fedcore.runs.experiment import run
+from fedcore import run
 
 
 def main() -> None:

@@ -14,18 +14,50 @@ from fedcore.functional.contrast import (
     prototype_contrastive_loss,
     ready_prototypes,
 )
+from fedcore.functional.prototypes import (
+    add_prototypes,
+    check_prototypes,
+    class_prototypes,
+    first_prototypes,
+    mean_over_holders,
+    random_prototypes,
+)
+from fedcore.functional.statistics import (
+    check_statistics,
+    feature_statistics,
+    pack_statistics,
+    pool_answers,
+    pool_statistics,
+    pool_two,
+    sample_features,
+    unpack_statistics,
+)
 from fedcore.functional.terms import effective_steps, linear_term, proximal_term
 
 __all__ = [
     "ReadyPrototypes",
+    "add_prototypes",
+    "check_prototypes",
+    "check_statistics",
     "class_means",
+    "class_prototypes",
     "class_statistics",
     "contrast_with",
     "cosine_similarity_matrix",
     "effective_steps",
+    "feature_statistics",
+    "first_prototypes",
     "linear_term",
+    "mean_over_holders",
     "model_contrastive_loss",
+    "pack_statistics",
+    "pool_answers",
+    "pool_statistics",
+    "pool_two",
     "prototype_contrastive_loss",
     "proximal_term",
+    "random_prototypes",
     "ready_prototypes",
+    "sample_features",
+    "unpack_statistics",
 ]

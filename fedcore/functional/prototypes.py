@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fedcore.base.errors import RoundFailedError
 from fedcore.base.tensors import check_tensors
 from fedcore.base.types import Answer, Tensors
-from fedcore.functional import class_means
+from fedcore.functional.classes import class_means
 
 if TYPE_CHECKING:
     pass

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcore.base.errors import RoundFailedError
 from fedcore.base.tensors import check_tensors
 from fedcore.base.types import Answer, Tensors
-from fedcore.functional import class_statistics
+from fedcore.functional.classes import class_statistics
 
 __all__ = [
     "Statistics",

@@ -7,14 +7,14 @@ models take other batches than tensors says so: ``factory.takes = ("graphs",)``.
 
 from fedcore.models.fedlab import fedlab_alexnet, fedlab_cnn
 from fedcore.models.head import move_split
-from fedcore.models.split import ModelTask, Outputs, SplitModel, build_model, has_batch_norm, require_takes
+from fedcore.models.split import ModelTask as ModelTask
+from fedcore.models.split import Outputs, build_model, has_batch_norm, require_takes
+from fedcore.models.split import SplitModel as SplitModel
 from fedcore.models.zoo import PadTo, alexnet, embedding_bag, fdcl_cnn, fedcme_cnn, mlp, resnet50, simple_cnn
 
 __all__ = [
-    "ModelTask",
     "Outputs",
     "PadTo",
-    "SplitModel",
     "alexnet",
     "build_model",
     "embedding_bag",

@@ -1,6 +1,9 @@
-"""What authors of plugins test with: the conformance kit, small federations, and a ban on waiting for the device."""
+"""What authors of plugins test with: the conformance kit, small federations, and host-sync detection."""
 
-from fedcore.testing.analytic import Quadratic, analytic_federation, distance_by_hand, steps_by_hand
+from fedcore.client.evaluation import evaluate
+from fedcore.hooks.checks import create_plugin
+from fedcore.runs.directory import RunDirectory
+from fedcore.testing.analytic import Quadratic, W, analytic_federation, distance_by_hand, steps_by_hand
 from fedcore.testing.checks import CHECKS, CheckFailed, NotApplicable
 from fedcore.testing.engine_contract import check_engine
 from fedcore.testing.federation import (
@@ -8,19 +11,23 @@ from fedcore.testing.federation import (
     client_state,
     committed,
     federate,
+    initial_weights,
     installed,
     interrupted,
     killed,
     model_bytes,
     name_of,
+    partition_of,
     personal_state,
     records,
     same_tensors,
     small_config,
     weights,
 )
+from fedcore.testing.fixtures import federations, runner
 from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
 from fedcore.testing.parts import check_dataset, check_model, check_partitioner
+from fedcore.testing.problems import halves, linear, one_sample, two_one_rest, with_batch_norm
 from fedcore.testing.stub_plugins import (
     Cohorts,
     CorrectsClassifier,
@@ -34,7 +41,7 @@ from fedcore.testing.stub_plugins import (
     StepsOnServer,
 )
 from fedcore.testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
-from fedcore.testing.texts import commands_of, lines_of_code
+from fedcore.testing.texts import commands_of, lines_of_code, settings_of
 from fedcore.testing.trackers import check_tracker
 
 __all__ = [
@@ -53,8 +60,10 @@ __all__ = [
     "PersonalModel",
     "PrefersClass0",
     "Quadratic",
+    "RunDirectory",
     "StepsOnServer",
     "Verdict",
+    "W",
     "analytic_federation",
     "check_dataset",
     "check_engine",
@@ -65,22 +74,34 @@ __all__ = [
     "client_state",
     "commands_of",
     "committed",
+    "create_plugin",
     "distance_by_hand",
+    "evaluate",
     "federate",
+    "federations",
     "forbid_host_sync",
+    "halves",
+    "initial_weights",
     "installed",
     "interrupted",
     "killed",
+    "linear",
     "lines_of_code",
     "model_bytes",
     "name_of",
+    "one_sample",
     "parametrize_with_checks",
+    "partition_of",
     "personal_state",
     "records",
     "run_checks",
+    "runner",
     "same_tensors",
+    "settings_of",
     "small_config",
     "steps_by_hand",
     "steps_without_host_sync",
+    "two_one_rest",
     "weights",
+    "with_batch_norm",
 ]

@@ -20,7 +20,9 @@ from fedcore.base.config import RunConfig
 from fedcore.base.subprocesses import environment
 from fedcore.base.types import Tensors
 from fedcore.client.worker_spec import WorkerSpec
+from fedcore.data import Partition, load_dataset, load_partition
 from fedcore.engines.protocol import Engine
+from fedcore.hooks.setup import Setup
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, RunResult, resume, run
 from fedcore.server.round import Notify
@@ -84,6 +86,18 @@ def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
     out = options.pop("out", None) or tempfile.mkdtemp(dir=folder)
     options = {key: name_of(value, _KINDS[key]) if callable(value) else value for key, value in options.items()}
     return RunConfig(**{**SMALL, **options}, plugins={name_of(cls): dict(given) for cls, given in pairs}, out=out)
+
+
+def initial_weights(config: RunConfig) -> Tensors:
+    """Return the model that a run with this configuration starts from, by name."""
+    return dict(Setup.build(config, load_dataset(config.dataset, config.data_dir)).model.state_dict())
+
+
+def partition_of(result: RunResult | Path) -> Partition:
+    """Return which samples each client of a run has."""
+    directory = RunDirectory(_directory(result))
+    config = directory.read_config()
+    return load_partition(directory.partition_file, load_dataset(config.dataset, config.data_dir))
 
 
 def interrupted(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunResult:

@@ -37,6 +37,15 @@ def commands_of(readme: Path) -> list[RunConfig]:
     return configs
 
 
+def settings_of(readme: Path) -> list[tuple[str, str, Any]]:
+    """Return plugin, option and value of every ``--set`` in a README, in its order.
+
+    :raises ConfigError: where a setting cannot be read.
+    """
+    found = re.findall(r"--set (\S+=[^\s`]+)", readme.read_text(encoding="utf-8"))
+    return [parse_setting(setting) for setting in found]
+
+
 def lines_of_code(module: ModuleType, *without: str) -> int:
     """Return how many lines of a module are code: neither comments nor docstrings.
 

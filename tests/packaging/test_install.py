@@ -21,6 +21,9 @@ from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.slow
 
+STUDIES = ("sweep", "compare", "reproduce", "results", "report", "bench")
+"""The commands of fedcore-study."""
+
 
 @pytest.fixture(scope="module")
 def lent(dist, tmp_path_factory):
@@ -109,14 +112,27 @@ def test_wheels_in_an_empty_environment(dist, lent, tmp_path):
     assert summary["metrics"]["global"]["accuracy"] > 0.2
     assert [path.name for path in environment.empty.iterdir()] == ["with"], "a run leaves its directory and no more"
 
-    assert "fedcore reproduce fedcd --table 1" in environment.run("fedcore", "reproduce", "fedcd")
     environment.run("fedcore", "plugins", "new", "my-own")
     assert (environment.empty / "fedcore-my-own" / "pyproject.toml").exists()
 
-    environment.pip("uninstall", "--yes", "fedcore-fedcd")
+    for command in STUDIES:
+        refused = environment.run("fedcore", command, code=2)
+        assert "pip install fedcore-study" in refused, command
+        assert "Traceback" not in refused, command
+    environment.pip("install", "--no-index", "--find-links", dist, "fedcore[study]")
+    for command in STUDIES:
+        environment.run("fedcore", command, "--help")
+    assert "fedcore reproduce fedcd --table 1" in environment.run("fedcore", "reproduce", "fedcd")
+
+    environment.pip("uninstall", "--yes", "fedcore-fedcd", "fedcore-study")
     assert environment.plugins() == {"fedavg": "fedcore", "tensorboard": "fedcore", "local": "fedcore"}
     refused = environment.run("fedcore", "train", "--plugin", "fedcd", code=2)
     assert "pip install fedcore-fedcd" in refused
     assert "Traceback" not in refused
     alone = environment.train("alone")
     assert alone["metrics"]["global"]["accuracy"] > 0.2
+    environment.run("fedcore", "resume", "alone", "--rounds", 3, "--quiet")
+    assert json.loads((environment.empty / "alone" / "summary.json").read_text())["rounds"] == 3
+    evaluated = json.loads(environment.run("fedcore", "evaluate", "alone", "--json"))
+    assert evaluated["global"]["samples"] > 0
+    assert "digits" in environment.run("fedcore", "data", "list")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from fedcore.functional.prototypes import add_prototypes, mean_over_holders
+from fedcore.functional import add_prototypes, mean_over_holders
 from fedcore.models import Outputs
 from fedcore.testing import federate, parametrize_with_checks, records
 from fedcore_fedproto import FedProto

@@ -14,31 +14,34 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Answer, Plugin, ServerContext, hookimpl
-from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError, RoundFailedError
+from fedcore import (
+    Answer,
+    ConfigError,
+    FedcoreError,
+    Plugin,
+    PluginConflictError,
+    RoundFailedError,
+    ServerContext,
+    hookimpl,
+)
 from fedcore.data import load_dataset, load_partition
-from fedcore.functional.statistics import feature_statistics
-from fedcore.hooks.plugins import create_plugin
+from fedcore.functional import feature_statistics
 from fedcore.testing import (
     CorrectsClassifier,
     PersonalClassifier,
     PrefersClass0,
-    federate,
+    create_plugin,
+    federations,
     installed,
     model_bytes,
     records,
+    with_batch_norm,
 )
-from fedcore.testing.problems import with_batch_norm
 from fedcore_ccvr import Ccvr, CcvrOptions, TukeyLinear, head, plugin, tukey
 
 QUICK = {"epochs": 2, "per_class": 50}
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **options)
+go = federations()
 
 
 # --- hand cases ---------------------------------------------------------------------------------------------

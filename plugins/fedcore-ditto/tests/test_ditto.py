@@ -11,43 +11,38 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError
-from fedcore.client.evaluation import evaluate
-from fedcore.data import load_dataset, load_partition
+from fedcore import FedcoreError, Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore.data import load_dataset
 from fedcore.functional import proximal_term
 from fedcore.models import build_model
-from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     Cohorts,
     PersonalClassifier,
     PersonalModel,
     Quadratic,
+    W,
     analytic_federation,
     commands_of,
     committed,
-    federate,
+    evaluate,
+    federations,
     interrupted,
+    linear,
     model_bytes,
+    partition_of,
     personal_state,
     records,
     same_tensors,
     steps_without_host_sync,
+    two_one_rest,
     weights,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import linear, two_one_rest
 from fedcore_ditto import Ditto, DittoOptions
 from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
 
 README = Path(__file__).parents[1] / "README.md"
 TOY = {**analytic_federation([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **options)
+go = federations()
 
 
 def kept(result, client, plugin="ditto"):
@@ -158,7 +153,7 @@ def test_a_run_is_algorithm_1_in_numpy(go, strength):
     result = go(plugins, **options, rounds=3, local_epochs=3)
     start = go({}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
     data = load_dataset("digits", None)
-    parts = load_partition(RunDirectory(result.directory).partition_file, data).train
+    parts = partition_of(result).train
 
     def train(first, k, pull, target):
         x = data.train.gather(parts[k]).double().flatten(1).numpy()
@@ -353,7 +348,7 @@ def test_clients_are_evaluated_with_v_and_untrained_ones_with_the_global_model(g
         model=with_buffers,
     )
     data = load_dataset("digits", None)
-    parts = load_partition(RunDirectory(result.directory).partition_file, data).test
+    parts = partition_of(result).test
     found = {"personal": [0, 0], "global_local": [0, 0]}
     on_test = []
     for client, part in enumerate(parts):

@@ -15,17 +15,29 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
-from fedcore.base.seeding import derive_seed
-from fedcore.client.messages import ClientFailure, ClientResult
-from fedcore.data import load_dataset
-from fedcore.engines.local import InProcessEngine
-from fedcore.hooks.checks import create_plugin
-from fedcore.hooks.setup import Setup
-from fedcore.runs.directory import RunDirectory
-from fedcore.testing import check_plugin, federate, interrupted, model_bytes, records, weights
-from fedcore.testing.federation import small_config
+from fedcore import (
+    ConfigError,
+    FedcoreError,
+    Plugin,
+    PluginConflictError,
+    PluginContractError,
+    SplitModel,
+    generator,
+    hookimpl,
+)
+from fedcore.engines import ClientFailure, ClientResult, InProcessEngine
+from fedcore.testing import (
+    check_plugin,
+    committed,
+    create_plugin,
+    federate,
+    initial_weights,
+    interrupted,
+    model_bytes,
+    records,
+    small_config,
+    weights,
+)
 from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
 from fedcore_dp.central import default_delta
 
@@ -73,8 +85,7 @@ def tapped(folder, *plugins, lost=(), **options):
 
 def initial(folder, *plugins, **options):
     config = small_config(folder, *plugins, **{**RUN, **options})
-    state = Setup.build(config, load_dataset(config.dataset)).model.state_dict()
-    return {name: tensor.double().numpy() for name, tensor in state.items()}
+    return {name: tensor.double().numpy() for name, tensor in initial_weights(config).items()}
 
 
 def models(tap, number=0):
@@ -94,7 +105,7 @@ def clipped(start, end, bound):
 
 def stream(purpose, **where):
     """Return the seeded stream that fedcore derives for a purpose, here by its definition."""
-    return torch.Generator().manual_seed(derive_seed(0, purpose, **where))
+    return generator(0, purpose, **where)
 
 
 def close(found, expected):
@@ -552,5 +563,5 @@ def test_the_readme_names_every_option_with_its_default():
 
 def test_the_server_keeps_nothing_of_single_clients(tmp_path):
     result = federate(tmp_path, ("dp", SEEDED), **RUN)
-    state = RunDirectory(result.directory).checkpoints.load()
+    state = committed(result)
     assert "dp" not in state.plugins

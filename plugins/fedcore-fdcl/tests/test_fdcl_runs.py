@@ -10,26 +10,25 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Plugin, hookimpl
-from fedcore.base.config import parse_setting
-from fedcore.base.errors import ConfigError, PluginConflictError
-from fedcore.client.evaluation import evaluate
-from fedcore.data import load_dataset, load_partition
+from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
+from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.runs.directory import RunDirectory
-from fedcore.testing import PersonalClassifier, commands_of, federate, installed, model_bytes, records, weights
+from fedcore.testing import (
+    PersonalClassifier,
+    commands_of,
+    evaluate,
+    federations,
+    installed,
+    model_bytes,
+    partition_of,
+    records,
+    settings_of,
+    weights,
+)
 from fedcore_fdcl import FDCL, FDCLOptions
 
 README = Path(__file__).parents[1] / "README.md"
-
-
-@pytest.fixture
-def go(tmp_path):
-    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **{"batch_size": 100, **options})
-
-
-def run_partition(run):
-    return load_partition(RunDirectory(run.directory).partition_file, load_dataset("digits", None))
+go = federations(batch_size=100)
 
 
 class Recorder(Plugin):
@@ -90,7 +89,7 @@ HAND = {
 def analytic_federation(run, *, mu, tau=0.5, encoder=1.0, classifier=1.0, config=HAND):
     """FDCL in float64 with full batches, from the paper's text; +1 is its sign of a term, -1 the opposite."""
     dataset = load_dataset("digits", None)
-    partition = run_partition(run)
+    partition = partition_of(run)
     start = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=0, projection=False)[0].state_dict()
     w = {name: tensor.double() for name, tensor in start.items()}
     previous = {}
@@ -172,7 +171,7 @@ def test_recorded_losses_are_those_of_the_frozen_models(go, recorded):
         if not means:
             assert not names & set(record["losses"])
         else:
-            sizes = {k: len(part) for k, part in enumerate(run_partition(run).train)}
+            sizes = {k: len(part) for k, part in enumerate(partition_of(run).train)}
             total = sum(sizes[k] for k in means)
             expected = sum(sizes[k] * means[k] for k in means) / total
             assert record["losses"]["fdcl.encoder"] == pytest.approx(float(expected[0]), rel=1e-4)
@@ -245,7 +244,7 @@ def test_the_terms_pull_outputs_where_the_paper_says(go, recorded):
 def test_personal_and_global_are_both_reported(go, recorded):
     options = {"clients": 3, "participation": 1 / 3, "rounds": 2, "client_test_fraction": 0.3, "seed": 1}
     run = go({"fdcl": {"mu": 1.0}, Recorder: {}}, **options)
-    dataset, partition = load_dataset("digits", None), run_partition(run)
+    dataset, partition = load_dataset("digits", None), partition_of(run)
     last = {client: model for (_, client), model in sorted(recorded.trained.items(), key=lambda item: item[0][0])}
     assert 0 < len(last) < 3
     correct = total = 0
@@ -318,6 +317,6 @@ def test_readme_names_every_option_with_its_default():
 
 def test_readme_commands_are_valid():
     assert [list(config.plugins) for config in commands_of(README)] == [["fdcl"]] * 2
-    for plugin, option, value in map(parse_setting, re.findall(r"--set (\S+=[^\s`]+)", README.read_text())):
+    for plugin, option, value in settings_of(README):
         assert plugin == "fdcl"
         FDCL(FDCLOptions(**{option: value}))

@@ -11,8 +11,7 @@ import torch
 
 import fedcore
 import fedcore_fedavgm
-from fedcore import Plugin, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError, RoundFailedError
+from fedcore import FedcoreError, Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore.testing import (
     EqualWeights,
     OwnsClassifier,
@@ -20,18 +19,19 @@ from fedcore.testing import (
     PersonalModel,
     Quadratic,
     StepsOnServer,
+    W,
     analytic_federation,
     committed,
-    federate,
+    federations,
     interrupted,
     killed,
     model_bytes,
+    one_sample,
     records,
     same_tensors,
     weights,
+    with_batch_norm,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import one_sample, with_batch_norm
 from fedcore_fedavgm import FedAvgM, FedAvgMOptions, momentum_step
 
 DIGITS = {"clients": 4}
@@ -39,12 +39,7 @@ LONG = {**DIGITS, "rounds": 4, "participation": 0.75}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2}
 VARIANTS = ["heavy-ball", "nesterov", "ema"]
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **{**DIGITS, **options})
+go = federations(**DIGITS)
 
 
 def state_of(result):

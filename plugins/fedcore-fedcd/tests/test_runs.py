@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Loss, Plugin, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError
+from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, hookimpl
 from fedcore.testing import Cohorts, StepsOnServer, interrupted, model_bytes, records
 from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
 

@@ -11,38 +11,27 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Loss, Plugin, PluginOptions, hookimpl
-from fedcore.base.config import parse_setting
-from fedcore.base.errors import ConfigError, PluginConflictError
-from fedcore.data import load_dataset, load_partition
+from fedcore import ConfigError, Loss, Plugin, PluginConflictError, PluginOptions, hookimpl
+from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     PersonalClassifier,
     client_state,
     commands_of,
     committed,
-    federate,
+    federations,
     installed,
     interrupted,
     model_bytes,
+    partition_of,
     records,
+    settings_of,
     weights,
 )
 from fedcore_fedcme import ExchangeWarning, FedCME, FedCMEOptions
 
 README = Path(__file__).parents[1] / "README.md"
-
-
-@pytest.fixture
-def go(tmp_path):
-    return lambda plugins, **options: federate(
-        tmp_path, *plugins.items(), **{"local_epochs": 2, "batch_size": 200, **options}
-    )
-
-
-def run_partition(run):
-    return load_partition(RunDirectory(run.directory).partition_file, load_dataset("digits", None))
+go = federations(local_epochs=2, batch_size=200)
 
 
 def server_state(run):
@@ -138,7 +127,7 @@ DISJOINT = {
 )
 def test_two_clients_swap_exactly_what_is_asked(go, recorded, exchange, swapped, layers):
     run = go({"fedcme": {**OFF, "classifier_layers": layers}, Recorder: {}}, **DISJOINT)
-    classes = [set(load_dataset("digits", None).train.labels[part].tolist()) for part in run_partition(run).train]
+    classes = [set(load_dataset("digits", None).train.labels[part].tolist()) for part in partition_of(run).train]
     assert len(classes[0]) == len(classes[1]) == 5
     assert not classes[0] & classes[1]
     alone = dict(recorded.starts)
@@ -219,7 +208,7 @@ def analytic_federation(run, *, mu, swap=True, head=1, fresh=None, memory=True, 
     :param fresh: layers whose momentum starts anew at the exchange; None is those of the classifier.
     :param evaluated: a run whose clients drew the parts to evaluate on, where this one's drew none.
     """
-    dataset, partition = load_dataset("digits", None), run_partition(run)
+    dataset, partition = load_dataset("digits", None), partition_of(run)
     start = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=0, projection=False)[0].state_dict()
     w = {name: tensor.double() for name, tensor in start.items()}
     clients = range(config["clients"])
@@ -361,7 +350,7 @@ def test_local_features_are_means_over_all_batches_and_epochs(go, recorded):
     run = go({"fedcme": {"mu": 1.0}, Recorder: {}}, **{**DISJOINT, "clients": 1, "classes_per_client": 7})
     z, y = (np.concatenate(parts) for parts in zip(*recorded.batches[0, 0]))
     state, held = server_state(run), set(y.tolist())
-    assert len(y) == 4 * len(run_partition(run).train[0])
+    assert len(y) == 4 * len(partition_of(run).train[0])
     assert len(held) == 7
     for c in range(10):
         assert bool(state["known"][c]) == (c in held)
@@ -389,7 +378,7 @@ def test_alignment_starts_once_there_are_global_features(go, recorded):
     assert records(run)[1]["losses"]["fedcme.alignment"] > 0
     first = server_state(go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=1))
     sizes, means = [], []
-    for client, part in enumerate(run_partition(run).train):
+    for client, part in enumerate(partition_of(run).train):
         values = []
         for z, y in recorded.batches[1, client]:
             distances = [((z[y == c].mean(0) - first["features"][c].numpy()) ** 2).sum() for c in set(y.tolist())]
@@ -403,7 +392,7 @@ def test_alignment_starts_once_there_are_global_features(go, recorded):
 def test_evaluation_part_is_a_fixed_fifth_of_the_own_data(go):
     one, three = go({"fedcme": {}}, rounds=1), go({"fedcme": {}}, rounds=3)
     parts = [evaluation_part(run, k) for run in (one, three) for k in range(3)]
-    for k, part in enumerate(run_partition(one).train):
+    for k, part in enumerate(partition_of(one).train):
         assert torch.equal(parts[k], parts[3 + k])
         assert len(parts[k]) == round(0.2 * len(part)) == len(set(parts[k].tolist()))
         assert parts[k].max() < len(part)
@@ -588,6 +577,6 @@ def test_readme_names_every_option_with_its_default():
 
 def test_readme_commands_are_valid():
     assert [list(config.plugins) for config in commands_of(README)] == [["fedcme"]] * 3
-    for plugin, option, value in map(parse_setting, re.findall(r"--set (\S+=[^\s`]+)", README.read_text())):
+    for plugin, option, value in settings_of(README):
         assert plugin == "fedcme"
         FedCME(FedCMEOptions(**{option: value}))

@@ -12,22 +12,21 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError
+from fedcore import ConfigError, FedcoreError, Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import load_dataset, load_partition
-from fedcore.hooks.plugins import create_plugin
+from fedcore.testing import (
+    Cohorts as EveryCohort,
+)
 from fedcore.testing import (
     client_state,
-    federate,
+    create_plugin,
+    federations,
     installed,
     interrupted,
     model_bytes,
     steps_without_host_sync,
 )
 from fedcore.testing import records as lines
-from fedcore.testing import (
-    stub_plugins as company,
-)
 from fedcore_fedcp import (
     ConditionalHead,
     FedCPOptions,
@@ -47,10 +46,7 @@ def _fresh():
     SEEN.clear()
 
 
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **options)
+go = federations()
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ def with_batch_norm(num_classes, input_shape):
     return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, num_classes)
 
 
-class Cohorts(company.Cohorts):
+class Cohorts(EveryCohort):
     """Notes the first model, too."""
 
     @hookimpl

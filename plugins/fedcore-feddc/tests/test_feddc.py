@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 import fedcore_feddc.equations as eq
-from fedcore import Plugin, hookimpl
-from fedcore.base.errors import ConfigError, PluginConflictError
-from fedcore.runs.directory import RunDirectory
+from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -22,20 +20,22 @@ from fedcore.testing import (
     PersonalClassifier,
     Quadratic,
     StepsOnServer,
+    W,
     analytic_federation,
     client_state,
     committed,
     distance_by_hand,
-    federate,
+    federations,
+    halves,
     interrupted,
     model_bytes,
+    one_sample,
     records,
     steps_by_hand,
     steps_without_host_sync,
     weights,
+    with_batch_norm,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_feddc import FedDC, FedDCOptions
 
 NAME, OPTIONS = "feddc", FedDCOptions
@@ -55,12 +55,7 @@ SIMULATED = {
     "weight_decay": 0.1,
 }
 STEPS = (3, 9, 6)  # samples * epochs, in batches of one
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **{**DIGITS, **options})
+go = federations(**DIGITS)
 
 
 @pytest.fixture(scope="module")
@@ -286,9 +281,7 @@ def test_without_its_linear_term_it_is_feddyn_to_the_bit(go, participation):
     assert model_bytes(alone) == model_bytes(feddyn)
     assert model_bytes(go({NAME: {"alpha": 0.1}}, **options)) != model_bytes(feddyn)
     for i in range(4):
-        for name, dual in (
-            RunDirectory(feddyn.directory).clients.read(i, committed(feddyn).manifest[i])["feddyn"].items()
-        ):
+        for name, dual in client_state(feddyn, i)["feddyn"].items():
             assert torch.equal(own_state(alone, i)[f"h.{name}"], dual)
 
 

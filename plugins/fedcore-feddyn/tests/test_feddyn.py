@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedcore_feddyn.equations as eq
-from fedcore.base.errors import ConfigError, PluginConflictError
+from fedcore import ConfigError, PluginConflictError
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -20,19 +20,21 @@ from fedcore.testing import (
     PersonalClassifier,
     Quadratic,
     StepsOnServer,
+    W,
     analytic_federation,
     client_state,
     committed,
-    federate,
+    federations,
+    halves,
     interrupted,
     model_bytes,
+    one_sample,
     records,
     steps_by_hand,
     steps_without_host_sync,
     weights,
+    with_batch_norm,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_feddyn import FedDyn, FedDynOptions
 
 NAME, OPTIONS = "feddyn", FedDynOptions
@@ -52,12 +54,7 @@ SIMULATED = {
     "weight_decay": 0.1,
 }
 STEPS = (3, 9, 6)  # samples * epochs, in batches of one
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **{**DIGITS, **options})
+go = federations(**DIGITS)
 
 
 @pytest.fixture(scope="module")

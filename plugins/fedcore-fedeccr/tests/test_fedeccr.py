@@ -12,21 +12,24 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from fedcore import Answer
-from fedcore.base.errors import ConfigError, PluginConflictError, RoundFailedError
+from fedcore import Answer, ConfigError, PluginConflictError, PrototypeOptions, RoundFailedError
 from fedcore.data import load_dataset, load_partition
-from fedcore.functional.statistics import feature_statistics
-from fedcore.hooks.plugins import create_plugin
-from fedcore.hooks.prototype_exchange import PrototypeOptions
-from fedcore.testing import PrefersClass0, committed, federate, installed, interrupted, model_bytes, records
+from fedcore.functional import feature_statistics
+from fedcore.testing import (
+    PrefersClass0,
+    committed,
+    create_plugin,
+    federate,
+    federations,
+    installed,
+    interrupted,
+    model_bytes,
+    records,
+)
 from fedcore_fedeccr import FedECCROptions, uscc
 
 QUICK = {"epochs": 2, "per_class": 50}
-
-
-@pytest.fixture
-def go(tmp_path):
-    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **options)
+go = federations()
 
 
 # --- stage 1: the loss --------------------------------------------------------------------------------------

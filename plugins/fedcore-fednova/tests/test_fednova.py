@@ -12,8 +12,7 @@ import torch
 
 import fedcore
 import fedcore_fednova
-from fedcore import Loss, Plugin, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError
+from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, hookimpl
 from fedcore.functional import effective_steps, proximal_term
 from fedcore.testing import (
     EqualWeights,
@@ -23,19 +22,20 @@ from fedcore.testing import (
     PersonalModel,
     Quadratic,
     StepsOnServer,
+    W,
     analytic_federation,
     committed,
-    federate,
+    federations,
     interrupted,
     killed,
     model_bytes,
+    one_sample,
     records,
     same_tensors,
     steps_without_host_sync,
     weights,
+    with_batch_norm,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import one_sample, with_batch_norm
 from fedcore_fednova import FedNovaOptions, local_norm, normalised_step, step_factor
 from fedcore_fednova import equations as eq
 
@@ -45,12 +45,7 @@ CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (
 STEPWISE = {"rounds": 1, "batch_size": 1, "lr": 0.5}  # a client takes as many steps as it has samples, per epoch
 TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [2, 1]), **STEPWISE}
 FOUR = {**analytic_federation(CENTRES, SIZES), **STEPWISE}
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **{**DIGITS, **options})
+go = federations(**DIGITS)
 
 
 def state_of(result):

@@ -10,43 +10,36 @@ import torch
 from torch import nn
 
 import fedcore
-from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.base.config import parse_setting
-from fedcore.base.errors import ConfigError, FedcoreError, PluginConflictError, PluginContractError
-from fedcore.client.evaluation import evaluate
-from fedcore.data import load_dataset, load_partition
+from fedcore import ConfigError, FedcoreError, Plugin, PluginConflictError, PluginContractError, SplitModel, hookimpl
+from fedcore.data import load_dataset
 from fedcore.functional import proximal_term
 from fedcore.models import build_model
-from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     Cohorts,
     CorrectsClassifier,
     OwnsClassifier,
     PersonalModel,
     Quadratic,
+    W,
     analytic_federation,
     commands_of,
     committed,
-    federate,
+    evaluate,
+    federations,
     interrupted,
     model_bytes,
+    partition_of,
     personal_state,
     records,
     same_tensors,
     steps_without_host_sync,
+    two_one_rest,
     weights,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import two_one_rest
 from fedcore_fedper import FedPer, FedPerOptions, names_of_last_layers
 
 README = Path(__file__).parents[1] / "README.md"
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **options)
+go = federations()
 
 
 # --- the hand case -----------------------------------------------------------------------------------------------
@@ -119,7 +112,7 @@ def test_a_run_is_the_algorithm_in_numpy(go):
     result = go({"fedper": {}, Cohorts: {"rounds": cohorts}}, **options, rounds=3, local_epochs=3)
     start = go({"fedper": {"personal": 0}}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
     data = load_dataset("digits", None)
-    parts = load_partition(RunDirectory(result.directory).partition_file, data).train
+    parts = partition_of(result).train
 
     w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
     base = {name: value for name, value in w.items() if name.startswith("encoder")}
@@ -291,7 +284,7 @@ def test_clients_are_evaluated_with_their_latest_head_on_the_averaged_base(go):
         client_test_fraction=0.3,
     )
     data = load_dataset("digits", None)
-    parts = load_partition(RunDirectory(result.directory).partition_file, data).test
+    parts = partition_of(result).test
     hits, totals, on_test = 0, 0, []
     for client, part in enumerate(parts):
         model = result.model
@@ -376,6 +369,5 @@ def test_the_readme_names_every_option_with_its_default():
 
 def test_the_readmes_commands_and_settings_are_valid():
     assert [list(config.plugins) for config in commands_of(README)] == [["fedper"]] * 2
-    for setting, expected in (("fedper.personal=[classifier.*]", ["classifier.*"]), ("fedper.personal=2", 2)):
-        _, option, value = parse_setting(setting)
-        assert FedPerOptions(**{option: value}).personal == expected
+    for config in commands_of(README):
+        FedPerOptions(**config.plugins["fedper"])

@@ -11,11 +11,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from fedcore import Plugin, hookimpl
-from fedcore.base.errors import ConfigError, PluginConflictError, RoundFailedError
+from fedcore import ConfigError, Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore.data import load_dataset, load_partition
-from fedcore.hooks.plugins import create_plugin
-from fedcore.testing import committed, federate, installed, interrupted, model_bytes, records
+from fedcore.testing import (
+    committed,
+    create_plugin,
+    federate,
+    federations,
+    installed,
+    interrupted,
+    model_bytes,
+    records,
+)
 from fedcore_fedproc import FedProcOptions, UnitLength
 
 CODE = {"first_round": "task", "prototype_weights": "samples", "normalize": True, "schedule_rounds": 100}
@@ -36,10 +43,12 @@ class Probe(Plugin):
         LOG.append(("client", update.client, {name: tensor.clone() for name, tensor in update.model.items()}))
 
 
-@pytest.fixture
-def go(tmp_path):
+go = federations()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_log():
     LOG.clear()
-    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **options)
 
 
 def state_of(result):

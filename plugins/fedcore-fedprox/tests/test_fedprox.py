@@ -11,16 +11,12 @@ import torch
 from torch import nn
 
 import fedcore_fedprox
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError
 from fedcore.functional import proximal_term
-from fedcore.testing import federate, lines_of_code, model_bytes, records
-from fedcore.testing.problems import with_batch_norm
+from fedcore.testing import federations, lines_of_code, model_bytes, records, with_batch_norm
 from fedcore_fedprox import FedProx, FedProxOptions
 
-
-@pytest.fixture
-def go(tmp_path):
-    return lambda plugins, **options: federate(tmp_path, *plugins.items(), **{"local_epochs": 2, **options})
+go = federations(local_epochs=2)
 
 
 def term(mu, parameters, reference):

@@ -11,34 +11,26 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedcore
-from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError
-from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
-from fedcore.runs.directory import RunDirectory
+from fedcore import FedcoreError, Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.testing import (
+    RunDirectory,
     commands_of,
-    federate,
+    federations,
     interrupted,
+    linear,
     model_bytes,
+    one_sample,
+    partition_of,
     records,
     steps_without_host_sync,
     weights,
 )
-from fedcore.testing.problems import linear, one_sample
 from fedcore_fedrs import FedRS, FedRSOptions, frequency_factors, missing_factors, restricted_cross_entropy
 
 README = Path(__file__).parents[1] / "README.md"
 SKEWED = {"partition": "classes", "classes_per_client": 5}
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **options)
-
-
-def partition_of(result):
-    return load_partition(RunDirectory(result.directory).partition_file, load_dataset("digits", None))
+go = federations()
 
 
 # --- the hand cases ----------------------------------------------------------------------------------------------

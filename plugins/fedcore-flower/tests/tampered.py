@@ -8,7 +8,7 @@ import torch
 
 
 def main() -> None:
-    from fedcore.client.messages import ClientResult
+    from fedcore.engines import ClientResult
     from fedcore_flower import trainer, wire
 
     honest = wire.pack_answer

@@ -14,10 +14,9 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedcore.base.errors import ConfigError, DataError, RunDirectoryError
+from fedcore import ConfigError, DataError, RunDirectoryError
 from fedcore.cli.app import app
-from fedcore.client.messages import ClientFailure, ClientTask
-from fedcore.client.runtime import ClientRuntime
+from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
 from fedcore.storage.client_store import ClientStore

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from typer.testing import CliRunner
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.cli.app import app
 from fedcore_flower.keys import Tls, check_private_key, check_server_key, make_keys, public_keys
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError
 from fedcore_flower import client, processes
 from fedcore_flower.processes import Child, require_flower
 from fedcore_flower.superlink_app import HEADER, OwnerOnly

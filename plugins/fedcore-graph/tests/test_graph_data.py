@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from fedcore.base.errors import DataError
+from fedcore import DataError
 from fedcore.data import load_dataset
 from fedcore.testing import check_dataset, check_model
 from fedcore_graph import GraphSamples, gin, imdb_binary, mutag, read_tudataset

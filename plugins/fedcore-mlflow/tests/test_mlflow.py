@@ -8,10 +8,8 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from fedcore import resume
-from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted
-from fedcore.testing import check_tracker, federate
+from fedcore import Interrupted, resume
+from fedcore.testing import RunDirectory, check_tracker, federate
 
 
 @pytest.fixture(autouse=True)

@@ -10,29 +10,23 @@ import pytest
 import torch
 
 import fedcore_moon
-from fedcore import Plugin, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError
+from fedcore import FedcoreError, Plugin, PluginConflictError, hookimpl
 from fedcore.functional import model_contrastive_loss
 from fedcore.testing import (
     Cohorts,
     client_state,
     committed,
-    federate,
+    federations,
     lines_of_code,
     model_bytes,
     records,
     same_tensors,
+    with_batch_norm,
 )
-from fedcore.testing.problems import with_batch_norm
 from fedcore_moon import Moon, MoonOptions
 
 LOG: list[dict] = []
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **options)
+go = federations()
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,11 @@ import pytest
 from ray_faults import Away, Breaks, CannotSetUp, Hangs, Notes, look_elsewhere
 from typer.testing import CliRunner
 
-from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError
+from fedcore import ConfigError, FedcoreError, PluginContractError
 from fedcore.cli.app import app
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
-from fedcore.testing import check_engine, federate, model_bytes
-from fedcore.testing.federation import committed, records, small_config
+from fedcore.testing import check_engine, committed, federate, model_bytes, records, small_config
 
 pytest.importorskip("ray", reason="ray is not installed")
 

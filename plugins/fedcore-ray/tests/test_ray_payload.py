@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.storage.serial import loads
+from fedcore.engines import loads
 from fedcore_ray.payload import DTYPES, pack, view
 
 META = {"text": "ü", "numbers": [1, 0.1, None], "large": 2**60}

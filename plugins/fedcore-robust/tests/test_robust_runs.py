@@ -12,19 +12,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Plugin, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError
+from fedcore import FedcoreError, Plugin, PluginConflictError, hookimpl
 from fedcore.testing import (
     EqualWeights,
     OwnsClassifier,
     PersonalClassifier,
     StepsOnServer,
-    federate,
+    federations,
     model_bytes,
     records,
     weights,
+    with_batch_norm,
 )
-from fedcore.testing.problems import with_batch_norm
 from fedcore_robust import Krum, Median, NormClip, RobustnessWarning, TrimmedMean
 
 FIVE = {"clients": 5, "rounds": 1}
@@ -32,12 +31,7 @@ ARENA = {"clients": 10, "rounds": 4, "local_epochs": 3, "batch_size": 32, "parti
 ATTACKERS = (0, 4, 7)
 PLUGINS = {"median": Median, "trimmed-mean": TrimmedMean, "krum": Krum, "norm-clip": NormClip}
 RULES = ["median", "trimmed-mean", "krum"]
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **{**FIVE, **options})
+go = federations(**FIVE)
 
 
 def accuracy(result) -> float:

@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 import fedcore_scaffold.equations as eq
-from fedcore import Plugin, hookimpl
-from fedcore.base.errors import ConfigError, PluginConflictError
-from fedcore.runs.directory import RunDirectory
+from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -21,21 +19,24 @@ from fedcore.testing import (
     OwnsClassifier,
     PersonalClassifier,
     Quadratic,
+    RunDirectory,
     StepsOnServer,
+    W,
     analytic_federation,
     client_state,
     committed,
     distance_by_hand,
-    federate,
+    federations,
+    halves,
     interrupted,
     model_bytes,
+    one_sample,
     records,
     steps_by_hand,
     steps_without_host_sync,
     weights,
+    with_batch_norm,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import halves, one_sample, with_batch_norm
 from fedcore_scaffold import Scaffold, ScaffoldOptions
 
 NAME = "scaffold"
@@ -55,12 +56,7 @@ SIMULATED = {
     "weight_decay": 0.1,
 }
 STEPS = (3, 9, 6)  # samples * epochs, in batches of one
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **{**DIGITS, **options})
+go = federations(**DIGITS)
 
 
 @pytest.fixture(scope="module")

@@ -11,39 +11,34 @@ import torch
 from torch import nn
 
 import fedcore
-from fedcore import Plugin, SplitModel, hookimpl
-from fedcore.base.errors import FedcoreError, PluginConflictError
-from fedcore.client.evaluation import evaluate
-from fedcore.data import Dataset, ResidentSamples, load_dataset, load_partition
+from fedcore import FedcoreError, Plugin, PluginConflictError, SplitModel, hookimpl
+from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.functional import proximal_term
-from fedcore.runs.directory import RunDirectory
 from fedcore.testing import (
     Cohorts,
     CorrectsClassifier,
     OwnsClassifier,
     PersonalClassifier,
     Quadratic,
+    W,
     analytic_federation,
     commands_of,
     committed,
-    federate,
+    evaluate,
+    federations,
     interrupted,
+    linear,
+    partition_of,
     personal_state,
     same_tensors,
     steps_without_host_sync,
     weights,
+    with_batch_norm,
 )
-from fedcore.testing.analytic import W
-from fedcore.testing.problems import linear, with_batch_norm
 
 README = Path(__file__).parents[1] / "README.md"
 TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [1, 3]), "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
-
-
-@pytest.fixture(scope="module")
-def go(tmp_path_factory):
-    root = tmp_path_factory.mktemp("runs")
-    return lambda plugins, **options: federate(root, *plugins.items(), **options)
+go = federations()
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -162,7 +157,7 @@ def test_the_figure_of_moon_by_hand(go):
 def test_each_client_is_evaluated_with_its_own_model_and_untrained_ones_with_the_initial(go):
     result = go({"solo": {}, Cohorts: {"rounds": [[0], [0]]}}, client_test_fraction=0.3, rounds=2, local_epochs=3)
     data = load_dataset("digits", None)
-    partition = load_partition(RunDirectory(result.directory).partition_file, data)
+    partition = partition_of(result)
     start, trained = weights(result), personal_state(result, 0)
     hits, totals, on_test = 0, 0, []
     for client, part in enumerate(partition.test):

@@ -10,8 +10,7 @@ import math
 import pytest
 import yaml
 
-from fedcore import RunConfig
-from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_study.compare import formats
 from fedcore_study.compare.cautions import ModelSize
 from fedcore_study.compare.comparison import compare

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedcore import ConfigError, DataError, UnknownNameError
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError, DataError, UnknownNameError
 from fedcore.base.identity import digest
 from fedcore_study.reproduce import run as reproducing
 from fedcore_study.reproduce.find import find_recipe, find_recipes, recipe_files

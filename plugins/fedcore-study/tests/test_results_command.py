@@ -21,7 +21,7 @@ PAGE = "# Results\n\nBefore.\n\n<!-- results: fedprox-table-7-quick -->\n<!-- en
 def trained(tmp_path_factory) -> Path:
     """Return a folder with a recipe and its runs: a sweep, a plain run in progress, and one of no table."""
     import fedcore
-    from fedcore.runs.experiment import Interrupted
+    from fedcore import Interrupted
     from fedcore_study.reproduce import run
     from fedcore_study.reproduce.recipe import read_recipe
 

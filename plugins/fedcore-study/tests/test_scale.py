@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError
 from fedcore.cli.app import app
 from fedcore_study.bench import scale
 from fedcore_study.bench.measure import Spread

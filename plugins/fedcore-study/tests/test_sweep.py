@@ -10,8 +10,7 @@ import time
 import pytest
 import yaml
 
-from fedcore import RunConfig
-from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore.base.identity import digest
 from fedcore.data import load_dataset
 from fedcore.hooks.setup import Setup

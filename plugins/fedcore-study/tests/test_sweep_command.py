@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedcore
-from fedcore import RunConfig
-from fedcore.base.errors import RunDirectoryError
+from fedcore import RunConfig, RunDirectoryError
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.run import run_sweep
 from fedcore_study.sweep.spec import SweepSpec

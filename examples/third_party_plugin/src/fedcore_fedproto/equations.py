@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedcore.models import Outputs, SplitModel
+from fedcore import SplitModel
+from fedcore.models import Outputs
 
 
 def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ from functools import partial
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, SplitModel, hookimpl
-from fedcore.base.errors import ConfigError
-from fedcore.functional.statistics import check_statistics, feature_statistics, pool_answers, sample_features
+from fedcore import ClientContext, ConfigError, Plugin, PluginOptions, ServerContext, SplitModel, hookimpl
+from fedcore.functional import check_statistics, feature_statistics, pool_answers, sample_features
 from fedcore_ccvr.head import TukeyLinear, tukey
 
 

@@ -11,8 +11,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientUpdate, Plugin, PluginOptions, RunSetup, ServerContext, hookimpl
-from fedcore.base.errors import ConfigError, PluginConflictError
+from fedcore import (
+    ClientUpdate,
+    ConfigError,
+    Plugin,
+    PluginConflictError,
+    PluginOptions,
+    RunSetup,
+    ServerContext,
+    hookimpl,
+)
 from fedcore_dp.accountant import privacy_report, spent_epsilon
 from fedcore_dp.clipping import clip_factor, joint_norm
 from fedcore_dp.company import refuse, refuse_shared_buffers

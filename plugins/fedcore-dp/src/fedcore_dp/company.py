@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedcore import RunSetup
-from fedcore.base.errors import ConfigError, PluginConflictError
+from fedcore import ConfigError, PluginConflictError, RunSetup
 
 
 def refuse_shared_buffers(setup: RunSetup, name: str) -> None:

@@ -20,9 +20,9 @@ from fedcore import (
     ServerContext,
     SplitModel,
     Step,
+    check_tensors,
     hookimpl,
 )
-from fedcore.base.tensors import check_tensors
 from fedcore_fedcd import equations as eq
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"

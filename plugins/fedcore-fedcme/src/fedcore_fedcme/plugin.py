@@ -20,9 +20,9 @@ from fedcore import (
     ServerContext,
     SplitModel,
     Step,
+    check_tensors,
     hookimpl,
 )
-from fedcore.base.tensors import check_tensors
 from fedcore.models import move_split
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore_fedcp.equations import context_of
 
 

@@ -10,8 +10,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
-from fedcore.base.tensors import check_changes
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Loss,
+    Plugin,
+    PluginOptions,
+    ServerContext,
+    Step,
+    check_changes,
+    hookimpl,
+)
 from fedcore.functional import linear_term, proximal_term
 from fedcore_feddc import equations as eq
 

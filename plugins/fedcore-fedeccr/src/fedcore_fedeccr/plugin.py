@@ -7,9 +7,19 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Loss, ModelTask, ServerContext, SplitModel, Step, hookimpl
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Loss,
+    ModelTask,
+    PrototypeExchange,
+    PrototypeOptions,
+    ServerContext,
+    SplitModel,
+    Step,
+    hookimpl,
+)
 from fedcore.functional import contrast_with
-from fedcore.hooks.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_fedeccr.uscc import Uscc, UsccOptions
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, hookimpl
-from fedcore.functional.statistics import check_statistics, feature_statistics, pool_answers, sample_features
+from fedcore.functional import check_statistics, feature_statistics, pool_answers, sample_features
 
 
 class UsccOptions(PluginOptions):

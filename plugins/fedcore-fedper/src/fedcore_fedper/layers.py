@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedcore import SplitModel
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError, SplitModel
 
 NOT_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm, nn.PReLU)
 """Modules with parameters that belong to the layer before them: normalisations and activations."""

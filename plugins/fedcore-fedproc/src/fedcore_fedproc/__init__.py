@@ -12,13 +12,14 @@ from fedcore import (
     Loss,
     ModelTask,
     Plugin,
+    PrototypeExchange,
+    PrototypeOptions,
     ServerContext,
     SplitModel,
     Step,
     hookimpl,
 )
 from fedcore.functional import contrast_with
-from fedcore.hooks.prototype_exchange import PrototypeExchange, PrototypeOptions
 
 __all__ = ["FedProc", "FedProcOptions"]
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedcore import ConfigError, RunConfig
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError
 from fedcore.base.version import __version__
 from fedcore.data import DECLARED, Dataset
 from fedcore.hooks.plugins import BUILTIN

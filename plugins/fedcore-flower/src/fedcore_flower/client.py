@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError
 from fedcore_flower.processes import PRIVATE, Child, require_flower, silence_flower
 from fedcore_flower.trainer import receive_blobs, send_blobs
 

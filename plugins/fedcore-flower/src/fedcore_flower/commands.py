@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 from fedcore.cli.settings import build_config

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fedcore.base.types import Tensors
-from fedcore.client.messages import FailureKind
+from fedcore import Tensors
+from fedcore.engines import FailureKind
 from fedcore_flower.wire import HEAD, Blobs, WireError, pack, unpack
 
 LOST = "lost"

@@ -6,9 +6,8 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from fedcore.base.errors import ConfigError
-from fedcore.client.worker_spec import WorkerSpec
-from fedcore.hooks.plugin import PluginOptions
+from fedcore import ConfigError, PluginOptions
+from fedcore.engines import WorkerSpec
 
 REFUSAL = (
     "the clients of a Flower federation are organisations that join it. Start it with fedcore federate server, and "

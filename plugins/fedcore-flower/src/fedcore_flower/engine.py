@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedcore.client.messages import ClientFailure, ClientTask, Outcome
-from fedcore.engines.dispatch import Pair, in_window
+from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, in_window
 from fedcore_flower import wire
 from fedcore_flower.courier import Answer, Courier, Errand, Trouble
 

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 
 LOOPBACK = ("localhost", "127.0.0.1")
 """The server talks to its own SuperLink under these, so that each certificate names them."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from flwr.app import Array, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedcore.client.messages import FailureKind
+from fedcore.engines import FailureKind
 from fedcore_flower.courier import Trouble
 from fedcore_flower.records import INLINE, as_array, from_content, to_content
 from fedcore_flower.wire import SHARED, Blobs

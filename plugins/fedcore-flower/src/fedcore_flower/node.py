@@ -34,7 +34,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError
 from fedcore_flower.processes import Child, free_port
 from fedcore_flower.records import from_content, to_content
 

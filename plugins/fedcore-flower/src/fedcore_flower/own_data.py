@@ -10,12 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, DataError
-from fedcore.client.worker_spec import WorkerSpec
-from fedcore.data import Dataset, Partition, ResidentSamples, Samples, TensorSamples, load_dataset, make_partition
-from fedcore.data.assemble import assemble
-from fedcore.data.files import read_npz
+from fedcore import ConfigError, DataError, RunConfig
+from fedcore.data import (
+    Dataset,
+    Partition,
+    ResidentSamples,
+    Samples,
+    TensorSamples,
+    assemble,
+    load_dataset,
+    make_partition,
+    read_npz,
+)
+from fedcore.engines import WorkerSpec
 from fedcore_flower.agreement import Setup, check_data, class_order
 
 

@@ -111,7 +111,7 @@ def require_flower() -> None:
     """
     from importlib.metadata import PackageNotFoundError, version
 
-    from fedcore.base.errors import ConfigError
+    from fedcore import ConfigError
 
     try:
         found = version("flwr")

@@ -8,12 +8,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.errors import FedcoreError
-from fedcore.base.types import Tensors
+from fedcore import FedcoreError, Tensors
 from fedcore.base.version import __version__
-from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
-from fedcore.client.runtime import ClientRuntime
-from fedcore.client.session import Shared
+from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, Shared
 from fedcore_flower import wire
 from fedcore_flower.agreement import RUN_ID, Setup, own_config, read_setup, run_folder
 from fedcore_flower.history import History

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore import ConfigError, RunDirectoryError
 from fedcore.storage.files import parse_json, write_json
 from fedcore_flower.agreement import RUN_ID
 from fedcore_flower.keys import PublicKey

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.data import DECLARED, Dataset, Partition
+from fedcore.engines import WorkerSpec
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve_config

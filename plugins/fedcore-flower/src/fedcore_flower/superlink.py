@@ -41,7 +41,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError
 from fedcore_flower.keys import PublicKey, Tls
 from fedcore_flower.link import Malformed
 from fedcore_flower.node import ACQUIRE

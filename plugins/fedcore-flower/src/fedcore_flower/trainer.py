@@ -46,7 +46,7 @@ def _serve(connection: Connection, options: dict[str, Any]) -> None:
     import torch
     from threadpoolctl import threadpool_limits
 
-    from fedcore.base.errors import FedcoreError
+    from fedcore import FedcoreError
     from fedcore.cli import output
     from fedcore_flower.own_data import OwnData
     from fedcore_flower.resident import Resident

@@ -13,11 +13,19 @@ from typing import Any, cast, get_args
 
 from torch import Tensor
 
-from fedcore.base.errors import FedcoreError
-from fedcore.base.types import Tensors
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
-from fedcore.engines.channel import pack_outcome, pack_task, unpack_task
-from fedcore.storage.serial import dumps, loads
+from fedcore import FedcoreError, Tensors
+from fedcore.engines import (
+    ClientFailure,
+    ClientResult,
+    ClientTask,
+    FailureKind,
+    Outcome,
+    dumps,
+    loads,
+    pack_outcome,
+    pack_task,
+    unpack_task,
+)
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
 PROTOCOL = 1

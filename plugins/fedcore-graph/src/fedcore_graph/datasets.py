@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedcore.data import Dataset
-from fedcore.data.datasets import default_data_dir, fixed_split
+from fedcore.data import Dataset, default_data_dir, fixed_split
 from fedcore_graph.tudataset import read_tudataset
 
 TEST_SIZE = 0.1

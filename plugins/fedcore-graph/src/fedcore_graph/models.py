@@ -7,7 +7,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import global_add_pool
 from torch_geometric.nn.models import GIN
 
-from fedcore.models import SplitModel
+from fedcore import SplitModel
 
 WIDTH, LAYERS = 32, 5
 

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from fedcore.base.errors import DataError
-from fedcore.data.rows import check_labels
-from fedcore.data.samples import JSON
-from fedcore.data.sequences import check_offsets, gather_runs
+from fedcore import DataError
+from fedcore.data import JSON, check_labels, check_offsets, gather_runs
 
 
 class GraphSamples:

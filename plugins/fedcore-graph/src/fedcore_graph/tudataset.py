@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.io import read_tu_data
 from torch_geometric.utils import degree, one_hot
 
-from fedcore.base.errors import DataError
+from fedcore import DataError
 from fedcore_graph.samples import GraphSamples
 
 FILES = ("A", "graph_indicator", "graph_labels")

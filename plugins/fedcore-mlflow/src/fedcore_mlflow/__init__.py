@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from fedcore.hooks.plugin import PLACE
-from fedcore.runs.trackers import TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
-from fedcore.runs.trackers.base import Status
+from fedcore import PLACE
+from fedcore.runs.trackers import Status, TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

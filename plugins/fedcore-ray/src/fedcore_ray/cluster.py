@@ -21,9 +21,8 @@ import ray._private.worker as ray_worker
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.engines.channel import remove_abandoned
-from fedcore.engines.local import ALLOCATOR, cores
+from fedcore import ConfigError, FedcoreError
+from fedcore.engines import ALLOCATOR, cores, remove_abandoned
 from fedcore_ray.host import Host
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import Bytes

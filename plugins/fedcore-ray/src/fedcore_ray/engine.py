@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
-from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
-from fedcore.engines.channel import pack_task
-from fedcore.engines.dispatch import Dispatcher
+from fedcore import ConfigError, FedcoreError
+from fedcore.engines import (
+    ClientFailure,
+    ClientTask,
+    Dispatcher,
+    FailureKind,
+    Outcome,
+    WorkerSpec,
+    pack_task,
+    pack_worker_spec,
+)
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
 

@@ -7,11 +7,8 @@ from dataclasses import replace
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcore.base.errors import FedcoreError
-from fedcore.client.runtime import ClientRuntime
-from fedcore.client.session import Shared
-from fedcore.client.worker_spec import WorkerSpec, unpack_worker_spec
-from fedcore.engines.channel import pack_error, pack_outcome, unpack_task
+from fedcore import FedcoreError
+from fedcore.engines import ClientRuntime, Shared, WorkerSpec, pack_error, pack_outcome, unpack_task, unpack_worker_spec
 from fedcore_ray.payload import Bytes, pack, view
 
 

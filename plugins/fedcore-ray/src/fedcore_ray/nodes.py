@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from fedcore import ConfigError
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError
 from fedcore.runs.directory import installed_versions
 from fedcore.storage.files import storing
 from fedcore_ray.cluster import Cluster

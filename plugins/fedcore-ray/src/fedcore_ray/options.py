@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from fedcore.hooks.plugin import PLACE, PluginOptions
+from fedcore import PLACE, PluginOptions
 
 
 class RayOptions(PluginOptions):

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedcore.engines import dumps
 from fedcore.storage.files import parse_json
-from fedcore.storage.serial import dumps
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

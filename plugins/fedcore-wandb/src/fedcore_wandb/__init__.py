@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedcore.runs.trackers import TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
-from fedcore.runs.trackers.base import Status
+from fedcore.runs.trackers import Status, TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
 
 __all__ = ["Wandb", "WandbOptions"]
 

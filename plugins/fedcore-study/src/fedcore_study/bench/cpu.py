@@ -13,7 +13,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from fedcore.engines.local import ALLOCATOR, cores
+from fedcore.engines import ALLOCATOR, cores
 from fedcore.models.placement import forward_chunk
 from fedcore_study.bench.reference import Task, Trainer, cohort
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError, RunConfig
 from fedcore.base.registry import available
 from fedcore.data import Dataset, Partition
 from fedcore.models.placement import Placement

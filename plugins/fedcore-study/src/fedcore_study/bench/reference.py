@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcore.base.config import RunConfig
+from fedcore import RunConfig
 from fedcore.data import Dataset, Partition, ResidentSamples
 from fedcore.models import build_model
 from fedcore.models.placement import forward_chunk

@@ -20,13 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError, RunConfig
 from fedcore.base.registry import available
 from fedcore.base.seeding import numpy_generator
 from fedcore.base.subprocesses import command, environment
-from fedcore.data import IndexLists
-from fedcore.data.partitioners import IntArray
+from fedcore.data import IndexLists, IntArray
 from fedcore_study.bench.measure import EngineRounds, Spread, engine
 from fedcore_study.bench.workloads import Workload
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedcore import SplitModel
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.models import SplitModel
 
 CLASSES = 10
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcore.base.errors import FedcoreError, UnknownNameError
+from fedcore import FedcoreError, UnknownNameError
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 

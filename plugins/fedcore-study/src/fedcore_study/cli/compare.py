@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore.base.errors import UnknownNameError
+from fedcore import UnknownNameError
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 

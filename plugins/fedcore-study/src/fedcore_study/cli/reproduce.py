@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore import ConfigError, UnknownNameError
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore_study.cli.sweep import SOME_FAILED

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 

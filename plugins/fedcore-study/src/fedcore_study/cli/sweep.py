@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore.cli.settings import typed_code

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
-from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.identity import DEALING, key, settings
 from fedcore_study.compare.cautions import few_seeds, other_models
 from fedcore_study.compare.figures import Difference, Figure, paired_difference

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore.base.config import Json, RunConfig
-from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore.base.config import Json
 from fedcore.base.identity import key, method, settings
 from fedcore_study.compare.records import RunRecord
 

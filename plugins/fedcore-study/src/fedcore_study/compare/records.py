@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import RunDirectoryError
+from fedcore import RunConfig, RunDirectoryError
 from fedcore.runs.saved import SavedConfig, partition_digest, read_saved
 from fedcore.runs.trust import check_links
 from fedcore.storage.files import parse_json, read_bytes, read_text, unsealed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.base.identity import key, method
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.trust import check_code, code_in

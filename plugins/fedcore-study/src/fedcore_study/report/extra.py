@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 
 LIBRARIES = ("plotly", "matplotlib", "jinja2")
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.base.version import __version__
 from fedcore.storage.files import storing, write_text
 from fedcore_study.report.build import Report, Section

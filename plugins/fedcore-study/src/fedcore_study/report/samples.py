@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError
 from fedcore.base.seeding import numpy_generator
 from fedcore.client.frozen import load_state
 from fedcore.data import Dataset, Partition, load_dataset, load_partition

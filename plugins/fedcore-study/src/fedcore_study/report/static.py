@@ -16,7 +16,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedcore.base.errors import UnknownNameError
+from fedcore import UnknownNameError
 from fedcore.storage.files import replacing, storing
 from fedcore_study.report.charts import Bars, Boxes, Chart, Curves, Heatmap, Scatter, legible
 from fedcore_study.report.palette import SCALES, color, turn

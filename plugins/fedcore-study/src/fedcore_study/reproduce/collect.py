@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError
 from fedcore.base.identity import method
 from fedcore_study.compare.records import RunRecord, Warn, find_runs
 from fedcore_study.reproduce.evidence import Evidence, Place, evidence_of, read_evidence, write_evidence
@@ -66,7 +66,7 @@ def changed_since(evidence: Evidence, recipes: Sequence[Recipe], among: Sequence
 
     :raises ConfigError: the run's table has no such row or column, or there is no such table.
     """
-    from fedcore.base.config import RunConfig
+    from fedcore import RunConfig
     from fedcore_study.reproduce.places import comparable
 
     place = evidence.place

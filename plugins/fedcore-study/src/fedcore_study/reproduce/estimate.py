@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError, RunConfig
 from fedcore.base.identity import digest
 from fedcore.hooks.plugins import PluginSet
 from fedcore_study.reproduce.run import Plan

@@ -14,9 +14,9 @@ from typing import Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedcore import ConfigError
 from fedcore.base import registry
 from fedcore.base.config import Json, describe
-from fedcore.base.errors import ConfigError
 from fedcore.base.identity import digest, method, settings
 from fedcore.storage.files import parse_json, write_text
 from fedcore_study.compare.records import RunRecord, Warn

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+from fedcore import ConfigError, UnknownNameError
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore_study.reproduce.recipe import Recipe, read_recipe
 
 FOLDER = "recipes"

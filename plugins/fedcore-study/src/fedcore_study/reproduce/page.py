@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore import ConfigError, UnknownNameError
 from fedcore_study.compare.figures import Figure
 from fedcore_study.compare.formats import markdown_table, spread
 from fedcore_study.reproduce.collect import changed_since

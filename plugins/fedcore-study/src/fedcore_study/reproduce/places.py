@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fedcore.base.config import Json, RunConfig
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError, RunConfig
+from fedcore.base.config import Json
 from fedcore.base.identity import key, settings
 from fedcore_study.reproduce.evidence import Place
 from fedcore_study.reproduce.recipe import SCALES, Recipe

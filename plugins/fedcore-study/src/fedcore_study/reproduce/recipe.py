@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base import registry
-from fedcore.base.config import Json, RunConfig, describe
-from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.config import Json, describe
 from fedcore.storage.config_file import read_config_file
 from fedcore_study.compare.comparison import PROTOCOLS
 from fedcore_study.sweep.spec import SweepSpec, axis_name

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedcore.base.config import Json, RunConfig
-from fedcore.base.errors import ConfigError, DataError, FedcoreError, UnknownNameError
+from fedcore import ConfigError, DataError, FedcoreError, RunConfig, UnknownNameError
+from fedcore.base.config import Json
 from fedcore.base.identity import digest
-from fedcore.data import load_dataset
-from fedcore.data.datasets import default_data_dir
+from fedcore.data import default_data_dir, load_dataset
 from fedcore_study.compare.figures import Figure
 from fedcore_study.compare.records import RunRecord, read_run
 from fedcore_study.reproduce.recipe import Cell, Printed, Recipe, Scale

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError
 from fedcore_study.sweep.directory import SweepDirectory
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return STOPPED
     except FedcoreError as error:
-        from fedcore.runs.experiment import Interrupted
+        from fedcore import Interrupted
 
         if isinstance(error, Interrupted):
             return STOPPED

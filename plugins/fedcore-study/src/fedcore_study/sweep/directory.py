@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import RunDirectoryError
+from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.identity import digest
 from fedcore.runs.trust import check_links
 from fedcore.storage.files import parse_json, write_json, write_text

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.subprocesses import command
-from fedcore.engines.local import ALLOCATOR, cores
+from fedcore.engines import ALLOCATOR, cores
 from fedcore.models.placement import resolve_device
 from fedcore.runs.resolve import resolve_config, resolve_plugins
 from fedcore.runs.trackers.base import resolve_trackers

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedcore.base.config import Json, RunConfig, describe, parse_setting
-from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore.base.config import Json, describe, parse_setting
 from fedcore.base.identity import WITHOUT_EFFECT, digest, method
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.storage.config_file import read_config_file

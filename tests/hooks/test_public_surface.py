@@ -1,0 +1,135 @@
+"""Packages and examples import the public names of fedcore and nothing else of it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedcore
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "python.md"
+
+SURFACE = {
+    "fedcore": "a method: hooks, plugins and their options, what hooks see and exchange, errors, runs",
+    "fedcore.functional": "mathematics that methods share",
+    "fedcore.data": "data sets, samples, partitions",
+    "fedcore.models": "models by name, their layers, and where a model splits",
+    "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
+    "fedcore.runs.trackers": "a tracker: its base class, and a round's values as scalars",
+    "fedcore.testing": "tests of all these",
+}
+"""Module: what it is for. What it offers is its ``__all__``."""
+
+EXTENDS = {
+    "fedcore-study": (
+        {
+            "fedcore.base",
+            "fedcore.cli",
+            "fedcore.client",
+            "fedcore.data",
+            "fedcore.hooks",
+            "fedcore.models",
+            "fedcore.runs",
+            "fedcore.storage",
+        },
+        "its commands read, start and compare runs",
+    ),
+    "fedcore-flower": (
+        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.server", "fedcore.storage"},
+        "its commands start runs, and its clients keep their own data and state",
+    ),
+    "fedcore-ray": (
+        {"fedcore.base", "fedcore.cli", "fedcore.runs", "fedcore.storage"},
+        "its engine compares the nodes' versions and writes files for them; its tests call commands",
+    ),
+}
+"""Packages that extend the framework itself: the further folders that they import from, and why they need these."""
+
+PACKAGES = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "pyproject.toml").is_file())
+
+
+def imports(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield (where, module, name) for each import from fedcore below a folder; no name for ``import module``."""
+    for file in sorted(folder.rglob("*.py")):
+        where = file.relative_to(ROOT)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                found = [(node.module or "", alias.name) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                found = [(alias.name, "") for alias in node.names]
+            else:
+                continue
+            yield from ((f"{where}:{node.lineno}", *one) for one in found if re.match(r"fedcore(\.|$)", one[0]))
+
+
+def offers(module: str, name: str) -> bool:
+    """Return whether an import takes a public name, or a module of the surface."""
+    if module in SURFACE and name in importlib.import_module(module).__all__:
+        return True
+    return (f"{module}.{name}" if name else module) in SURFACE
+
+
+def further(package: str, module: str, name: str) -> bool:
+    """Return whether a package that extends the framework may import this."""
+    folders, _ = EXTENDS.get(package, ((), ""))
+    return any(f"{module}.{name}.".startswith(f"{folder}.") for folder in folders)
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, ROOT / "examples"], ids=lambda path: path.name)
+def test_only_public_names_are_imported(folder: Path) -> None:
+    wrong = [
+        f"{where}: {name} of {module}" if name else f"{where}: {module}"
+        for where, module, name in imports(folder)
+        if not offers(module, name) and not further(folder.name, module, name)
+    ]
+    assert not wrong, "not public, see docs/reference/python.md:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", EXTENDS)
+def test_no_folder_is_listed_in_vain(package: str) -> None:
+    used = {module for _, module, _ in imports(ROOT / "plugins" / package)}
+    used |= {f"{module}.{name}" for _, module, name in imports(ROOT / "plugins" / package)}
+    folders, reason = EXTENDS[package]
+    assert reason
+    assert not [folder for folder in folders if not any(f"{one}.".startswith(f"{folder}.") for one in used)]
+
+
+def test_every_name_has_one_import_path() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in SURFACE:
+        for name in importlib.import_module(module).__all__:
+            homes.setdefault(name, []).append(module)
+    assert not {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+@pytest.mark.parametrize("module", SURFACE)
+def test_every_name_is_there(module: str) -> None:
+    offered = importlib.import_module(module)
+    assert len(offered.__all__) == len(set(offered.__all__))
+    assert not [name for name in offered.__all__ if not hasattr(offered, name)]
+
+
+def test_names_that_are_not_there_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        fedcore.no_such_name  # noqa: B018 - looked up on purpose
+
+
+def test_the_page_lists_the_surface() -> None:
+    rows = dict(re.findall(r"^\| `(fedcore[\w.]*)` \|.*?\| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    listed = {module: re.findall(r"`(\w+)`", names) for module, names in rows.items()}
+    expected = {
+        module: [name for name in importlib.import_module(module).__all__ if not name.startswith("_")]
+        for module in SURFACE
+    }
+    assert listed == {module: sorted(names, key=str.lower) for module, names in expected.items()}
+
+
+def test_the_page_lists_what_else_packages_import() -> None:
+    rows = re.findall(r"^\| `(fedcore-\w+)` \| (.*?) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name: (set(re.findall(r"`([\w.]+)`", folders)), reason) for name, folders, reason in rows} == EXTENDS
