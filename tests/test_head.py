@@ -67,7 +67,7 @@ def test_dropout_before_the_head_moves_with_it():
         ("fdcl-cnn", (1, 28, 28), False, 3, "only 2 linear layers; give at most 2"),
         ("simple-cnn", (3, 32, 32), False, 4, "only 3 linear layers; give at most 3"),
         ("simple-cnn", (3, 32, 32), True, 6, "only 5 linear layers"),
-        ("mlp", (1, 8, 8), False, 3, "leaves no trainable layer to the encoder of this model; give at most 2"),
+        ("mlp", (1, 8, 8), False, 3, "leaves the encoder of this model without a trainable layer; give at most 2"),
     ],
 )
 def test_too_many_layers_are_refused(name, shape, projection, layers, message):

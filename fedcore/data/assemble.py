@@ -1,4 +1,4 @@
-"""Images as they were read, normalised and put together as a data set."""
+"""Normalise decoded images and assemble them into a data set."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def assemble(
     class_names: tuple[str, ...] | None = None,
     augmentation: str | None = None,
 ) -> Dataset:
-    """Normalise, by the training images' own statistics unless others are given, and put together."""
+    """Return a data set of images, normalised by ``stats`` or else by the training images' statistics."""
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
             f"{name}: training images are {tuple(train.images.shape[1:])} (C, H, W), "
-            f"test images {tuple(test.images.shape[1:])}: bring them to one size"
+            f"test images {tuple(test.images.shape[1:])}: resize them to one size"
         )
     mean, std = stats or channel_stats(train.images)
     samples = [ResidentSamples.from_pixels(*split, mean, std) for split in (train, test)]
@@ -52,7 +52,7 @@ def assemble(
 def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel, of [0, 1] brightness for uint8 images.
 
-    In double precision by NumPy, which adds in a fixed order: the numbers do not depend on the threads.
+    Computed in double precision by NumPy, which adds in a fixed order: the result does not depend on the threads.
     """
     means, stds = [], []
     for channel in images.unbind(dim=1):
@@ -65,7 +65,7 @@ def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
             array = channel.numpy()
             mean, std = float(array.mean(dtype=np.float64)), float(array.std(dtype=np.float64))
         means.append(mean)
-        stds.append(std or 1.0)  # a channel of one value: nothing to scale
+        stds.append(std or 1.0)  # a constant channel is not scaled
     return tuple(means), tuple(stds)
 
 

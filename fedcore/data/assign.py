@@ -1,4 +1,4 @@
-"""Deal a data set to clients: by a partitioner, then each client's hold-out."""
+"""Assign a data set's training samples to clients: a partitioner splits them, then each client holds out some."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ def make_partition(
     seed: int,
     samples: int | None = None,
 ) -> Partition:
-    """Divide the training set of ``dataset`` among ``clients`` and set each one's hold-out aside.
+    """Split the training set of ``dataset`` among ``clients`` and separate each client's hold-out.
 
     The hold-out is ``client_test_fraction`` (in [0, 1)) of the client's samples, drawn class by class; a
     class of which the client has one sample stays in training, so a client always keeps some.
 
-    :param samples: deal at most so many samples, each class with its share of them; None deals all.
-    :raises ConfigError: numbers that cannot work.
+    :param samples: the number of samples to assign, drawn in proportion to the classes; None assigns all.
+    :raises ConfigError: the numbers contradict each other or the data.
     :raises PluginContractError: the partitioner returned something other than disjoint, non-empty parts.
     """
     if not 0 <= client_test_fraction < 1:
         raise ConfigError(f"client_test_fraction must be in [0, 1), not {client_test_fraction}")
     labels = dataset.train.labels.cpu().numpy()
-    dealt = _drawn(labels, samples, seed)
-    parts, notes = partition(partitioner, labels[dealt], clients, alpha, seed, classes_per_client=classes_per_client)
+    assigned = _drawn(labels, samples, seed)
+    parts, notes = partition(partitioner, labels[assigned], clients, alpha, seed, classes_per_client=classes_per_client)
     train, test, shared = IndexLists.of(parts), IndexLists.empty(len(parts)), shares_samples(partitioner)
-    problem = problem_with(train, test, len(dealt), shared=shared)
+    problem = problem_with(train, test, len(assigned), shared=shared)
     if problem or len(parts) != clients:
         problem = problem or f"{len(parts)} parts for {clients} clients"
-        raise PluginContractError.of(partitioner, f"returned a bad partition: {problem}", kind="partitioner")
+        raise PluginContractError.of(partitioner, f"returned an invalid partition: {problem}", kind="partitioner")
     if samples is not None:
-        train = IndexLists(torch.from_numpy(dealt).to(train.positions.dtype)[train.positions.long()], train.offsets)
+        train = IndexLists(torch.from_numpy(assigned).to(train.positions.dtype)[train.positions.long()], train.offsets)
     if client_test_fraction and shared:
-        raise ConfigError(f"client_test_fraction must be 0: by {partitioner!r} others train on what one holds out")
+        raise ConfigError(
+            f"client_test_fraction must be 0: {partitioner!r} may assign a held-out sample to another client too"
+        )
     if client_test_fraction:
         train, test = _hold_out(train, labels, client_test_fraction, seed)
     info: dict[str, JSON] = {
@@ -65,12 +67,12 @@ def make_partition(
     if shared:
         info["shares_samples"] = True
     if samples is not None:
-        info["samples"] = len(dealt)
+        info["samples"] = len(assigned)
     return Partition(train, test, info)
 
 
 def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
-    """Return the positions that are dealt, ascending: all, or ``samples`` of them drawn class by class."""
+    """Return the positions to assign, ascending: all, or ``samples`` of them drawn class by class."""
     if samples is None or samples == len(labels):
         return np.arange(len(labels))
     if samples > len(labels):
@@ -79,7 +81,7 @@ def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
 
 
 def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:
-    """Set part of every client's samples aside; returns what stays for training, and the hold-outs."""
+    """Split every client's samples; returns the training positions and the hold-outs."""
     kept, held_out = [], []
     for client, indices in enumerate(train):
         rng = numpy_generator(seed, "holdout", client=client)
@@ -90,10 +92,10 @@ def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -
 
 
 def _draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return which of ``labels``, (n,) bool, make up a fraction of them.
+    """Return a mask (n,) bool that draws a fraction of ``labels`` (n,).
 
-    Each class gives its share rounded down; what is missing to the share of the whole is taken one each from
-    the classes with the largest remainders. No class gives its last sample.
+    Each class contributes its share, rounded down; the rest is taken one by one from the classes with the largest
+    remainders. The last sample of a class is never drawn.
     """
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

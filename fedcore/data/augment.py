@@ -1,7 +1,7 @@
 """MOON's augmentations, a whole batch at a time, on normalised images.
 
-Each one maps every output pixel to the input pixel it shows, or to black, and gathers once: crop, flip and
-rotation lose nothing by being composed, since all of them only move pixels. Source: QinbinLi/MOON,
+Each augmentation maps every output pixel to an input pixel or to black, and gathers once: crop, flip and rotation
+only move pixels, so their composition is exact. Source: QinbinLi/MOON,
 ``utils.py`` and ``datasets.py`` (CIFAR-10: reflecting pad 4, random crop, flip; CIFAR-100: zero pad 4, random
 crop, flip, rotation by up to 15 degrees).
 """
@@ -30,7 +30,7 @@ def augment(name: str, x: Tensor, generator: torch.Generator, mean: Sequence[flo
 
 
 def draw_augmentation(name: str, n: int, generator: torch.Generator) -> Tensor:
-    """Return what ``n`` images are augmented by, (n, numbers) float32 on the CPU: crop, flip, perhaps angle.
+    """Return the random numbers that augment ``n`` images, (n, numbers) float32 on the CPU: crop, flip, angle if used.
 
     All numbers come from the CPU ``generator``, so they do not depend on the device of the images.
 
@@ -40,7 +40,7 @@ def draw_augmentation(name: str, n: int, generator: torch.Generator) -> Tensor:
 
 
 def apply_augmentation(name: str, x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return ``x`` (B, C, H, W) augmented by what was ``drawn`` (B, numbers) for it, on its device; capture-safe.
+    """Return ``x`` (B, C, H, W) augmented by ``drawn`` (B, numbers) on its device; capture-safe.
 
     :raises UnknownNameError: no augmentation of that name.
     """
@@ -72,7 +72,7 @@ def _cifar10(x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[floa
 def _cifar100(x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     height, width = x.shape[2:]
     top, left, flip = drawn[:, :3].long().split(1, dim=1)  # (B, 1) each
-    # Undone in reverse order: where was this pixel before the rotation, before the flip, before the crop?
+    # Source positions, in reverse order: before the rotation, before the flip, before the crop.
     rows, columns = _rotated(drawn[:, 3], height, width)
     shown = _inside(rows, height) & _inside(columns, width)
     rows = rows + top.unsqueeze(2) - PAD
@@ -120,7 +120,7 @@ def _inside(position: Tensor, size: int) -> Tensor:
 def _rotated(degrees: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return source rows and columns, each (B, H, W) int64, of a rotation about the centre.
 
-    Counter-clockwise, nearest pixel, as torchvision's ``rotate``; may lie outside of the image.
+    Counter-clockwise, nearest pixel, as torchvision's ``rotate``; positions may lie outside the image.
     """
     radians = (degrees * (math.pi / 180)).view(-1, 1, 1)
     y = (torch.arange(height, device=degrees.device) - (height - 1) / 2).view(1, -1, 1)

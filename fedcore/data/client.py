@@ -1,4 +1,4 @@
-"""One client's samples: gathered by position, moved to the device, augmented where the run asks for it."""
+"""One client's samples: gathered by position, moved to the device, augmented if configured."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedcore.data.samples import Dataset, ResidentSamples, Samples
 class Picked(NamedTuple):
     """The samples of one batch, on the device.
 
-    :param positions: in the client's samples, (B,) int64; ``rows`` in the data set; ``labels`` (B,) int64.
-    :param drawn: what they are augmented by, (B, numbers); None: not at all.
+    :param positions: positions in the client's samples, (B,) int64; ``rows`` in the data set; ``labels`` (B,) int64.
+    :param drawn: the random numbers of the augmentation, (B, numbers); None without augmentation.
     """
 
     positions: Tensor
@@ -26,11 +26,11 @@ class Picked(NamedTuple):
     drawn: Tensor | None
 
     def clone(self) -> Picked:
-        """Return the same in memory of its own."""
+        """Return a copy in newly allocated memory."""
         return Picked(*(None if part is None else part.clone() for part in self))  # type: ignore[arg-type]
 
     def copy_(self, other: Picked) -> None:
-        """Take the values of a batch of the same size."""
+        """Copy the values of a batch of the same size into this one."""
         for own, value in zip(self, other, strict=True):
             if own is not None and value is not None:
                 own.copy_(value)
@@ -62,13 +62,13 @@ class ClientData:
 
     @property
     def varies(self) -> bool:
-        """Whether the same position gives another input from epoch to epoch."""
+        """Whether the input at a position changes from epoch to epoch."""
         return self._augmentation is not None
 
     def batches(self, order: Tensor, size: int, stream: torch.Generator) -> Iterator[Picked]:
         """Yield one epoch's batches: the samples at ``order`` (n,), ``size`` at a time, the last perhaps fewer.
 
-        :param stream: what augmentations are drawn from.
+        :param stream: the generator of the augmentations' random numbers.
         """
         positions = order.to(self._device)
         rows, labels = self._indices[positions], self.labels[positions]
@@ -83,7 +83,7 @@ class ClientData:
         return self._samples.gather(self._indices[positions]).to(self._device)
 
     def inputs_of(self, picked: Picked) -> Any:
-        """Return the inputs of a batch, augmented where it says so."""
+        """Return the inputs of a batch, augmented by its ``drawn`` numbers."""
         x = self._samples.gather(picked.rows).to(self._device)
         if picked.drawn is None:
             return x

@@ -1,4 +1,4 @@
-"""Give every client the same number of samples, and class shares of its own: Dirichlet(alpha * p) per client."""
+"""Equal client sizes, and class shares drawn per client from Dirichlet(alpha * p)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.base.seeding import numpy_generator
-from fedcore.data.partitioners import IntArray, check_alpha, checked_labels, deal, even_sizes, index_lists, report
+from fedcore.data.partitioners import (
+    IntArray,
+    assign_by_counts,
+    check_alpha,
+    checked_labels,
+    even_sizes,
+    index_lists,
+    report,
+)
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 TOLERANCE = 1e-6
-"""Squared distance between the clients' mean shares and the data's at which no client is drawn again."""
+"""Squared distance between the clients' mean shares and the data's below which no client is redrawn."""
 MAX_REDRAWS = 2000
 _CANDIDATES = 32
-# So many (candidate, class) cells are drawn again at most, about a second of work, however many classes there are.
+# The most (candidate, class) cells that are redrawn: about a second of work for any number of classes.
 _REDRAW_BUDGET = 5_000_000
 _WORTH_A_NOTE = 0.01
 # Gamma variates of a smaller shape have logarithms below the range of floats; their shares are 0 and 1 far above it.
@@ -27,13 +35,13 @@ def dirichlet_clients(labels: IntArray, num_clients: int, *, alpha: float, seed:
     """Draw each client's class shares from Dirichlet(alpha * p), p the data's; all clients have the same size.
 
     ``labels`` (n,) integers; returns ``num_clients`` index arrays that hold every sample once and differ by at most
-    one in size. The clients' mean shares must be p, or some classes are asked for too often: as FLGo does, one client
-    after the other is drawn again while that brings the mean nearer (at most ``MAX_REDRAWS`` times, one of several
-    draws each). A client whose class has none left takes the other classes by the shares it drew for them; where that
-    is more than a hundredth of the samples a :class:`PartitionWarning` says how many.
+    one in size. The clients' mean shares must be near p, or the draws exceed some classes. As in FLGo, the clients are
+    redrawn in turn while that moves the mean towards p (at most ``MAX_REDRAWS`` redraws, each the best of several
+    candidates). A client whose class is exhausted takes samples of the other classes in proportion to its shares; if
+    these are more than 1 % of all samples, a :class:`PartitionWarning` states their number.
 
-    With C classes alpha is spread over them, alpha * p_c for each: the same number is more heterogeneous here than as
-    ``dirichlet``'s, which divides each class by Dirichlet(alpha, ..., alpha) over the clients.
+    The concentration of class c is alpha * p_c, so the same alpha is more heterogeneous here than in ``dirichlet``,
+    which splits each class by Dirichlet(alpha, ..., alpha) over the clients.
 
     :raises ConfigError: no clients, more clients than samples, alpha not positive.
     :source: Hsu, Qi, Brown (2019, arXiv 1909.06335), section 2; FLGo (Wang et al., 2023, arXiv 2306.12079).
@@ -43,19 +51,19 @@ def dirichlet_clients(labels: IntArray, num_clients: int, *, alpha: float, seed:
     rng = numpy_generator(seed, "partition")
     class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)[1:]
     logs = balanced_log_shares(class_sizes / len(labels), num_clients, alpha, rng)
-    counts, otherwise = deal_by_shares(logs, even_sizes(len(labels), num_clients), class_sizes, rng)
+    counts, otherwise = split_by_shares(logs, even_sizes(len(labels), num_clients), class_sizes, rng)
     if num_clients > 1 and otherwise > _WORTH_A_NOTE * len(labels):
         report(
-            f"dirichlet-clients with alpha {alpha:g}: the class shares drawn for {num_clients} clients ask for more of "
-            f"some classes than there is; {otherwise} of {len(labels)} samples are of other classes than drawn"
+            f"dirichlet-clients with alpha {alpha:g}: the class shares drawn for {num_clients} clients exceed "
+            f"some classes; {otherwise} of {len(labels)} samples are of other classes than drawn"
         )
-    return index_lists(deal(counts.T, class_of.astype(np.int64), rng), num_clients, rng)
+    return index_lists(assign_by_counts(counts.T, class_of.astype(np.int64), rng), num_clients, rng)
 
 
 def log_shares(shapes: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
     """Return logarithms of ``count`` draws from Dirichlet(shapes), up to a constant per row: (count, C), all finite.
 
-    A gamma variate of shape a is one of shape a + 1 times U^(1/a): so logarithms do not underflow, however small a is.
+    A gamma variate of shape a is one of shape a + 1 times U^(1/a), so the logarithms do not underflow for small a.
     """
     shapes = np.maximum(shapes, _LEAST_SHAPE)
     uniform = 1 - rng.random((count, len(shapes)))  # in (0, 1]
@@ -64,7 +72,7 @@ def log_shares(shapes: FloatArray, count: int, rng: np.random.Generator) -> Floa
 
 
 def balanced_log_shares(p: FloatArray, num_clients: int, alpha: float, rng: np.random.Generator) -> FloatArray:
-    """Return log shares of all clients, (N, C), drawn until their mean is near p, (C,), or the redraws are used up."""
+    """Return log shares of all clients, (N, C), redrawn until their mean is near p (C,) or the budget is spent."""
     shapes = alpha * p
     logs = log_shares(shapes, num_clients, rng)
     total = normalised(logs).sum(axis=0)  # (C,)
@@ -82,13 +90,13 @@ def balanced_log_shares(p: FloatArray, num_clients: int, alpha: float, rng: np.r
     return logs
 
 
-def deal_by_shares(
+def split_by_shares(
     logs: FloatArray, sizes: IntArray, class_sizes: IntArray, rng: np.random.Generator
 ) -> tuple[IntArray, int]:
-    """Return samples per client and class, (N, C), with exactly these sums, and how many are not as drawn.
+    """Return samples per client and class, (N, C), with exactly these sums, and how many deviate from the shares.
 
-    Each client asks for its samples by its shares, rounded at random without bias. A class asked for too often is cut
-    in proportion; who lacks samples asks again among the classes that are left, by its shares of these.
+    Each client requests samples by its shares, with unbiased random rounding. Requests that exceed a class are reduced
+    in proportion; clients with too few samples request the rest from the remaining classes, by their shares of these.
 
     :param logs: log shares, (N, C), all finite.
     :param sizes: samples of each client, (N,); their sum is that of ``class_sizes``, (C,).
@@ -96,7 +104,7 @@ def deal_by_shares(
     counts = np.zeros(logs.shape, dtype=np.int64)
     need, left = sizes.copy(), class_sizes.copy()
     otherwise = -1
-    while need.any():  # each time all is dealt, or at least one more class has none left
+    while need.any():  # each pass assigns everything or exhausts at least one class
         asking = np.flatnonzero(need)
         shares = normalised(np.where(left > 0, logs[asking], -np.inf))
         asked = _rounded(shares, need[asking], rng)
@@ -112,7 +120,7 @@ def deal_by_shares(
 
 
 def normalised(logs: FloatArray) -> FloatArray:
-    """Return shares, rows that add up to 1, of log shares (..., C); -inf is a share of 0, not in a whole row."""
+    """Return shares, rows that add up to 1, of log shares (..., C); -inf is a share of 0, never of a whole row."""
     shares = np.exp(logs - logs.max(axis=-1, keepdims=True))
     return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
 
@@ -123,7 +131,7 @@ def _distance(totals: FloatArray, p: FloatArray, num_clients: int) -> FloatArray
 
 
 def _rounded(shares: FloatArray, sizes: IntArray, rng: np.random.Generator) -> IntArray:
-    """Return integers (N, C) with row sums ``sizes``, each less than 1 from its share of them and right on average."""
+    """Return integers (N, C) with row sums ``sizes``: each within 1 of its share, and unbiased."""
     ends = np.cumsum(shares, axis=1)
     ends *= sizes[:, None] / ends[:, -1:]
     ends[:, -1] = sizes

@@ -29,20 +29,20 @@ from fedcore.data.vision import load_torchvision
 Array: TypeAlias = npt.NDArray[Any]
 
 BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
-"""Of EMNIST's balanced split, in the order of its labels."""
+"""Classes of EMNIST's balanced split, in the order of its labels."""
 
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _DOWNLOAD_TIMEOUT = 15.0  # seconds without an answer; torchvision sets none and could hang behind a firewall
 _LAYOUT_HINT = (
     "Run once with network access (torchvision downloads them), copy the files there by hand (unpacked), or "
-    "point --data-dir (or FEDCORE_DATA) to a directory laid out like that."
+    "point --data-dir (or FEDCORE_DATA) to a directory with these files."
 )
 
 
 def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     """Return the data set ``spec``: a name, ``npz:FILE`` or ``imagefolder:DIR``.
 
-    :raises UnknownNameError: nobody provides the name.
+    :raises UnknownNameError: no installed package provides the name.
     :raises DataError: files are missing or damaged.
     """
     kind, _, rest = spec.partition(":")
@@ -60,7 +60,7 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
 def default_data_dir() -> Path:
     """Return the directory named by FEDCORE_DATA, else ``~/.cache/fedcore/data``.
 
-    :raises DataError: it names the home of a user that does not exist.
+    :raises DataError: the path names the home of a user that does not exist.
     """
     named = os.environ.get("FEDCORE_DATA")
     return _expanded(named or "~/.cache/fedcore/data", f"FEDCORE_DATA={named}")
@@ -71,7 +71,7 @@ def _expanded(path: str, source: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise DataError(f"{source}: there is no home of that user; write the whole path") from None
+        raise DataError(f"{source}: there is no such user's home; write the full path") from None
 
 
 def digits(data_dir: Path | None = None) -> Dataset:
@@ -223,20 +223,20 @@ def _read_idx(
     last: int = 9,
     **options: str,
 ) -> tuple[Split, Split]:
-    """Read the IDX files of a MNIST-like set (training, test), after fetching what is not there."""
+    """Read the IDX files (training, test) of a set in MNIST's format; missing files are downloaded first."""
     root = data_dir or default_data_dir()
     raw = root / reader / "raw"
     files = [(raw / f"{p}-images-idx3-ubyte", raw / f"{p}-labels-idx1-ubyte") for p in prefixes]
     torchvision = load_torchvision()
     if not all(file.is_file() for pair in files for file in pair):
-        # torchvision would prefer a processed/*.pt of old over the raw files; we read raw files only.
+        # torchvision prefers an old processed/*.pt to the raw files; only raw files are read here.
         base = getattr(torchvision.datasets, reader)
         fetcher = type(reader, (base,), {"_check_legacy_exist": lambda self: False})
         expected = [str(file) for pair in files for file in pair]
         with _explained_download(name, expected):
             fetcher(str(root), download=True, **options)
             if not all(Path(file).is_file() for file in expected):
-                raise FileNotFoundError("the download did not bring all of them")
+                raise FileNotFoundError("the download is incomplete")
     splits = []
     for image_file, label_file in files:
         try:
@@ -246,7 +246,7 @@ def _read_idx(
                 raise ValueError(f"{tuple(images.shape)} images and {len(labels)} labels")
             if int(labels.min()) < first or int(labels.max()) > last:
                 raise ValueError(f"labels {span(labels)}, expected {first}..{last}")
-        except Exception as error:  # what a damaged file provokes in the parser is anybody's guess
+        except Exception as error:  # a damaged file may raise anything in the parser
             raise DataError(
                 f"{name}: {image_file} and {label_file} cannot be used: {error or type(error).__name__}. "
                 "Delete them to download again, or replace them by the official files (unpacked)."
@@ -258,7 +258,7 @@ def _read_idx(
 def _read_cifar(
     name: str, reader: str, num_classes: int, data_dir: Path | None
 ) -> tuple[Split, Split, tuple[str, ...] | None]:
-    """Read a CIFAR set from ``name.npz``, else by torchvision; third, its class names if they are there."""
+    """Read a CIFAR set from ``name.npz``, else by torchvision; third, its class names if known."""
     root = data_dir or default_data_dir()
     archive = root / f"{name}.npz"
     if archive.is_file():
@@ -290,20 +290,20 @@ def _read_cifar(
 
 @contextlib.contextmanager
 def _explained_download(name: str, expected: Sequence[str]) -> Iterator[None]:
-    """Turn whatever goes wrong while torchvision fetches a set into advice for people, and leave no empty folder."""
+    """Turn any error of a torchvision download into a DataError with advice, and remove empty folders."""
     folder = Path(expected[0]).absolute().parent
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT)
     try:
         yield
-    except Exception as error:  # network, proxy, disk, md5, archive: all end in the same advice
+    except Exception as error:  # network, proxy, disk, md5, archive: the advice is the same
         reason = " ".join(str(error).split()) or type(error).__name__
         for path in missing:
-            with contextlib.suppress(OSError):  # it holds something
+            with contextlib.suppress(OSError):  # it is not empty
                 path.rmdir()
         raise DataError(
-            f"{name}: data files are missing or not the official ones, and torchvision could not get them "
+            f"{name}: data files are missing or not the official ones, and torchvision could not download them "
             f"({reason}). Expected: {', '.join(expected)}. {_LAYOUT_HINT}"
         ) from error
     finally:

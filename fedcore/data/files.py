@@ -29,7 +29,7 @@ def npz(path: Path) -> Dataset:
     (then divided by 255) or floating point; y is (n,) integers, 0..C-1 for C classes. Normalised by the
     training images' mean and standard deviation.
 
-    :raises DataError: the file is missing, damaged or something else.
+    :raises DataError: the file is missing, damaged or of another kind.
     """
     train, test = read_npz(path)
     if train.images.dtype != test.images.dtype:
@@ -38,7 +38,7 @@ def npz(path: Path) -> Dataset:
     if not torch.equal(found, torch.arange(len(found))) or int(test.labels.max()) >= len(found):
         raise DataError(
             f"{path}: labels must be 0..C-1 with every class in y_train; found {span(train.labels)} "
-            f"({len(found)} different ones) in y_train and {span(test.labels)} in y_test. Renumber them, "
+            f"({len(found)} distinct) in y_train and {span(test.labels)} in y_test. Renumber them, "
             "for instance with numpy.unique(y_train, return_inverse=True) and numpy.searchsorted for y_test."
         )
     return assemble(f"npz:{path.name}", train, test)
@@ -61,7 +61,7 @@ def imagefolder(path: Path) -> Dataset:
     else:
         held_out = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
         if held_out is None:
-            raise DataError(f"imagefolder: neither test/ nor val/ in {path}; one of them is the test set")
+            raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set")
         test_files, _ = _class_folders(held_out)
     strange = sorted({label for _, label in test_files} - set(names))
     if strange:
@@ -85,7 +85,7 @@ def imagefolder(path: Path) -> Dataset:
 def read_npz(path: Path) -> tuple[Split, Split]:
     """Return the training and the test part of an ``.npz`` file; never unpickles.
 
-    :raises DataError: the file is missing, damaged or something else.
+    :raises DataError: the file is missing, damaged or of another kind.
     """
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
@@ -103,7 +103,7 @@ def read_npz(path: Path) -> tuple[Split, Split]:
             if absent:
                 raise ValueError(f"without {', '.join(absent)} (it has {', '.join(content) or 'nothing'})")
             x_train, y_train, x_test, y_test = (content[key] for key in keys)
-    except Exception as error:  # zip, zlib, header parser, memory: a stranger's file can provoke anything
+    except Exception as error:  # zip, zlib, header parser, memory: an untrusted file may raise anything
         raise DataError(
             f"{path} is not a usable .npz file: {error or type(error).__name__}. It must hold "
             f"{', '.join(keys)} as plain arrays (no Python objects)."
@@ -133,7 +133,7 @@ def _images_from_array(x: Array, where: str) -> Tensor:
         if not finite.all():
             raise DataError(
                 f"{where}: sample {int(finite.argmin())} holds numbers that are not finite in float32 "
-                f"(NaN, infinite or too large), as {int((~finite).sum())} of {len(x)} do; replace or drop them"
+                f"(NaN, infinite or too large), as do {int((~finite).sum())} of {len(x)} samples; replace or drop them"
             )
     return torch.from_numpy(np.ascontiguousarray(x))
 
@@ -167,7 +167,7 @@ def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
     except (OSError, ValueError) as error:
         raise DataError(f"imagefolder: cannot read {annotations}: {error}") from error
     rows = [line.split("\t") for line in lines if line.strip()]
-    # Only the last part of the name: an annotation must not lead out of the folder.
+    # Only a file name: an annotation must not lead out of the folder.
     if not rows or any(len(row) < 2 or Path(row[0]).name != row[0] for row in rows):
         raise DataError(f'imagefolder: {annotations} must hold lines "file TAB class ..."')
     return [(annotations.parent / "images" / row[0], row[1]) for row in rows]
@@ -181,7 +181,7 @@ def _decode(files: Sequence[Path]) -> Tensor:
         try:
             require_file(file)
             return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
-        except Exception as error:  # Pillow's decoders raise what they like on damaged files
+        except Exception as error:  # Pillow's decoders may raise anything on damaged files
             raise DataError(f"imagefolder: cannot read {file}: {error}") from error
 
     height, width = read(files[0]).shape[1:]

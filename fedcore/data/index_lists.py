@@ -1,4 +1,4 @@
-"""Which positions each of very many clients holds, in two tensors."""
+"""The positions that each client holds, for millions of clients, in two tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class IndexLists(Sequence[Tensor]):
-    """A sequence of one (n_k,) int64 tensor per client, made when it is asked for.
+    """A sequence of one (n_k,) int64 tensor per client, created on access.
 
-    A list of tensors takes a kilobyte per client; this takes 8 bytes, and 4 per position.
+    A list of tensors takes 1 kB per client, this class 8 bytes per client and 4 per position.
 
-    :param positions: those of all clients one after the other, (n,) int32 or int64.
-    :param offsets: where each client's begin, and the end of the last: (K + 1,) int64.
+    :param positions: the positions of all clients, concatenated: (n,) int32 or int64.
+    :param offsets: the start of each client's positions, and the end of the last: (K + 1,) int64.
     """
 
     def __init__(self, positions: Tensor, offsets: Tensor) -> None:
@@ -27,7 +27,7 @@ class IndexLists(Sequence[Tensor]):
 
     @classmethod
     def of(cls, lists: Sequence[Any]) -> IndexLists:
-        """Join one tensor or array of integers per client; a :class:`IndexLists` is returned as it is."""
+        """Concatenate one tensor or array of integers per client; an :class:`IndexLists` is returned unchanged."""
         if isinstance(lists, IndexLists):
             return lists
         arrays = [np.asarray(part, dtype=np.int64) for part in lists]
@@ -40,12 +40,12 @@ class IndexLists(Sequence[Tensor]):
 
     @classmethod
     def empty(cls, clients: int) -> IndexLists:
-        """Return parts without a position."""
+        """Return empty lists for ``clients`` clients."""
         return cls(torch.empty(0, dtype=torch.int32), torch.zeros(clients + 1, dtype=torch.int64))
 
     @property
     def sizes(self) -> Tensor:
-        """How many positions each client holds, (K,) int64."""
+        """The number of positions of each client, (K,) int64."""
         return self.offsets.diff()
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class IndexLists(Sequence[Tensor]):
             yield self.positions[begin:end].long()
 
     def __repr__(self) -> str:
-        return f"Parts({len(self.positions)} positions of {len(self)} clients)"
+        return f"IndexLists({len(self.positions)} positions of {len(self)} clients)"
 
     def tolists(self) -> list[list[int]]:
         """Return the positions as lists of Python's integers."""
@@ -77,7 +77,7 @@ class IndexLists(Sequence[Tensor]):
         return [positions[begin:end] for begin, end in pairwise(self.offsets.tolist())]
 
     def problem(self) -> str | None:
-        """Return what is wrong with tensors that come from outside, or None."""
+        """Return the defect of tensors from an untrusted file, or None."""
         if any(tensor.ndim != 1 for tensor in (self.positions, self.offsets)):
             return "positions and offsets should have one dimension"
         if self.positions.dtype not in (torch.int32, torch.int64) or self.offsets.dtype != torch.int64:

@@ -1,4 +1,4 @@
-"""A data set divided among clients: who holds which samples, its hash, and how it is written."""
+"""A partition: the samples that each client holds, their hash, and the file format."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
 
 DECLARED = "declared"
-"""In place of a partitioner's name: the clients said themselves how much they hold."""
+"""Stands for a partitioner's name where the clients declare the sizes of their own data."""
 
 MAX_IN_JSON = 2_000_000
-"""Most positions that stand in the JSON file itself (some 15 MB); more go into a file of tensors beside it."""
+"""The most positions in the JSON file (about 15 MB); more go into a safetensors file beside it."""
 
 _HASHED_AT_ONCE = 1 << 20
 
 
 class Partition:
-    """Which training samples each client holds; compare two by ``sha256``.
+    """The training samples that each client holds; ``sha256`` identifies a partition.
 
     :param train: one (n_k,) int64 tensor of positions in the data set's *training* set per client.
-    :param test: the same of the client's own hold-out, empty when it has none.
-    :param info: how it was made: dataset, labels_sha256, partitioner, alpha, classes_per_client,
-        client_test_fraction, seed, notes; ``shares_samples`` where clients may hold the same sample, ``samples``
-        where only so many were dealt.
+    :param test: the positions of each client's hold-out, empty if there is none.
+    :param info: origin of the partition: dataset, labels_sha256, partitioner, alpha, classes_per_client,
+        client_test_fraction, seed, notes; ``shares_samples`` where clients may hold the same sample, ``samples``,
+        the number of samples, where not all were assigned.
     """
 
     def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
@@ -46,9 +46,9 @@ class Partition:
 
     @classmethod
     def declared(cls, train: Sequence[int], test: Sequence[int], dataset: str) -> Partition:
-        """Return what is known of clients that hold data of their own: how many samples, and how many held out.
+        """Return the partition of clients that hold their own data: only the numbers of samples are known.
 
-        The positions count the samples and lead nowhere.
+        Its positions are placeholders.
 
         :param train: training samples per client, at least 1 each; ``test`` held-out samples per client.
         :param dataset: name of the server's own data set, on which the global model is evaluated.
@@ -69,7 +69,7 @@ class Partition:
 
     @property
     def is_declared(self) -> bool:
-        """Whether the clients hold data of their own, of which only the sizes are known."""
+        """Whether the clients hold their own data, so that only the sizes are known."""
         return self.info["partitioner"] == DECLARED
 
     @property
@@ -88,7 +88,7 @@ class Partition:
         return digest.hexdigest()
 
     def class_counts(self, labels: Tensor, num_classes: int) -> Tensor:
-        """Return how many training samples of each class each client holds: (K, C) int64.
+        """Return the number of training samples per client and class: (K, C) int64.
 
         ``labels`` (n,) int64 are those of the whole training set; the hold-out is not counted.
         """
@@ -97,9 +97,9 @@ class Partition:
         return torch.bincount(cell, minlength=self.num_clients * num_classes).view(-1, num_classes)
 
     def save(self, path: Path) -> None:
-        """Write the partition as JSON; the file is complete or not there.
+        """Write the partition as JSON, atomically.
 
-        More than ``MAX_IN_JSON`` positions go into a safetensors file beside it, which the JSON file names.
+        More than ``MAX_IN_JSON`` positions are written to a safetensors file beside it, which the JSON file names.
 
         :raises DataError: the file cannot be written.
         """
@@ -111,7 +111,7 @@ class Partition:
             if sum(len(part.positions) for part in parts.values()) <= MAX_IN_JSON:
                 content.update({name: part.tolists() for name, part in parts.items()})
             else:
-                # Named by its content: a JSON file that was there before keeps what it names.
+                # Named by its content, so the file that an older JSON file names is not overwritten.
                 beside = path.with_name(f"{path.stem}-{sha256[:16]}.safetensors")
                 tensors = {f"{name}/positions": part.positions for name, part in parts.items()}
                 tensors.update({f"{name}/offsets": part.offsets for name, part in parts.items()})
@@ -123,7 +123,7 @@ class Partition:
 
 
 def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool = False) -> str | None:
-    """Return what is wrong with a partition of ``size`` samples, or None.
+    """Return the defect of a partition of ``size`` samples, or None.
 
     :param shared: whether clients may hold the same sample.
     """
@@ -138,7 +138,7 @@ def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool
         if int(positions.min()) < 0 or int(positions.max()) >= size:
             return f"there are indices outside 0..{size - 1}"
     if shared:
-        return "clients share samples, so none can be held out" if len(test.positions) else None
+        return "clients share samples, so no sample can be held out" if len(test.positions) else None
     ordered = torch.cat([train.positions, test.positions]).sort().values
     twice = ordered[1:][ordered.diff() == 0]
     return f"sample {int(twice[0])} is used more than once" if len(twice) else None

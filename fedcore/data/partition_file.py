@@ -1,4 +1,4 @@
-"""Read a partition file, which may come from a stranger."""
+"""Read and check a partition file; the file is untrusted."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _INFO: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def load_partition(path: Path, dataset: Dataset) -> Partition:
-    """Read a partition file, which may come from a stranger, and check that it fits ``dataset``.
+    """Read an untrusted partition file and check that it fits ``dataset``.
 
-    :raises DataError: the file is missing, damaged or was changed by hand.
+    :raises DataError: the file is missing, damaged or edited.
     :raises ConfigError: it belongs to another data set.
     """
     try:
@@ -49,13 +49,13 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
         if not isinstance(info.get(key), kind) or isinstance(info.get(key), bool):
             raise DataError(f'{path}: "info" needs {key!r}, {what}')
     texts = [info["dataset"], info["partitioner"], *info["notes"]]
-    if not all(isinstance(text, str) and text.isprintable() for text in texts):  # they go to a terminal
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):  # they are printed to a terminal
         raise DataError(f'{path}: names and "notes" in "info" should be printable text')
     declared = info["partitioner"] == DECLARED
     if not declared and info["labels_sha256"] != labels_sha256(dataset):
         raise ConfigError(
-            f"{path} divides {info['dataset']!r}, and its labels are not those of the {len(dataset.train)} "
-            f"training samples of {dataset.name!r}: give the data set it was made for, or make a new split"
+            f"{path} splits {info['dataset']!r}, whose labels differ from those of the {len(dataset.train)} "
+            f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
         )
     size = sys.maxsize if declared else len(dataset.train)
     if content["format"] == SPLIT_FORMAT:
@@ -68,8 +68,8 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
         raise DataError(f"{path}: {problem}")
     if content.get("sha256") != result.sha256:
         raise DataError(
-            f"{path}: the hash does not match the index lists, so the file is damaged or was edited. "
-            "Make it again with `fedcore data split`."
+            f"{path}: the hash does not match the index lists: the file is damaged or was edited. "
+            "Write it again with `fedcore data split`."
         )
     return result
 
@@ -86,7 +86,7 @@ def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLis
 
 
 def _read_beside(content: dict[str, Any], size: int, path: Path) -> tuple[IndexLists, IndexLists]:
-    """Return train and test from the file of tensors that a partition file names; they stay on the disk."""
+    """Return train and test from the safetensors file that a partition file names, memory-mapped."""
     name = content.get("file")
     if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
         raise DataError(f'{path}: "file" should name a .safetensors file in the same folder')
@@ -95,7 +95,7 @@ def _read_beside(content: dict[str, Any], size: int, path: Path) -> tuple[IndexL
         tensors, _ = read_tensors(beside)
         parts = [IndexLists(tensors[f"{part}/positions"], tensors[f"{part}/offsets"]) for part in ("train", "test")]
     except OSError as error:
-        raise DataError(f"{path} has its index lists in {beside}, which cannot be read: {error}") from error
+        raise DataError(f"the index lists of {path} are in {beside}, which cannot be read: {error}") from error
     except (ValueError, KeyError) as error:
         raise DataError(f"{beside} does not hold the index lists of {path}: {error}") from error
     for part in parts:

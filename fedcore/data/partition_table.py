@@ -20,8 +20,8 @@ _MAX_ROWS, _FIRST_ROWS, _LAST_ROWS = 40, 20, 5
 def draw_table(partition: Partition, labels: Tensor, num_classes: int) -> Table:
     """Return the clients-by-classes table of training counts, its cells shaded by count.
 
-    Of more than 40 clients the first 20 and the last 5 are shown; of more than 26 classes neighbours share a
-    column. The rows below the line are over all clients.
+    With more than 40 clients it shows the first 20 and the last 5; with more than 26 classes, adjacent classes share a
+    column. The rows below the line summarise all clients.
     """
     from rich.table import Table
     from rich.text import Text
@@ -34,7 +34,7 @@ def draw_table(partition: Partition, labels: Tensor, num_classes: int) -> Table:
     sizes, held_out = counts.sum(dim=1), partition.test.sizes
 
     table = Table(
-        # Text, not str: names from a file must not be read as rich's markup.
+        # Text, not str: names from a file must not be parsed as rich's markup.
         title=Text(
             f"{partition.info.get('dataset', '')} by {partition.info.get('partitioner', '')}, "
             f"{partition.num_clients} clients: training samples per class"
@@ -54,11 +54,11 @@ def draw_table(partition: Partition, labels: Tensor, num_classes: int) -> Table:
         numbers = (int((counts[client] > 0).sum()), int(sizes[client]), int(held_out[client]))
         table.add_row(str(client), *shaded, *map(str, numbers))
 
-    everybody = range(partition.num_clients)
-    if len(everybody) <= _MAX_ROWS:
-        shown, rest = everybody, everybody[:0]
+    clients = range(partition.num_clients)
+    if len(clients) <= _MAX_ROWS:
+        shown, rest = clients, clients[:0]
     else:
-        shown, rest = everybody[:_FIRST_ROWS], everybody[-_LAST_ROWS:]
+        shown, rest = clients[:_FIRST_ROWS], clients[-_LAST_ROWS:]
     for client in shown:
         add(client)
     if rest:

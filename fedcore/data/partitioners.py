@@ -1,8 +1,8 @@
-"""Schemes that divide a training set among clients; all of them vectorised over the clients.
+"""Schemes that split a training set among clients, vectorised over the clients.
 
-A partitioner (entry-point group ``fedcore.partitioners``) is a function of the signature
-:class:`Partitioner`. What it had to do differently than asked it reports as a :class:`PartitionWarning`;
-:func:`partition` collects these as notes, which go into the partition file.
+A partitioner (entry-point group ``fedcore.partitioners``) is a function with the signature :class:`Partitioner`.
+It reports deviations from the requested split as a :class:`PartitionWarning`; :func:`partition` collects these as
+notes in the partition file.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 MIN_SIZE = 10
 MAX_REDRAWS = 1000
-# So many (client, class) cells are drawn at most, a few seconds of work, however many clients there are.
+# The most (client, class) cells that are drawn: a few seconds of work for any number of clients.
 _REDRAW_BUDGET = 20_000_000
 _FEWEST_REDRAWS = 10
 
 
 class PartitionWarning(UserWarning):
-    """The data could not be divided exactly as asked; the message says what was done instead."""
+    """The data could not be split exactly as requested; the message states the deviation."""
 
 
 class Partitioner(Protocol):
     """Divide samples among clients.
 
     ``labels`` (n,) int64. Returns one array of positions into ``labels`` per client: disjoint, none empty, in
-    random order, the same for the same arguments. What a scheme has no use for it ignores. For very many clients
-    return a :class:`~fedcore.data.IndexLists`. One with an attribute ``shares_samples = True`` may give several clients
-    the same sample.
+    random order, the same for the same arguments. A scheme ignores the arguments that it does not need. For millions
+    of clients return an :class:`~fedcore.data.IndexLists`. A scheme with the attribute ``shares_samples = True`` may
+    assign one sample to several clients.
     """
 
     def __call__(
@@ -65,10 +65,10 @@ def partition(
     classes_per_client: int = 2,
     min_size: int = MIN_SIZE,
 ) -> tuple[Sequence[Any], list[str]]:
-    """Call the partitioner ``name``; return its index arrays and what it reported (also warned about).
+    """Call the partitioner ``name``; return its index arrays and its warnings, which are also issued.
 
     :raises UnknownNameError: no partitioner of that name.
-    :raises ConfigError: numbers that cannot work, such as more clients than samples.
+    :raises ConfigError: impossible numbers, such as more clients than samples.
     """
     partitioner: Partitioner = resolve("partitioner", name)
     with warnings.catch_warnings(record=True) as caught:
@@ -90,35 +90,35 @@ def partition(
 
 
 def shares_samples(name: str) -> bool:
-    """Return whether the partitioner ``name`` may give several clients the same sample."""
+    """Return whether the partitioner ``name`` may assign one sample to several clients."""
     return getattr(resolve("partitioner", name), "shares_samples", False) is True
 
 
 def iid(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
-    """Divide at random into parts of equal size (to within one sample)."""
+    """Split at random into parts of equal size (to within one sample)."""
     labels = checked_labels(labels, num_clients)
     rng = numpy_generator(seed, "partition")
     sizes = even_sizes(len(labels), num_clients)
-    return index_lists(deal(sizes[None], np.zeros(len(labels), np.int64), rng), num_clients, rng)
+    return index_lists(assign_by_counts(sizes[None], np.zeros(len(labels), np.int64), rng), num_clients, rng)
 
 
 def dirichlet(
     labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
 ) -> list[IntArray]:
-    """Divide every class by Dirichlet(alpha) proportions; see :func:`dirichlet_partition`."""
+    """Split every class by Dirichlet(alpha) proportions; see :func:`dirichlet_partition`."""
     return dirichlet_partition(labels, num_clients, alpha, seed=seed, min_size=min_size)
 
 
 def dirichlet_partition(
     labels: IntArray, num_clients: int, alpha: float, *, seed: int, min_size: int = MIN_SIZE
 ) -> list[IntArray]:
-    """Divide every class by Dirichlet(alpha) proportions, as MOON and NIID-Bench do.
+    """Split every class by Dirichlet(alpha) proportions, as MOON and NIID-Bench do.
 
     ``labels`` (n,) integers; returns ``num_clients`` index arrays that together hold every sample once. A
-    client that already holds the average n / num_clients gets nothing of the classes that follow (the
-    capping mask), and all is drawn again until everybody has ``min_size`` samples. After at most
-    ``MAX_REDRAWS`` draws (fewer when clients times classes is large) the draw that is nearest is taken and
-    the smallest clients are filled up from the largest, which is reported as a :class:`PartitionWarning`.
+    client that already holds the average n / num_clients gets no samples of the following classes (the capping
+    mask), and the split is redrawn until every client has ``min_size`` samples. After at most ``MAX_REDRAWS`` draws
+    (fewer when clients times classes is large) the best draw is used, and samples are moved from the largest clients
+    to the smallest, which is reported as a :class:`PartitionWarning`.
 
     :raises ConfigError: no clients, more clients than samples, alpha not positive.
     """
@@ -140,8 +140,8 @@ def dirichlet_partition(
 def capped_counts(class_sizes: IntArray, draws: npt.NDArray[np.float64]) -> IntArray:
     """Return how many samples of each class each client gets, (C, N), for drawn proportions (C, N).
 
-    One pass of MOON's scheme, class after class in the given order: a client that holds the average already
-    gets nothing, the rest is renormalised and cut at the floor of the cumulated proportions.
+    One pass of MOON's scheme, class by class in the given order: the proportions of clients that hold the average or
+    more are set to zero, the others are renormalised and cut at the floor of the cumulated proportions.
     """
     num_clients = draws.shape[1]
     total = int(class_sizes.sum())
@@ -152,8 +152,8 @@ def capped_counts(class_sizes: IntArray, draws: npt.NDArray[np.float64]) -> IntA
         share = np.where(below_average, draws[k], 0.0)
         mass = share.sum()
         if not 0 < mass < math.inf:
-            # A tiny alpha puts all weight on one client, and here that one is capped: the others' weights
-            # have underflowed to 0 and dividing by their sum would be NaN. The class still goes to one client.
+            # A tiny alpha puts all weight on one client. If that one is capped, the other weights have underflowed
+            # to 0 and dividing by their sum would give NaN. The class still goes to one client.
             share = np.zeros(num_clients)
             share[np.argmin(np.where(below_average, held, total + 1))] = mass = 1.0
         cuts = np.minimum(np.floor(np.cumsum(share / mass) * size), size).astype(np.int64)[:-1]
@@ -163,7 +163,7 @@ def capped_counts(class_sizes: IntArray, draws: npt.NDArray[np.float64]) -> IntA
 
 
 def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
-    """Sort by label, cut into equal shards, deal ``classes_per_client`` shards to each client.
+    """Sort by label, cut into equal shards, assign ``classes_per_client`` shards to each client.
 
     Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span two classes.
     """
@@ -185,9 +185,9 @@ def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client:
 def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
     """Give each client ``classes_per_client`` classes; the owners of a class share its samples evenly.
 
-    As NIID-Bench's "#label": client j owns class j mod C and others at random. Beyond it, classes change
-    hands so that every class has an owner whenever there are enough places; otherwise the samples of those
-    without one stay unused, which is reported.
+    As NIID-Bench's "#label": client j owns class j mod C and others at random. In addition, classes are reassigned so
+    that every class has an owner if there are enough places; otherwise samples of classes without an owner stay
+    unused, which is reported.
 
     :raises ConfigError: more classes per client than there are classes.
     """
@@ -196,38 +196,37 @@ def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client
     names, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
     if classes_per_client > len(names):
         raise ConfigError(
-            f"{classes_per_client} classes per client asked for, but the data have {len(names)}: "
-            "lower classes_per_client"
+            f"classes_per_client is {classes_per_client}, but the data have {len(names)} classes: lower it"
         )
     rng = numpy_generator(seed, "partition")
     owns = _draw_ownership(num_clients, len(names), classes_per_client, rng)
     counts = np.zeros((len(names), num_clients), dtype=np.int64)
     for k, size in enumerate(class_sizes):
-        # The owners in random order, or the first ones would get every sample that is left over.
+        # Owners in random order: otherwise the first ones would get all remainders.
         owners = rng.permutation(np.flatnonzero(owns[:, k]))
         if len(owners):
             counts[k, owners] = even_sizes(int(size), len(owners))
     unowned = np.flatnonzero(~owns.any(axis=0))
     owner = np.full(len(labels), -1, dtype=np.int64)
     used = ~np.isin(class_of, unowned)
-    owner[used] = deal(counts, class_of[used], rng)
+    owner[used] = assign_by_counts(counts, class_of[used], rng)
     if len(unowned):
         report(
-            f"classes: nobody owns the classes {', '.join(str(c) for c in names[unowned])}; "
+            f"classes: no client owns the classes {', '.join(str(c) for c in names[unowned])}; "
             f"{int((~used).sum())} samples stay unused"
         )
     moved = _fill_up(owner, num_clients, 1, rng)
     if moved:
-        report(f"classes: {moved} clients without a sample got one of other classes from the largest clients")
+        report(f"classes: {moved} clients without samples got one sample of another class from the largest clients")
     return index_lists(owner, num_clients, rng)
 
 
 def quantity(
     labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
 ) -> list[IntArray]:
-    """Divide at random into parts whose sizes are Dirichlet(alpha), drawn again until all have ``min_size``.
+    """Split at random into parts of Dirichlet(alpha) sizes, redrawn until every part has ``min_size`` samples.
 
-    Source: NIID-Bench's "quantity skew"; bounded and filled up as :func:`dirichlet_partition`.
+    Source: NIID-Bench's "quantity skew"; redraws and corrections as in :func:`dirichlet_partition`.
     """
     labels = checked_labels(labels, num_clients)
     check_alpha(alpha)
@@ -252,12 +251,12 @@ def _redrawn_lists(
     min_size: int,
     rng: np.random.Generator,
 ) -> list[IntArray]:
-    """Draw counts (C, N) until every client has ``min_size`` samples or the patience ends; then deal."""
+    """Draw counts (C, N) until every client has ``min_size`` samples or the budget is spent; then assign samples."""
     possible = len(class_of) // num_clients
     if min_size > possible:
         report(
-            f"{what}: {num_clients} clients with at least {min_size} samples each need more than the "
-            f"{len(class_of)} there are; the minimum was lowered to {possible}"
+            f"{what}: {num_clients} clients with at least {min_size} samples each need more than "
+            f"{len(class_of)} samples; the minimum was lowered to {possible}"
         )
     min_size = max(1, min(min_size, possible))
     best, fewest = _with_missing(draw(), min_size)
@@ -266,7 +265,7 @@ def _redrawn_lists(
         if not fewest:
             break
         best, fewest = min((best, fewest), _with_missing(draw(), min_size), key=lambda drawn: drawn[1])
-    owner = deal(best, class_of, rng)
+    owner = assign_by_counts(best, class_of, rng)
     moved = _fill_up(owner, num_clients, min_size, rng)
     if moved:
         report(
@@ -277,12 +276,12 @@ def _redrawn_lists(
 
 
 def _with_missing(counts: IntArray, min_size: int) -> tuple[IntArray, int]:
-    """Return ``counts`` (C, N) and how many samples the clients lack to ``min_size`` each."""
+    """Return ``counts`` (C, N) and the total of samples that clients lack to ``min_size``."""
     return counts, int(np.maximum(min_size - counts.sum(axis=0), 0).sum())
 
 
-def deal(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
-    """Return each sample's client, (n,): of class k, client j gets ``counts[k, j]`` random samples."""
+def assign_by_counts(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
+    """Return each sample's client, (n,): client j gets ``counts[k, j]`` random samples of class k."""
     shuffled = rng.permutation(len(class_of))
     by_class = shuffled[np.argsort(class_of[shuffled], kind="stable")]
     owner = np.empty(len(class_of), dtype=np.int64)
@@ -291,9 +290,9 @@ def deal(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntA
 
 
 def _fill_up(owner: IntArray, num_clients: int, min_size: int, rng: np.random.Generator) -> int:
-    """Move random samples, in place, from the largest clients until nobody has fewer than ``min_size``.
+    """Move random samples, in place, from the largest clients until every client has ``min_size``.
 
-    Every donor is cut down to one common level, which is at least ``min_size``. Returns the number moved.
+    Every donor is reduced to one common level of at least ``min_size``. Returns the number of moved samples.
     """
     sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
     missing = np.maximum(min_size - sizes, 0)
@@ -316,7 +315,7 @@ def _fill_up(owner: IntArray, num_clients: int, min_size: int, rng: np.random.Ge
 
 
 def index_lists(owner: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """Return the positions each client owns, in random order; -1 owns what nobody gets."""
+    """Return the positions that each client owns, in random order; samples with owner -1 are unused."""
     shuffled = rng.permutation(np.flatnonzero(owner >= 0))
     by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
     sizes = np.bincount(owner[shuffled], minlength=num_clients)
@@ -324,7 +323,7 @@ def index_lists(owner: IntArray, num_clients: int, rng: np.random.Generator) -> 
 
 
 def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return who owns which class, (N, C), ``each`` per client."""
+    """Return the mask of owned classes, (N, C), ``each`` per client."""
     rank = rng.random((num_clients, num_classes), dtype=np.float32)
     rows = np.arange(num_clients)
     rank[rows, rows % num_classes] = -1
@@ -350,7 +349,7 @@ def even_sizes(total: int, parts: int) -> IntArray:
 def checked_labels(labels: npt.ArrayLike, num_clients: int) -> IntArray:
     """Return ``labels`` as int64 (n,).
 
-    :raises ConfigError: they are no integers in one dimension, or ``num_clients`` cannot each get one.
+    :raises ConfigError: they are not integers of shape (n,), or there are fewer than ``num_clients``.
     """
     array = np.asarray(labels)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -358,18 +357,16 @@ def checked_labels(labels: npt.ArrayLike, num_clients: int) -> IntArray:
     if num_clients < 1:
         raise ConfigError(f"the number of clients must be at least 1, not {num_clients}")
     if num_clients > len(array):
-        raise ConfigError(
-            f"{num_clients} clients cannot share {len(array)} samples without an empty one: use fewer clients"
-        )
+        raise ConfigError(f"{num_clients} clients cannot each get one of {len(array)} samples: use fewer clients")
     return array.astype(np.int64, copy=False)
 
 
 def check_alpha(alpha: float) -> None:
-    """Refuse a concentration that is not positive, or beyond any use.
+    """Refuse a concentration that is not positive or far too large.
 
-    :raises ConfigError: says what to use for equal parts.
+    :raises ConfigError: the message names the alternative for equal parts.
     """
-    # Far above any use; the gamma variates behind the Dirichlet overflow near the end of the float range.
+    # Far above any useful value; the gamma variates of the Dirichlet draw overflow near the end of the float range.
     if not 0 < alpha <= 1e12:
         raise ConfigError(f"alpha must be positive (and at most 1e12), not {alpha}; for equal parts use iid")
 
@@ -380,5 +377,5 @@ def _check_classes_per_client(classes_per_client: int) -> None:
 
 
 def report(message: str) -> None:
-    """Warn of what a partitioner, the caller, had to do differently than asked."""
+    """Issue a :class:`PartitionWarning` for the calling partitioner."""
     warnings.warn(message, PartitionWarning, stacklevel=3)

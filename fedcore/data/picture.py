@@ -1,4 +1,4 @@
-"""A partition as a picture in a terminal: clients across, classes down, blocks that grow with the count."""
+"""Draw a partition in the terminal: a column per client, a row per class, block height by count."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NONE = "·"
 def draw_picture(partition: Partition, labels: Tensor, class_names: Sequence[str], width: int) -> list[Text]:
     """Return the lines of a picture that is at most ``width`` columns wide.
 
-    Clients that do not fit beside one another go on in further bands; of more than four bands' clients, as many as
-    fit are shown at even distances. Of more than 40 classes neighbours share a row. A block's height grows with the
-    square root of the count, so that a single sample still shows.
+    Clients that do not fit into the width continue in further bands. If four bands do not suffice, an evenly spaced
+    selection of clients is drawn. With more than 40 classes, adjacent classes share a row. A block's height is
+    proportional to the square root of the count, so that single samples are visible.
     """
     counts = partition.class_counts(labels, len(class_names))  # (K, C)
     joined = math.ceil(len(class_names) / MAX_ROWS)
@@ -49,7 +49,7 @@ def draw_picture(partition: Partition, labels: Tensor, class_names: Sequence[str
             lines.append(line)
     lines += [Text(), Text(f"{BLOCKS[0]} 1 to {BLOCKS[-1]} {largest} training samples, {_NONE} none", style="dim")]
     if len(clients) < len(counts):
-        lines.append(Text(f"{len(clients)} of {len(counts)} clients are shown, at even distances", style="dim"))
+        lines.append(Text(f"{len(clients)} of {len(counts)} clients are shown, evenly spaced", style="dim"))
     return lines
 
 
@@ -58,7 +58,7 @@ def _block(count: int, largest: int) -> str:
 
 
 def _numbers(clients: Sequence[int], margin: int, cell: int) -> Text:
-    """Return the line of the clients' numbers, as many as do not touch one another."""
+    """Return the line of client numbers, without those that would overlap."""
     line = "client".rjust(margin - 1) + " "
     for place, client in enumerate(clients):
         start = margin + place * cell
@@ -75,5 +75,5 @@ def _name(names: Sequence[str], group: range) -> str:
 
 
 def spaced(count: int, most: int) -> list[int]:
-    """Return all of ``count`` positions, or ``most`` (at least 2) of them at even distances, both ends included."""
+    """Return all of ``count`` positions, or ``most`` (at least 2) evenly spaced ones including both ends."""
     return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]

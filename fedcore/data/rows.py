@@ -1,4 +1,4 @@
-"""Samples that are tensors of one shape and no images: rows of a table, signals, features."""
+"""Samples that are tensors of one shape, other than images: rows of a table, signals, features."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedcore.data.samples import JSON
 
 
 class TensorSamples:
-    """Tensors of one shape, gathered by index as they are.
+    """Tensors of one shape, gathered by index without preprocessing.
 
     :param inputs: (n, ...), of any dtype; a batch is (B, ...).
     :param labels: (n,) int64.
-    :raises DataError: they do not belong together.
+    :raises DataError: the labels do not fit the inputs.
     """
 
     kind: ClassVar[str] = "tensor"
@@ -43,7 +43,7 @@ class TensorSamples:
         return {"inputs": self.inputs, "labels": self.labels}
 
     def meta(self) -> dict[str, JSON]:
-        """Return nothing: tensors say it all."""
+        """Return an empty dictionary: the tensors are complete."""
         return {}
 
     @classmethod
@@ -53,9 +53,9 @@ class TensorSamples:
 
 
 def check_labels(labels: Tensor, count: int) -> None:
-    """Refuse labels that are not one class for each of ``count`` samples.
+    """Refuse labels that are not int64 of shape (count,).
 
-    :raises DataError: says what they are.
+    :raises DataError: states their dtype and shape.
     """
     if labels.shape != (count,) or labels.dtype != torch.int64:
         raise DataError(f"labels must be int64 of shape ({count},), not {labels.dtype} of {tuple(labels.shape)}")

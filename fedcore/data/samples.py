@@ -1,4 +1,4 @@
-"""What a data set is to the rest of fedcore: labels, and batches gathered by position."""
+"""The interface of a data set: labels, and batches gathered by position."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fedcore.base.errors import DataError
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
-#: Largest float32 copy of the images, in bytes, that is kept; above it they stay uint8 (a fixed rule, so that
-#: a run does not depend on the memory that happens to be free).
+#: The largest float32 copy of the images, in bytes; larger sets stay uint8. A fixed rule, so that a run does not
+#: depend on the free memory.
 MAX_FLOAT_BYTES = 2 * 1024**3
 
 
 class Samples(Protocol):
-    """Labelled samples that batches are gathered from: images, rows of a table, texts, graphs.
+    """Labelled samples: images, rows of a table, texts, graphs.
 
-    A batch is a tensor (B, ...), or any object with ``to(device)`` that models of its kind take. Nothing of the core
-    looks into it: it is gathered by position, moved, and given to the model.
+    A batch is a tensor (B, ...), or any object with ``to(device)`` that models of its kind take. The core gathers it by
+    position, moves it and passes it to the model, and does not look into it.
 
-    Samples are named tensors and JSON, so that worker processes map one copy of them: what ``from_tensors`` makes of
-    ``tensors`` and ``meta`` must gather the same bits. They are never written to.
+    Samples are named tensors and JSON, so that worker processes map one copy: ``from_tensors(tensors(), meta())`` must
+    gather the same bits. The tensors are never written to.
 
-    :cvar kind: what a batch is: ``"tensor"``, or a word of your own such as ``"graphs"`` that models name in ``takes``.
-    :cvar fixed_shape: whether all batches of one size have the same shapes; only then is a training step recorded as
-        a CUDA graph.
+    :cvar kind: kind of the batches: ``"tensor"``, or another word such as ``"graphs"`` that models name in ``takes``.
+    :cvar fixed_shape: whether all batches of one size have the same shapes; CUDA graphs need
+        this.
     """
 
     kind: ClassVar[str]
@@ -45,17 +45,17 @@ class Samples(Protocol):
         """Return the model's input for the samples at ``indices`` (B,) int64, in this order."""
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> Self:
-        """Return the samples on a device; ``memory_format`` is that of images, other samples have no use for it."""
+        """Return the samples on a device; ``memory_format`` applies to images, other samples ignore it."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that, with :meth:`meta`, make these samples again in another process."""
+        """Return the tensors from which, with :meth:`meta`, another process rebuilds the samples."""
 
     def meta(self) -> dict[str, JSON]:
-        """Return what is not a tensor, ready for JSON."""
+        """Return everything else as JSON values."""
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Self:
-        """Return samples over the given tensors without a copy: they may lie in a memory-mapped file."""
+        """Return samples over the given tensors without a copy; they may be memory-mapped."""
 
 
 class ResidentSamples:
@@ -63,8 +63,7 @@ class ResidentSamples:
 
     ``images`` (n, C, H, W) is float32, already normalised, or uint8 (0..255), normalised when gathered as
     (x/255 - mean)/std; both give the same bits. ``labels`` (n,) int64. ``mean`` and ``std``, one number per
-    channel, are in units of [0, 1] brightness. Tensors are kept as they are, on whatever device, and never
-    written to.
+    channel, are in units of [0, 1] brightness. The tensors are kept on their device and never written to.
 
     :raises DataError: shapes or dtypes other than these.
     """
@@ -90,7 +89,7 @@ class ResidentSamples:
     ) -> ResidentSamples:
         """Return samples of ``pixels`` (n, C, H, W), not normalised: uint8, or float32 in units of ``mean``.
 
-        uint8 is normalised now or, if the float32 copy would exceed ``MAX_FLOAT_BYTES``, when gathered.
+        uint8 images are normalised now, or when gathered if the float32 copy would exceed ``MAX_FLOAT_BYTES``.
         """
         if pixels.dtype == torch.float32 or 4 * pixels.numel() <= MAX_FLOAT_BYTES:
             pixels = _normalise(pixels, mean, std)
@@ -100,7 +99,7 @@ class ResidentSamples:
         return len(self.labels)
 
     def gather(self, indices: Tensor) -> Tensor:
-        """Return the normalised images at ``indices`` (B,) int64 as (B, C, H, W) float32, laid out as they are."""
+        """Return the normalised images at ``indices`` (B,) int64 as (B, C, H, W) float32, in their memory format."""
         images = self.images
         indices = indices.to(images.device)
         if images.is_contiguous():
@@ -110,17 +109,17 @@ class ResidentSamples:
         return batch if batch.dtype == torch.float32 else _normalise(batch, self.mean, self.std)
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> ResidentSamples:
-        """Return the samples on a device in a memory format; themselves where they are so already."""
+        """Return the samples on a device in a memory format, without a copy where nothing changes."""
         images = self.images.to(device).contiguous(memory_format=memory_format)
         return ResidentSamples(images, self.labels.to(device), self.mean, self.std)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that, with :meth:`meta`, make these samples again in another process."""
+        """Return the tensors from which, with :meth:`meta`, another process rebuilds the samples."""
         images = self.images if self.images.is_contiguous() else self.images.permute(0, 2, 3, 1)
         return {"images": images, "labels": self.labels}
 
     def meta(self) -> dict[str, JSON]:
-        """Return what is not a tensor, ready for JSON (which keeps every bit of a float)."""
+        """Return everything else as JSON values (JSON keeps every bit of a float)."""
         return {"mean": list(self.mean), "std": list(self.std), "channels_last": not self.images.is_contiguous()}
 
     @classmethod
@@ -132,11 +131,11 @@ class ResidentSamples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training set that is divided among the clients and a test set that only the server sees.
+    """A training set, split among the clients, and a test set, which only the server uses.
 
-    ``input_shape`` is what a model is built for: one sample's shape where it is a tensor, (C, H, W) for images; other
-    kinds say what it is with them. ``augmentation`` names the set's entry in :mod:`fedcore.data.augment`, None if its
-    protocol has none. ``model`` is what ``--model auto`` stands for, None for the rule of images.
+    ``input_shape`` is the argument of model factories: the shape of one sample, (C, H, W) for images; other kinds of
+    samples define their own. ``augmentation`` names an entry of :mod:`fedcore.data.augment`, None without augmentation.
+    ``model`` is the model of ``--model auto``, None for the rule for images.
     """
 
     name: str
@@ -150,13 +149,13 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """What a batch is, as models name it in ``takes``."""
+        """The kind of batches, as models name it in ``takes``."""
         return self.train.kind
 
 
 def _normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    # Elementwise in float32, so normalising everything at once or one batch at a time gives the same bits.
+    # Elementwise in float32: normalising the set at once or batch by batch gives the same bits.
     unit = pixels.to(torch.float32).div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
-    for channel, shift, scale in zip(unit.unbind(1), mean, std, strict=True):  # scalars: a captured step copies none
+    for channel, shift, scale in zip(unit.unbind(1), mean, std, strict=True):  # scalars: a captured step copies nothing
         channel.sub_(shift).div_(scale)
     return unit

@@ -1,4 +1,4 @@
-"""Samples of different lengths, one after the other in one tensor: token sequences and the like."""
+"""Samples of different lengths, concatenated in one tensor: token sequences, for example."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedcore.data.samples import JSON
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Sequences of a batch, one after the other.
+    """The sequences of a batch, concatenated.
 
-    :param values: (T, ...); those of sequence b are ``values[offsets[b]:offsets[b + 1]]``.
+    :param values: (T, ...); sequence b is ``values[offsets[b]:offsets[b + 1]]``.
     :param offsets: (B + 1,) int64.
     """
 
@@ -33,10 +33,10 @@ class SequenceBatch:
 class SequenceSamples:
     """Labelled sequences; ``input_shape`` of a data set of tokens is (vocabulary,).
 
-    :param values: those of all sequences one after the other, (T, ...): int64 tokens, or numbers.
-    :param offsets: where each sequence begins, and the end of the last: (n + 1,) int64. Sequences may be empty.
+    :param values: all sequences, concatenated, (T, ...): int64 tokens, or numbers.
+    :param offsets: the start of each sequence, and the end of the last: (n + 1,) int64. Sequences may be empty.
     :param labels: (n,) int64.
-    :raises DataError: they do not belong together.
+    :raises DataError: the tensors do not fit each other.
     """
 
     kind: ClassVar[str] = "sequences"
@@ -71,7 +71,7 @@ class SequenceSamples:
         return {"values": self.values, "offsets": self.offsets, "labels": self.labels}
 
     def meta(self) -> dict[str, JSON]:
-        """Return nothing: tensors say it all."""
+        """Return an empty dictionary: the tensors are complete."""
         return {}
 
     @classmethod
@@ -81,9 +81,9 @@ class SequenceSamples:
 
 
 def gather_runs(offsets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which rows belong to the runs at ``indices`` (B,), and their offsets one after the other.
+    """Return the rows of the runs at ``indices`` (B,), and the offsets of their concatenation.
 
-    :param offsets: (n + 1,) int64; run i are the rows from ``offsets[i]`` to ``offsets[i + 1] - 1``.
+    :param offsets: (n + 1,) int64; run i has the rows from ``offsets[i]`` to ``offsets[i + 1] - 1``.
     :returns: rows (T,) int64, offsets (B + 1,) int64.
 
     >>> gather_runs(torch.tensor([0, 2, 2, 5]), torch.tensor([2, 0]))
@@ -96,9 +96,9 @@ def gather_runs(offsets: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_offsets(name: str, offsets: Tensor, total: int) -> None:
-    """Refuse offsets that do not divide ``total`` rows into runs.
+    """Refuse offsets that do not split ``total`` rows into runs.
 
-    :raises DataError: says what they are.
+    :raises DataError: states the defect.
     """
     if offsets.ndim != 1 or offsets.dtype != torch.int64 or not len(offsets):
         raise DataError(f"{name} must be int64 of shape (n + 1,), not {offsets.dtype} of {tuple(offsets.shape)}")

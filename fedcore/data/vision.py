@@ -1,9 +1,9 @@
-"""Import torchvision, also where its compiled operators do not fit the installed torch.
+"""Import torchvision, even if its compiled operators do not fit the installed torch.
 
 torchvision's wheel is linked against one build of torch (CPU, or one CUDA version). Next to another build its
 library of operators is not loaded and ``import torchvision`` itself fails, because it registers functions for
 two operators that then do not exist (https://github.com/pytorch/vision/issues/9085). fedcore reads data sets
-and calls none of these operators, so it is enough to declare them.
+and calls none of these operators, so declaring them is enough.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-# A declaration is withdrawn when its Library object dies, so these have to live as long as the process.
+# A declaration lasts as long as its Library object, so these live as long as the process.
 _declared: dict[str, torch.library.Library] = {}
 
 
 @functools.cache
 def load_torchvision() -> ModuleType:
-    """Return the torchvision package; a torchvision that imports as it is stays exactly as it is.
+    """Return the torchvision package; one that imports without help is not changed.
 
     :raises ConfigError: torchvision is missing or broken in a way that is not the one described above.
     """

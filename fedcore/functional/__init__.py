@@ -1,4 +1,4 @@
-"""The mathematics the methods share: pure functions on tensors, nothing about clients, rounds or plugins.
+"""The methods' shared mathematics: pure functions on tensors, independent of clients, rounds and plugins.
 
 Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise a function is
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values, so

@@ -1,4 +1,4 @@
-"""What contrast and statistics by class are computed with."""
+"""Arithmetic that contrast and class statistics share."""
 
 from __future__ import annotations
 

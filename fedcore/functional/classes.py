@@ -1,4 +1,4 @@
-"""What there is to say of each class's features: counts, means and covariances."""
+"""Statistics of features by class: counts, means and covariances."""
 
 from __future__ import annotations
 

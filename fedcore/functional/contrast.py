@@ -1,4 +1,4 @@
-"""Cosines, and the contrastive losses made of them."""
+"""Cosine similarities and contrastive losses."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def prototype_contrastive_loss(
     ``features`` z (B, d), integer ``labels`` y (B,), ``prototypes`` c (C, d), ``known`` (C,) bool (or counts,
     where 0 means unknown; None: all are known); the result has shape (). ``denominator="others"`` leaves the
     sample's own class out of the sum. A sample contributes 0, but still counts in the mean, if its class is
-    unknown (or outside 0..C-1) or if its sum would be empty. What stands in the rows of unknown prototypes,
-    even NaN, does not matter.
+    unknown (or outside 0..C-1) or if its sum would be empty. The rows of unknown prototypes are ignored,
+    even if they hold NaN.
 
     :raises ValueError: the temperature is not positive, or ``denominator`` is neither of the two.
     :source: FedProc (Mu et al. 2021), Eq. 4: temperature 1; FedECCR (Zeng et al.), Algorithm 1 line 16:
@@ -60,11 +60,11 @@ def prototype_contrastive_loss(
 
 
 class ReadyPrototypes(NamedTuple):
-    """Prototypes as :func:`contrast_with` wants them, made once for all batches of a round.
+    """Prototypes prepared for :func:`contrast_with`, once for all batches of a round.
 
     :param directions: unit vectors over the temperature, (C, d); 0 where unknown.
-    :param known: (C,) bool; ``offset`` (C,) is -inf where a class stays out of the sums, None: all are known.
-    :param targets: class + 1 -> class, or what cross-entropy ignores: (C + 2,) int64, unknown at both ends.
+    :param known: (C,) bool; ``offset`` (C,) is -inf for classes outside the sums, None if all are known.
+    :param targets: class + 1 -> class, or cross-entropy's ignored index: (C + 2,) int64, unknown at both ends.
     """
 
     directions: Tensor
@@ -74,7 +74,7 @@ class ReadyPrototypes(NamedTuple):
 
 
 def ready_prototypes(prototypes: Tensor, *, temperature: float = 1.0, known: Tensor | None = None) -> ReadyPrototypes:
-    """Return prototypes ready for many batches; arguments as of :func:`prototype_contrastive_loss`.
+    """Return prototypes prepared for many batches; arguments as in :func:`prototype_contrastive_loss`.
 
     :raises ValueError: the temperature is not positive.
     """
@@ -84,9 +84,9 @@ def ready_prototypes(prototypes: Tensor, *, temperature: float = 1.0, known: Ten
         held, offset = torch.ones_like(classes, dtype=torch.bool), None
     else:
         held = known.bool()
-        # An unknown row may hold anything; zeroing its gradient alone would not stop 0 * NaN.
+        # An unknown row may hold NaN; zeroing only its gradient would leave 0 * NaN.
         prototypes = torch.where(held.unsqueeze(1), prototypes, 0.0)
-        # Where no class is known no target is: a row of -inf would leave NaN in its gradient.
+        # If no class is known there is no target: a row of -inf would give NaN in its gradient.
         offset = torch.zeros_like(classes, dtype=prototypes.dtype).masked_fill(~held & held.any(), -torch.inf)
     targets = F.pad(torch.where(held, classes, _IGNORED), (1, 1), value=_IGNORED)
     return ReadyPrototypes(_unit(prototypes) / temperature, held, offset, targets)
@@ -101,7 +101,7 @@ def contrast_with(
     """
     if denominator not in ("all", "others"):
         raise ValueError(f"denominator must be 'all' or 'others', got {denominator!r}")
-    # cos(z, c) / tau. Dividing (B, C) cosines takes less than dividing (B, d) features, forth and back.
+    # cos(z, c) / tau. Dividing (B, C) cosines is cheaper than dividing (B, d) features, forward and backward.
     logits = matmul(features, ready.directions.mT) / _norms(features)  # (B, C)
     if denominator == "all":
         if ready.offset is not None:
@@ -111,7 +111,7 @@ def contrast_with(
     own = membership(labels, len(ready.known))  # (B, C)
     mine, others = ready.known & own, ready.known & ~own  # (B, C)
     active = mine.any(1) & others.any(1)  # (B,)
-    # Inactive rows sum over all classes before they are dropped: log(0) would leave NaN in their gradient.
+    # Inactive rows sum over all classes before they are dropped: log(0) would give NaN in their gradient.
     log_sum = logits.masked_fill(~others & active.unsqueeze(1), -torch.inf).logsumexp(1)  # (B,)
     positive = torch.where(own, logits, 0.0).sum(1)  # (B,)
     return torch.where(active, log_sum - positive, 0.0).mean()

@@ -1,11 +1,11 @@
-"""Class prototypes of a federation: what FedProc and FedECCR compute and send alike.
+"""Class prototypes of a federation, shared by FedProc and FedECCR.
 
 First the mathematics, as pure functions; then :class:`PrototypeExchange`, a plugin's part of it, hook by hook.
 
-A client sends ``prototypes`` (C, d) with what they weigh: ``known`` (C,) bool where every holder counts once,
-``counts`` (C,) int64 where every sample does. The server sends ``prototypes`` and ``known``, the mask, down. A row
-without weight says nothing: it never enters an average, whatever stands in it. The server adds clients one by one,
-in float64, so that its memory does not grow with the cohort.
+A client sends ``prototypes`` (C, d) with their weights: ``known`` (C,) bool if every holder counts once,
+``counts`` (C,) int64 if every sample does. The server sends ``prototypes`` and ``known``, the mask, down. A row
+of weight 0 never enters an average, whatever its values. The server adds clients one by one in float64, so its memory
+does not grow with the cohort.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Weights: TypeAlias = Literal["clients", "samples"]
 
 
 def class_prototypes(features: Tensor, labels: Tensor, num_classes: int, *, weights: Weights = "clients") -> Tensors:
-    """Return one client's ``prototypes``, the mean features of the classes it holds, and what they weigh.
+    """Return one client's ``prototypes``, the mean features of its classes, and their weights.
 
     ``features`` (n, d), ``labels`` (n,) integer. Means are taken in float64 and come in the features' dtype. With
     ``weights="clients"`` comes ``known`` (C,) bool, which classes it holds; with ``"samples"`` ``counts`` (C,) int64.
@@ -68,10 +68,10 @@ def check_prototypes(
     weights: Weights = "clients",
     samples: int | None = None,
 ) -> None:
-    """Refuse what is not one client's ``prototypes`` (C, d) and ``known`` or ``counts`` (C,), and nothing else.
+    """Refuse anything but one client's ``prototypes`` (C, d) and ``known`` or ``counts`` (C,), and nothing else.
 
-    :param samples: the client's training samples, which its counts have to add up to; None where they are not known.
-    :raises ValueError: which tensor, what it is and what was expected.
+    :param samples: the client's training samples, the required sum of its counts; None if unknown.
+    :raises ValueError: names the tensor, the finding and the expectation.
     """
     weight = {"known": torch.bool} if weights == "clients" else {"counts": torch.int64}
     check_tensors(
@@ -89,9 +89,9 @@ def check_prototypes(
 
 
 def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Tensors:
-    """Return ``total`` with one client more: ``sums`` (C, d) and ``weights`` (C,), per class, both float64.
+    """Return ``total`` with one more client: ``sums`` (C, d) and ``weights`` (C,), per class, both float64.
 
-    :param total: what this function returned for the clients before; empty for the first one.
+    :param total: the result for the previous clients; empty for the first one.
     :param sent: one client's ``prototypes`` (C, d), with ``known`` (C,), which weigh 1, or ``counts`` (C,).
     """
     weights = (sent["counts"] if "counts" in sent else sent["known"]).double()  # (C,)
@@ -105,12 +105,12 @@ def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> T
 def mean_over_holders(total: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None = None) -> Tensors:
     """Return the global ``prototypes`` (C, d) float32 and ``known`` (C,): weighted means over the holders.
 
-    A class that nobody held keeps its row of ``previous``, known or not; without ``previous`` it is not known.
+    A class without holders keeps its row of ``previous``; without ``previous`` it is not known.
 
     :param total: as from :func:`add_prototypes`, of at least one client.
     :param previous: global ``prototypes`` and ``known`` of the round before.
     :source: FedProc, Algorithm 1 line 9; FedECCR, first line of Eq. 2: both divide by all clients, which is the
-        mean over the holders where every client holds every class. By samples: the FedProc authors' code, which divides
+        mean over the holders if every client holds every class. By samples: the FedProc authors' code, which divides
         summed features by summed counts.
 
     >>> first = {"prototypes": torch.tensor([[2.0], [9.0]]), "known": torch.tensor([True, False])}
@@ -129,10 +129,10 @@ def mean_over_holders(total: Mapping[str, Tensor], previous: Mapping[str, Tensor
 
 
 def first_prototypes(answers: Iterable[Answer]) -> Tensors:
-    """Return ``prototypes`` and ``known`` of a federation that had none: the mean over the holders who answered.
+    """Return ``prototypes`` and ``known`` of a federation without any: the mean over the answering holders.
 
     :param answers: clients' :func:`class_prototypes`, as from ``server.ask``; read one by one.
-    :raises RoundFailedError: nobody answered.
+    :raises RoundFailedError: no client answered.
     """
     total = reduce(add_prototypes, (answer.tensors for answer in answers), Tensors())
     if not total:

@@ -1,9 +1,9 @@
-"""Class Gaussians of a federation: what USCC and CCVR compute and send alike, as pure functions.
+"""Class Gaussians of a federation, shared by USCC and CCVR: pure functions.
 
-Statistics of many clients in one, and features drawn from them. Shapes: K clients, C classes, features of width
-d; counts (K, C), means (K, C, d), covariances (K, C, d, d) with the denominator n - 1. A class of count 0 says
-nothing, whatever stands in its rows. All arithmetic is float64; results come in the means' dtype. Equations are
-FedECCR's, which takes them over from CCVR.
+They pool the statistics of many clients and sample features from them. Shapes: K clients, C classes, features of width
+d; counts (K, C), means (K, C, d), covariances (K, C, d, d) with the denominator n - 1. The rows of a
+class with count 0 are ignored. All arithmetic is float64; results have the means' dtype. Equation numbers are
+FedECCR's, which takes the equations from CCVR.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Statistics = tuple[Tensor, Tensor, Tensor]
 def pool_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Statistics:
     """Return counts (C,), means (C, d) and covariances (C, d, d) of all clients' features taken together.
 
-    Eq. 7 in the form that cancels nothing: its last two sums are the scatter of the clients' means around the
-    pooled one. With n_c of 0 or 1 the covariance is zero, with 0 the mean as well.
+    Eq. 7 in a form without cancellation: its last two sums are the scatter of the clients' means around the pooled
+    mean. With n_c of 0 or 1 the covariance is zero, with 0 the mean as well.
 
     :source: CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001); FedECCR (Zeng et al. 2023), Eqs. 6 and 7.
 
@@ -62,7 +62,7 @@ def pool_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Stati
 
 
 def pool_two(first: Statistics, second: Statistics) -> Statistics:
-    """Return the statistics (of one client or pool each) in one, so that memory does not grow with the clients."""
+    """Return two statistics (each of a client or a pool) pooled, so that memory does not grow with the clients."""
     counts, means, covariances = (torch.stack(pair) for pair in zip(first, second, strict=True))
     return pool_statistics(counts, means, covariances)
 
@@ -72,10 +72,9 @@ def sample_features(
 ) -> tuple[Tensor, Tensor]:
     """Return ``per_class`` features of each known class from N(mu_c, Sigma_c), class by class, and their labels.
 
-    Drawn as mu + V sqrt(L) V^T e with e from N(0, 1), through Sigma's eigenvectors V and eigenvalues L, those
-    below 0 (rounding) taken as 0. So a Sigma without full rank gives features in its span, and a zero Sigma copies
-    of the mean. The symmetric root does not depend on the eigenvectors' signs. A class's draws do not depend on
-    which others are known.
+    Drawn as mu + V sqrt(L) V^T e with e from N(0, 1), through Sigma's eigenvectors V and eigenvalues L, those below 0
+    (rounding) set to 0. A rank-deficient Sigma gives features in its span, a zero Sigma copies of the mean. The
+    symmetric root does not depend on the eigenvectors' signs. A class's draws do not depend on the other known classes.
 
     :param means: (C, d); ``covariances`` (C, d, d), symmetric.
     :param known: (C,) bool; default all.
@@ -96,7 +95,7 @@ def sample_features(
 
 
 def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tensors:
-    """Return what a client sends: the classes that it holds, half of each symmetric covariance."""
+    """Return a client's message: the classes that it holds, with half of each symmetric covariance."""
     classes = counts.nonzero().squeeze(1)  # (H,)
     rows, columns = torch.triu_indices(means.shape[1], means.shape[1], device=means.device)
     return {
@@ -108,9 +107,9 @@ def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tenso
 
 
 def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int) -> None:
-    """Refuse what :func:`pack_statistics` cannot have made: other shapes or dtypes, classes that are none, no counts.
+    """Refuse anything that :func:`pack_statistics` cannot return: wrong shapes, dtypes, classes or counts.
 
-    :raises ValueError: which tensor, what it is and what was expected.
+    :raises ValueError: names the tensor, the finding and the expectation.
     """
     classes = sent.get("classes", torch.zeros(0))
     held = classes.numel()
@@ -130,7 +129,7 @@ def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int) -
 
 
 def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistics:
-    """Return counts (C,), means (C, d) and covariances (C, d, d) from what :func:`pack_statistics` made of them."""
+    """Return counts (C,), means (C, d) and covariances (C, d, d) from the result of :func:`pack_statistics`."""
     classes, width = sent["classes"], sent["means"].shape[1]
     counts = sent["counts"].new_zeros(num_classes)
     means = sent["means"].new_zeros(num_classes, width)
@@ -143,7 +142,7 @@ def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistic
 
 
 def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Tensors:
-    """Return what one client sends of its features (n, d) and labels (n,): the packed statistics of each class.
+    """Return one client's message for its features (n, d) and labels (n,): the packed statistics of each class.
 
     :source: CCVR; FedECCR, Eqs. 4 and 5.
     """
@@ -153,10 +152,10 @@ def feature_statistics(features: Tensor, labels: Tensor, num_classes: int) -> Te
 def pool_answers(answers: Iterable[Answer], num_classes: int, *, asker: str) -> Statistics:
     """Return the pooled statistics of all clients that answered with their :func:`feature_statistics`.
 
-    Read one by one, so that memory does not grow with the clients. Warns of classes that none of them holds.
+    Answers are read one by one, so memory does not grow with the clients. Warns about classes without a holder.
 
     :param asker: the plugin's name, for the messages.
-    :raises RoundFailedError: nobody answered.
+    :raises RoundFailedError: no client answered.
     """
     received = (unpack_statistics(answer.tensors, num_classes) for answer in answers)
     first = next(received, None)

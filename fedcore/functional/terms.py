@@ -1,4 +1,4 @@
-"""Terms of a local objective on the parameters, and how far steps go along them."""
+"""Terms of a local objective on the parameters, and the effective number of SGD steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def linear_term(parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> T
 
 
 def effective_steps(steps: int, momentum: float) -> float:
-    r"""Return :math:`A(K) = \sum_{j=1}^{K} (1-\rho^j)/(1-\rho)`: how far K SGD steps with momentum go.
+    r"""Return :math:`A(K) = \sum_{j=1}^{K} (1-\rho^j)/(1-\rho)`: the effective number of K SGD steps with momentum.
 
     K equal gradients g move the weights by lr * A(K) * g (PyTorch's SGD, dampening 0, buffer made anew). No
     momentum gives K, momentum 1 gives K (K+1) / 2.
@@ -71,13 +71,13 @@ def effective_steps(steps: int, momentum: float) -> float:
 class _HalfSquaredDistance(torch.autograd.Function):
     """1/2 |a - b|^2 over the two halves of its arguments.
 
-    The inputs are saved, not the differences: they live anyway, so a step holds no second model between
-    forward and backward, and the gradient is itself differentiable.
+    It saves its inputs, which exist anyway, and not the differences: a step holds no second model between forward and
+    backward, and the gradient is differentiable.
     """
 
     @staticmethod
     def forward(*tensors: Tensor) -> Tensor:
-        # Tensor by tensor, without temporaries: on CPU a foreach writes a whole model first, 3x slower.
+        # Tensor by tensor, without temporaries: on a CPU foreach writes a whole model first and is 3 times slower.
         distances = [torch.dist(a, b) for a, b in zip(*_halves(tensors))]
         return torch.stack(distances).square().sum() / 2
 
@@ -117,7 +117,7 @@ class _InnerProduct(torch.autograd.Function):
 
 
 def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as vectors in one common order, without a copy where they lie alike in memory."""
+    """Return both as vectors in a common order, without a copy if their memory layout agrees."""
     if a.ndim == 4 and a.stride() == b.stride() and a.is_contiguous(memory_format=torch.channels_last):
         return a.permute(0, 2, 3, 1).flatten(), b.permute(0, 2, 3, 1).flatten()
     return a.flatten(), b.flatten()

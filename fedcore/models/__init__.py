@@ -1,8 +1,8 @@
 """Models: an encoder and a classifier, built by name and seed.
 
-A model of one's own is a function ``factory(num_classes, input_shape) -> SplitModel``, named on the command
-line as ``--model module:package.factory`` or installed under the entry point group ``fedcore.models``. One whose
-models take other batches than tensors says so: ``factory.takes = ("graphs",)``.
+A custom model is a function ``factory(num_classes, input_shape) -> SplitModel``, named on the command
+line as ``--model module:package.factory`` or installed under the entry point group ``fedcore.models``. A
+factory whose models take other batches than tensors declares ``factory.takes = ("graphs",)``.
 """
 
 from fedcore.models.fedlab import fedlab_alexnet, fedlab_cnn

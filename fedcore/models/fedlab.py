@@ -1,4 +1,4 @@
-"""Networks as the framework FedLab has them, for papers that ran on it; made as those of :mod:`fedcore.models.zoo`."""
+"""The networks of the framework FedLab, for papers that ran on it; the same interface as :mod:`fedcore.models.zoo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the encoder ends and the classifier begins: move linear layers from one to the other."""
+"""Move linear layers between encoder and classifier."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class _Leaf(NamedTuple):
 def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
     """Move layers from the encoder's end into the classifier, until it holds ``linear_layers`` linear layers.
 
-    The model computes what it computed before, with the same weights; only ``features`` are taken earlier: they
-    are the input of the first linear layer that moved. A dropout right before that layer moves with it, so that
-    the features are whole. Call it in ``configure_model``; a plugin that does declares ``reshapes``.
+    The model computes the same logits with the same weights; ``features`` are now the input of the first moved layer.
+    A dropout right before that layer moves with it, so that the features are complete. For ``configure_model``; the
+    plugin declares ``reshapes``.
 
-    :param option: the plugin's option that asks for it, such as ``fdcl.head_layers``, for the errors.
-    :raises ConfigError: the model does not end with so many linear layers, or nothing trainable would be left
-        in the encoder.
+    :param option: the plugin's option, such as ``fdcl.head_layers``, for error messages.
+    :raises ConfigError: the model does not end with enough linear layers, or the encoder would have no trainable
+        layer.
     """
     if linear_layers == 1:
         return
     if not isinstance(model.classifier, nn.Linear):
         raise ConfigError(
-            f"{option} is {linear_layers}, but another plugin made the classifier a "
+            f"{option} is {linear_layers}, but another plugin replaced the classifier by a "
             f"{type(model.classifier).__name__}; use {option}=1 with it"
         )
     leaves = _leaves(model.encoder)
@@ -52,7 +52,7 @@ def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
         first -= 1
     if not any(True for leaf in leaves[:first] for _ in leaf.module.parameters()):
         raise ConfigError(
-            f"{option} is {linear_layers}, which leaves no trainable layer to the encoder of this model; "
+            f"{option} is {linear_layers}, which leaves the encoder of this model without a trainable layer; "
             f"give at most {linear_layers - 1}"
         )
     moved = leaves[first:]

@@ -1,4 +1,4 @@
-"""State-dict algebra: the layout of the shared model, its check, and the fold of many models into one."""
+"""The layout of the shared model: names, shapes and dtypes, and the check of received tensors against it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Layout:
 
     @property
     def shared(self) -> list[str]:
-        """Names that travel: everything that is not personal."""
+        """The names that are exchanged: all that are not personal."""
         return [name for name in self.shapes if name not in self.personal]
 
     def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str) -> None:
         """Refuse tensors that are not exactly these names in this layout, or not finite.
 
-        :raises RejectUpdate: says which tensor, what was expected and what was found.
+        :raises RejectUpdate: names the tensor, the expectation and the finding.
         """
         expected = set(names)
         missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)

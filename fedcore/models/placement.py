@@ -1,4 +1,4 @@
-"""Where a run's tensors live and how they are laid out: a fixed rule per device and model."""
+"""Device and memory format of a run's tensors: a fixed rule per device and model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class Placement:
     """A device and the memory format of images and convolutions on it.
 
-    The numbers that a method sees are the same in every format; only the order of additions inside a
-    convolution, and with it the last bits, differ.
+    A format changes the order of additions in a convolution, and so the last bits of a result; nothing else.
     """
 
     device: torch.device
@@ -29,7 +28,7 @@ class Placement:
 
     @classmethod
     def of(cls, config: RunConfig, model: nn.Module) -> Placement:
-        """Return what the configuration asks for.
+        """Return the placement of a configuration.
 
         ``auto`` is channels_last for convolutional models on the CPU, and in bf16 on CUDA: measured 1.15 to 1.4
         times as fast per step (docs/performance.md). CUDA's float32 convolutions keep the contiguous format.
@@ -43,7 +42,7 @@ class Placement:
 
     @classmethod
     def plain(cls) -> Placement:
-        """Return how models and updates are kept: on the CPU, contiguous."""
+        """Return the placement of stored models and updates: on the CPU, contiguous."""
         return cls(torch.device("cpu"), torch.contiguous_format)
 
     def model(self, model: Model) -> Model:
@@ -51,7 +50,7 @@ class Placement:
         return model.to(device=self.device, memory_format=self.memory_format)  # type: ignore[call-overload,no-any-return]
 
     def weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a model's tensors, on the device already, laid out as :meth:`model` lays them out."""
+        """Return a model's tensors, already on the device, in the format of :meth:`model`."""
         return {
             name: tensor.contiguous(memory_format=self.memory_format) if tensor.ndim == 4 else tensor
             for name, tensor in tensors.items()
@@ -64,15 +63,15 @@ class Placement:
 
 
 def convolves(model: nn.Module) -> bool:
-    """Say whether the memory format makes a difference to a model: whether it has two-dimensional convolutions."""
+    """Return whether the memory format affects a model: whether it has two-dimensional convolutions."""
     return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def forward_chunk(device: torch.device) -> int:
-    """Return how many samples go through a model at once where no gradient is asked for.
+    """Return the number of samples per forward pass without gradients.
 
-    A fixed number per kind of device, so that bits do not depend on who asks: on a CPU what its caches hold, on CUDA
-    what fills it.
+    A constant per kind of device, so that results do not depend on the caller: sized for the caches of a CPU, and to
+    fill a CUDA device.
     """
     return 100 if device.type == "cpu" else 2000
 
@@ -80,18 +79,16 @@ def forward_chunk(device: torch.device) -> int:
 def resolve_device(name: str) -> torch.device:
     """Return the device that ``--device`` names.
 
-    :raises ConfigError: no such device here.
+    :raises ConfigError: the machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"--device: {name!r} is no device; write auto, cpu, cuda or cuda:N") from None
+        raise ConfigError(f"--device: {name!r} is not a device; write auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device: {name!r} is not supported; write auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(
-            f"--device: {name!r} is not there; torch sees {torch.cuda.device_count()} CUDA devices. Use --device cpu."
-        )
+        raise ConfigError(f"--device: {name!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices")
     return device

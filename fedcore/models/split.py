@@ -1,4 +1,4 @@
-"""The one shape every model has, encoder then classifier, and how a run builds it from a name and a seed."""
+"""The structure of every model, encoder and classifier, and its construction from a name and a seed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outputs(NamedTuple):
 
 
 class SplitModel(nn.Module):
-    """An encoder and a classifier; every method of the framework sees features and logits through this split.
+    """An encoder and a classifier; all methods read features and logits through this split.
 
     ``encoder`` is a Sequential: ``base``, then ``projection`` once :meth:`ModelTask.ensure_projection` added
     it. ``classifier`` starts as one linear layer; a plugin may replace it, or move layers between the two (it
@@ -64,16 +64,16 @@ class SplitModel(nn.Module):
 
     @property
     def has_own_classifier(self) -> bool:
-        """Whether the classifier is still the one made here, so that renewing it loses nothing."""
+        """Whether the classifier is still the original one, so that renewing it discards nothing."""
         return self.classifier is self._made[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTask:
-    """What ``configure_model(model, task)`` is told about the task, and the tools it builds with.
+    """What ``configure_model(model, task)`` receives: the task, and the tools for building modules.
 
     :param num_classes: C.
-    :param input_shape: shape of one input, without the batch; other kinds of data say what it is with them.
+    :param input_shape: shape of one input, without the batch; other kinds of data define their own.
     :param seed: the run's seed.
     """
 
@@ -82,32 +82,32 @@ class ModelTask:
     seed: int
 
     def random(self, purpose: str) -> AbstractContextManager[None]:
-        """Return a block inside which modules are drawn from (seed, purpose), whatever was built before.
+        """Return a context in which weights are drawn from (seed, purpose), independent of earlier draws.
 
-        The purpose names the part that is built, not the plugin that asks: so two plugins that build the same
-        part, or a run without either, start from the same weights.
+        The purpose names the part of the model, not the plugin: two plugins that build the same part start from the
+        same weights, and a run without them has the same base.
         """
         return random_stream(derive_seed(self.seed, purpose))
 
     def ensure_projection(self, model: SplitModel, width: int = PROJECTION_WIDTH) -> None:
-        """Append the projection head, once, whoever asks, and renew the classifier on top of it.
+        """Append the projection head unless the model has it, and renew the classifier on top of it.
 
-        Linear(d, d), ReLU, Linear(d, width), no ReLU after it: from here on the features are z, (B, width).
+        Linear(d, d), ReLU, Linear(d, width), without a final ReLU: the features are then z, (B, width).
 
         :raises PluginConflictError: the model already has a head of another width, or a plugin has replaced
-            the classifier, which would be lost.
+            the classifier, which would be discarded.
         :source: MOON (Li, He, Song, CVPR 2021, arXiv 2103.16257), ``l1`` and ``l2`` of its code.
         """
         if model.projection_width == width:
             return
         if model.projection_width is not None:
             raise PluginConflictError(
-                f"a projection head of width {width} is asked for, but the model already has one of width "
+                f"a projection head of width {width} is requested, but the model already has one of width "
                 f"{model.projection_width}. Hint: give every plugin that projects the same width."
             )
         if not model.has_own_classifier:
             raise PluginConflictError(
-                f"a projection head of width {width} is asked for, but a plugin has already replaced the "
+                f"a projection head of width {width} is requested, but a plugin has already replaced the "
                 f"classifier by a {type(model.classifier).__name__}. "
                 "Hint: list the plugin that projects first, or use --projection."
             )
@@ -123,16 +123,16 @@ class ModelTask:
 def require_takes(name: str, kind: str, dataset: str) -> None:
     """Refuse a model that does not take batches of a kind.
 
-    A factory says with an attribute ``takes = ("graphs", ...)`` what its models take; without one it is tensors.
+    The attribute ``takes = ("graphs", ...)`` of a factory lists the kinds that its models take; the default is tensors.
 
-    :raises ConfigError: says which installed models do.
+    :raises ConfigError: names the installed models that do.
     """
     taken = _takes(resolve("model", name))
     if kind in taken:
         return
     suited = []
     for other in available("model"):
-        with suppress(PluginContractError):  # one broken package does not hide the others
+        with suppress(PluginContractError):  # a broken package does not hide the others
             if kind in _takes(resolve("model", other)):
                 suited.append(other)
     hint = f"models for it: --model {', --model '.join(suited)}" if suited else "no installed model takes these"
@@ -149,15 +149,15 @@ def _takes(factory: Any) -> tuple[str, ...]:
 def build_model(
     name: str, *, num_classes: int, input_shape: tuple[int, ...], seed: int, projection: bool
 ) -> tuple[SplitModel, ModelTask]:
-    """Build a model by name, and the task that plugins configure it with.
+    """Build a model by name, and the task with which plugins configure it.
 
-    ``name`` is an entry point of ``fedcore.models`` or ``module:package.factory``; behind it stands a
+    ``name`` is an entry point of ``fedcore.models`` or ``module:package.factory``; it names a
     ``factory(num_classes, input_shape) -> SplitModel``. Base, projection and classifier are drawn from (seed,
-    "model"), (seed, "projection") and (seed, "classifier"), so that the base has the same weights whatever
-    follows it. torch's global generator is left as it was.
+    "model"), (seed, "projection") and (seed, "classifier"), so the base's weights do not depend
+    on the other parts. torch's global generator is not changed.
 
-    :raises UnknownNameError: nobody provides the name.
-    :raises PluginContractError: what stands behind it is no factory, or returns no SplitModel.
+    :raises UnknownNameError: no installed package provides the name.
+    :raises PluginContractError: the name is not a factory's, or the factory returns no SplitModel.
     """
     factory = resolve("model", name)
     if not callable(factory):
@@ -184,5 +184,5 @@ def build_model(
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Say whether any module is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
+    """Return whether any module is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -5,8 +5,8 @@ channels. An image with a side shorter than the network needs is zero-padded aro
 defaults unless said otherwise. None of them has a projection head: ``ModelTask.ensure_projection`` adds it.
 
 ReLUs at which a plugin may split the network are not in-place: they would overwrite its features. Where a paper has a
-max-pool behind a ReLU, the pool comes first here: max(relu(x)) = relu(max(x)), values and gradients to the bit, and the
-ReLU has a quarter of the work.
+max-pool after a ReLU, the pool comes first here: max(relu(x)) = relu(max(x)) with bit-identical values and gradients,
+and the ReLU processes a quarter of the values.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class PadTo(nn.Module):
 class MaxPool2x2(nn.MaxPool2d):
     """Largest of each 2x2 window, (B, channels, height, width) -> half the height and width, rounded down.
 
-    Where no gradient will be asked for, nobody needs to know which of the four it was: two maxima of slices give the
-    same values in a fraction of the time that torch's kernel takes on a CPU.
+    Without gradients the index of the maximum is not needed: two maxima of slices give the same values in a fraction of
+    the time of torch's kernel on a CPU.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def fdcl_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 def fedcme_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
     """FedCME's CNN for Fashion-MNIST: 5x5 convolutions 16 and 32, Linear 128; features (B, 128).
 
-    The paper says only "two convolutional layers and two linear layers"; the sizes are ours: small, as befits
+    The paper says only "two convolutional layers and two linear layers"; the sizes are ours: small, for
     50 to 80 clients with few samples each. On 1x28x28 with 10 classes it has 80,202 parameters. Images from
     16x16.
 
@@ -100,12 +100,12 @@ def fedcme_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
 
 def alexnet(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
-    """AlexNet as torchvision has it, its stem and last pooling adapted to small images; features (B, 4096).
+    """torchvision's AlexNet with stem and last pooling adapted to small images; features (B, 4096).
 
-    From 128x128 on the stem is torchvision's (11x11, stride 4, padding 2), so that on 3x224x224 with 1000
+    From 128x128 the stem is torchvision's (11x11, stride 4, padding 2), so that on 3x224x224 with 1000
     classes this is its network with 61,100,840 parameters. Smaller images take the stem at padding 5 and
-    stride 2 (from 64x64) or 1, or nothing would be left for the last convolutions. The average pool gives
-    6x6, or what there is if that is less: 3x3 on 32x32. Images from 15x15.
+    stride 2 (from 64x64) or 1, so that the last convolutions have input. The average pool gives
+    6x6, or the input's size if that is less: 3x3 on 32x32. Images from 15x15.
 
     :source: Krizhevsky, "One weird trick for parallelizing CNNs" (2014), in torchvision's form; FedCME uses
         AlexNet on CIFAR-10.
@@ -258,7 +258,7 @@ class _Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, leaving, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(leaving)
-        self.relu = nn.ReLU(inplace=True)  # activations of BatchNorm, which nobody else holds
+        self.relu = nn.ReLU(inplace=True)  # activations of BatchNorm, which no other module holds
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or entering != leaving:
             self.shortcut = nn.Sequential(
@@ -275,7 +275,7 @@ class _Bottleneck(nn.Module):
 def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Return (channels, height, width) of the images that the model ``name`` is built for.
 
-    :raises ConfigError: the inputs are no images.
+    :raises ConfigError: the inputs are not images.
     """
     if len(input_shape) != 3:
         raise ConfigError(

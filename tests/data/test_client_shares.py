@@ -12,9 +12,9 @@ from fedcore.data.client_shares import (
     MAX_REDRAWS,
     TOLERANCE,
     balanced_log_shares,
-    deal_by_shares,
     log_shares,
     normalised,
+    split_by_shares,
 )
 from fedcore.data.partitioners import PartitionWarning, partition
 
@@ -96,7 +96,7 @@ def test_redraws_end_and_draws_that_are_near_enough_are_kept(monkeypatch):
 def test_dealing_hand_case():
     """Client 0 asks for 6 of class 0, client 1 for 2; there are 4 = 3 + 1. Both fill up with class 1."""
     logs = np.log(np.array([[1.0, TINY], [1 / 3, 2 / 3]]))
-    found, otherwise = deal_by_shares(logs, np.array([6, 6]), np.array([4, 8]), rng())
+    found, otherwise = split_by_shares(logs, np.array([6, 6]), np.array([4, 8]), rng())
     assert found.tolist() == [[3, 3], [1, 5]]
     assert otherwise == 4
 
@@ -104,14 +104,14 @@ def test_dealing_hand_case():
 def test_who_lacks_samples_takes_the_next_class_it_drew():
     """Both want class 0 alone, of which there is half; behind it they differ, beyond what a float can hold."""
     logs = np.array([[0.0, -2e5, -1e5], [0.0, -1e5, -2e5]])
-    found, otherwise = deal_by_shares(logs, np.array([4, 4]), np.array([4, 2, 2]), rng())
+    found, otherwise = split_by_shares(logs, np.array([4, 4]), np.array([4, 2, 2]), rng())
     assert found.tolist() == [[2, 0, 2], [2, 2, 0]]
     assert otherwise == 4
 
 
 def test_rounding_is_right_on_average_and_by_less_than_one():
     logs, sizes = np.log(np.tile([0.17, 0.33, 0.5], (3000, 1))), np.full(3000, 5)
-    found, _ = deal_by_shares(logs, sizes, np.full(3, 15_000), rng())
+    found, _ = split_by_shares(logs, sizes, np.full(3, 15_000), rng())
     assert set(np.unique(found[:, 0])) == {0, 1}
     np.testing.assert_allclose(found.mean(axis=0), [0.85, 1.65, 2.5], atol=0.03)
 
@@ -127,7 +127,7 @@ def test_every_client_gets_its_number_and_every_class_is_dealt(sizes, weights, s
     total, classes = sum(sizes), len(weights)
     class_sizes = rng(seed).multinomial(total, (np.array(weights) + 0.01) / (sum(weights) + 0.01 * classes))
     logs = -scale * rng(seed + 1).random((len(sizes), classes))
-    found, otherwise = deal_by_shares(logs, np.array(sizes), class_sizes, rng(seed))
+    found, otherwise = split_by_shares(logs, np.array(sizes), class_sizes, rng(seed))
     assert (found >= 0).all()
     assert found.sum(axis=1).tolist() == sizes
     assert (found.sum(axis=0) == class_sizes).all()

@@ -489,11 +489,11 @@ def test_the_first_sample_with_nan_is_named(tmp_path):
     images[[11, 17], 2, 2] = np.nan
     labels = np.arange(30) % 3
     np.savez(tmp_path / "x.npz", x_train=images, y_train=labels, x_test=np.zeros((3, 6, 6)), y_test=labels[:3])
-    with pytest.raises(DataError, match=r"x_train: sample 11 holds numbers that are not finite.* as 2 of 30 do"):
+    with pytest.raises(DataError, match=r"x_train: sample 11 holds numbers that are not finite.* as do 2 of 30"):
         load_dataset(f"npz:{tmp_path / 'x.npz'}")
 
 
 @pytest.mark.parametrize("kind", ["npz", "imagefolder"])
 def test_the_home_of_nobody(kind):
-    with pytest.raises(DataError, match="no home of that user"):
+    with pytest.raises(DataError, match="there is no such user"):
         load_dataset(f"{kind}:~nosuchuser/x")

@@ -197,7 +197,7 @@ def test_what_others_train_on_is_not_held_out(tmp_path, sharing):
         deal("mine", 4, client_test_fraction=0.5)
     partition = deal("mine", 4)
     Partition(partition.train[:2], IndexLists.of([[5], []]), partition.info).save(tmp_path / "split.json")
-    with pytest.raises(DataError, match="none can be held out"):
+    with pytest.raises(DataError, match="no sample can be held out"):
         load_partition(tmp_path / "split.json", DATASET)
 
 

@@ -75,7 +75,7 @@ def test_few_samples_are_dealt_class_by_class():
 def test_more_samples_than_there_are():
     with pytest.raises(ConfigError, match="--samples is 601, but the data set has 600"):
         make(samples=601)
-    with pytest.raises(ConfigError, match="10 clients cannot share 9 samples"):
+    with pytest.raises(ConfigError, match="10 clients cannot each get one of 9 samples"):
         make(samples=9)
 
 
@@ -256,7 +256,7 @@ def outside(labels, num_clients, **_):
 @pytest.mark.parametrize("partitioner", [overlapping, too_few, outside])
 def test_a_partitioner_that_breaks_its_contract(monkeypatch, partitioner):
     monkeypatch.setattr("fedcore.data.partitioners.resolve", lambda kind, name: partitioner)
-    with pytest.raises(PluginContractError, match="bad partition"):
+    with pytest.raises(PluginContractError, match="invalid partition"):
         make(partitioner="mine")
 
 

@@ -353,7 +353,7 @@ class TestDataPlot:
         assert len(re.findall(r"^client ", several.stdout, re.MULTILINE)) == 2
         assert all(len(line) <= 60 for line in several.stdout.splitlines())
         wide = cli("data", "plot", "--clients", 700, "--partition", "iid")
-        assert "212 of 700 clients are shown, at even distances" in wide.stdout
+        assert "212 of 700 clients are shown, evenly spaced" in wide.stdout
         assert len(re.findall(r"^client ", wide.stdout, re.MULTILINE)) == 4
 
     def test_bad_input(self, cli, tmp_path: Path) -> None:
