@@ -36,7 +36,12 @@ class UnknownNameError(ConfigError):
 
 
 class PluginConflictError(ConfigError):
-    """Two plugins claim what only one of them can have."""
+    """Two plugins of a run declare what only one of them can have."""
+
+    @classmethod
+    def of(cls, one: str, other: str, reason: str) -> Self:
+        """Return the error that two plugins, given by name, cannot be combined, and why."""
+        return cls(f"plugins {one!r} and {other!r} cannot be combined: {reason}")
 
 
 class PluginContractError(FedcoreError):

@@ -26,43 +26,41 @@ GROUPS = {
     "figure": "fedcore.figures",
 }
 
-# Where a known plugin comes from when it is not installed here.
 PACKAGES = {
-    "fedprox": "fedcore-fedprox",
-    "moon": "fedcore-moon",
-    "fedcd": "fedcore-fedcd",
-    "fedproc": "fedcore-fedproc",
-    "fedeccr": "fedcore-fedeccr",
-    "uscc": "fedcore-fedeccr",
-    "fdcl": "fedcore-fdcl",
-    "fedcme": "fedcore-fedcme",
-    "scaffold": "fedcore-scaffold",
-    "feddyn": "fedcore-feddyn",
-    "feddc": "fedcore-feddc",
-    "fedrs": "fedcore-fedrs",
-    "ditto": "fedcore-ditto",
-    "fedper": "fedcore-fedper",
-    "fedcp": "fedcore-fedcp",
-    "solo": "fedcore-solo",
-    "ccvr": "fedcore-ccvr",
-    "fednova": "fedcore-fednova",
-    "fedavgm": "fedcore-fedavgm",
-    "median": "fedcore-robust",
-    "trimmed-mean": "fedcore-robust",
-    "krum": "fedcore-robust",
-    "norm-clip": "fedcore-robust",
-    "dp": "fedcore-dp",
-    "local-dp": "fedcore-dp",
-}
-
-ENGINES = {"ray": "fedcore-ray", "flower": "fedcore-flower"}
-COMMANDS = {
-    "federate": "fedcore-flower",
-    **dict.fromkeys(("sweep", "compare", "reproduce", "results", "report", "bench"), "fedcore-study"),
-}
-
-# Likewise data sets, models and trackers, whose names are theirs alone.
-PARTS = {
+    ("plugin", "fedprox"): "fedcore-fedprox",
+    ("plugin", "moon"): "fedcore-moon",
+    ("plugin", "fedcd"): "fedcore-fedcd",
+    ("plugin", "fedproc"): "fedcore-fedproc",
+    ("plugin", "fedeccr"): "fedcore-fedeccr",
+    ("plugin", "uscc"): "fedcore-fedeccr",
+    ("plugin", "fdcl"): "fedcore-fdcl",
+    ("plugin", "fedcme"): "fedcore-fedcme",
+    ("plugin", "scaffold"): "fedcore-scaffold",
+    ("plugin", "feddyn"): "fedcore-feddyn",
+    ("plugin", "feddc"): "fedcore-feddc",
+    ("plugin", "fedrs"): "fedcore-fedrs",
+    ("plugin", "ditto"): "fedcore-ditto",
+    ("plugin", "fedper"): "fedcore-fedper",
+    ("plugin", "fedcp"): "fedcore-fedcp",
+    ("plugin", "solo"): "fedcore-solo",
+    ("plugin", "ccvr"): "fedcore-ccvr",
+    ("plugin", "fednova"): "fedcore-fednova",
+    ("plugin", "fedavgm"): "fedcore-fedavgm",
+    ("plugin", "median"): "fedcore-robust",
+    ("plugin", "trimmed-mean"): "fedcore-robust",
+    ("plugin", "krum"): "fedcore-robust",
+    ("plugin", "norm-clip"): "fedcore-robust",
+    ("plugin", "dp"): "fedcore-dp",
+    ("plugin", "local-dp"): "fedcore-dp",
+    ("engine", "ray"): "fedcore-ray",
+    ("engine", "flower"): "fedcore-flower",
+    ("command", "federate"): "fedcore-flower",
+    ("command", "sweep"): "fedcore-study",
+    ("command", "compare"): "fedcore-study",
+    ("command", "reproduce"): "fedcore-study",
+    ("command", "results"): "fedcore-study",
+    ("command", "report"): "fedcore-study",
+    ("command", "bench"): "fedcore-study",
     ("tracker", "mlflow"): "fedcore-mlflow",
     ("tracker", "wandb"): "fedcore-wandb",
     ("dataset", "mutag"): "fedcore-graph",
@@ -71,6 +69,7 @@ PARTS = {
     ("model", "gin"): "fedcore-graph",
     ("figure", "partition"): "fedcore-study",
 }
+"""(kind, name) -> the distribution that provides a known name, for the hint where it is not installed."""
 
 
 def available(kind: str) -> dict[str, EntryPoint]:
@@ -139,9 +138,8 @@ def _missing(error: Exception, point: EntryPoint) -> str:
 
 
 def package_of(kind: str, name: str) -> str | None:
-    """Return the package that a known name comes from; None for fedcore's own names and unknown ones."""
-    known = {"plugin": PACKAGES, "engine": ENGINES, "command": COMMANDS}.get(kind)
-    return PARTS.get((kind, name)) if known is None else known.get(name)
+    """Return the distribution that provides a known name; None for fedcore's own names and unknown ones."""
+    return PACKAGES.get((kind, name))
 
 
 def summary(point: EntryPoint) -> str:

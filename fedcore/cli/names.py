@@ -42,7 +42,7 @@ def group(name: str, point: EntryPoint) -> str:
         return TRACKERS
     if point.group == registry.GROUPS["engine"]:
         return ENGINES
-    own = "fedcore" if name == "fedavg" else registry.PACKAGES.get(name)
+    own = "fedcore" if name == "fedavg" else registry.package_of("plugin", name)
     if point.dist and point.dist.name == own:
         return next((title for title, names in GROUPS.items() if name in names), THIRD_PARTY)
     return THIRD_PARTY

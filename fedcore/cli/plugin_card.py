@@ -16,22 +16,12 @@ from fedcore.base import registry
 from fedcore.base.errors import ConfigError
 from fedcore.cli import fields
 from fedcore.cli.output import clean, first_line, prose, text
-from fedcore.hooks.plugins import BUILTIN, EXCLUSIVE, HOOKS, Plugin, check_class, create_plugin, option_names
+from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
+from fedcore.hooks.declarations import ATTRIBUTES, TABLE, excluded_by
+from fedcore.hooks.plugin import BUILTIN, Plugin, option_names
 from fedcore.runs.trackers.base import tracker_class
 from fedcore.testing.traffic import watch
 
-DECLARATIONS = (
-    "owns",
-    "exchanges",
-    "corrects",
-    "reshapes",
-    "reads",
-    "scales_task",
-    "server_optimizer",
-    "uses_displacement",
-    "guards_uploads",
-    "neutral",
-)
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
 
 
@@ -61,8 +51,8 @@ def describe(name: str) -> dict[str, Any]:
             for hook in hooks
         ],
         "sends": watch(name).tensors if name != BUILTIN else {},
-        "declarations": {key: _plain(getattr(source, key)) for key in DECLARATIONS},
-        "excludes": [] if name == BUILTIN else _excludes(source, hooks),
+        "declarations": {row.name: _plain(getattr(source, row.name)) for row in ATTRIBUTES},
+        "excludes": [] if name == BUILTIN else excluded_by(source),
     }
 
 
@@ -116,11 +106,11 @@ def draw(card: Mapping[str, Any]) -> Group:
         sent = [(way, name, _shape(shape)) for way, found in card["sends"].items() for name, shape in found.items()]
         parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
     declared = [
-        (key, _say(value))
+        (key, _say(value), TABLE[key].meaning.replace("``", ""))
         for key, value in card["declarations"].items()
         if value not in (None, False, []) or key == "neutral"
     ]
-    parts.append(_table("Declarations", ("declaration", "value"), declared))
+    parts.append(_table("Declarations", ("declaration", "value", "meaning"), declared))
     if card["excludes"]:
         parts.append(Text("Cannot be combined with", style="bold"))
         parts += [text(f"  - {line}") for line in card["excludes"]]
@@ -144,29 +134,6 @@ def _side(hook: str) -> str:
 
 def _first_line(hook: str) -> str:
     return first_line(HOOKS[hook])
-
-
-def _excludes(plugin: Plugin | type[Plugin], hooks: list[str]) -> list[str]:
-    found = [f"another plugin that implements {hook}" for hook in hooks if hook in EXCLUSIVE]
-    if plugin.scales_task:
-        found.append("another plugin that scales the task loss (scales_task)")
-    if plugin.server_optimizer:
-        found.append("another server optimizer, or a plugin that owns parameters")
-    for declaration in ("owns", "exchanges", "corrects", "reshapes"):
-        patterns = getattr(plugin, declaration)
-        if patterns:
-            found.append(f"another plugin that {declaration} any of {', '.join(patterns)}")
-            if declaration != "reshapes":
-                found.append(f"a plugin that keeps any of {', '.join(patterns)} on the clients")
-    if plugin.owns:
-        found.append("a server optimizer")
-    if plugin.exchanges:
-        found.append("a plugin that derives state from how far a client's model moved (uses_displacement)")
-    if plugin.guards_uploads:
-        found.append("another plugin that guards what goes up (guards_uploads)")
-    if plugin.uses_displacement:
-        found.append("a plugin that exchanges parameters in mid-epoch (exchanges)")
-    return list(dict.fromkeys(found))
 
 
 def _plain(value: Any) -> Any:

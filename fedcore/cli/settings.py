@@ -74,10 +74,11 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
 
 
 def _kind(name: str) -> str:
-    """Return what a name stands for that is not in use; what nobody knows is taken for a plugin."""
-    if name in registry.available("tracker") or ("tracker", name) in registry.PARTS:
-        return "tracker"
-    return "engine" if name in registry.available("engine") or name in registry.ENGINES else "plugin"
+    """Return the kind of a name that this run does not use: tracker or engine if it is known as such, else plugin."""
+    known = (
+        kind for kind in ("tracker", "engine") if name in registry.available(kind) or registry.package_of(kind, name)
+    )
+    return next(known, "plugin")
 
 
 def _engine(given: Mapping[str, Any], written: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a plugin is, and every hole that pluggy leaves in that contract closed with a clear error."""
+"""What a plugin is: its base class, its declarations and its options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BUILTIN = "fedavg"
 
 
 class PluginOptions(BaseModel):
-    """Base of every plugin's options: unknown names are refused, values are fixed."""
+    """Base of every plugin's options: unknown names are refused, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 PLACE: Any = {"place": True}
-"""As ``json_schema_extra`` of an option: its value says where a tracker writes, or what an engine connects to. That of
-a Path says so by itself."""
+"""``json_schema_extra`` of an option that tells where a tracker writes or what an engine connects to; an option of type
+Path does not need it."""
 
 
 def places(options: type[PluginOptions]) -> list[str]:
-    """Return the options that say where something is written, or what is connected to; see :data:`PLACE`."""
+    """Return the names of the options that are paths or addresses; see :data:`PLACE`."""
     return [
         name
         for name, field in options.model_fields.items()
@@ -35,7 +35,7 @@ def places(options: type[PluginOptions]) -> list[str]:
 
 
 class Configurable(Protocol):
-    """A class whose objects are built from options: a plugin's, a tracker's."""
+    """A class whose objects are built from options: a plugin, a tracker, an engine."""
 
     Options: ClassVar[type[PluginOptions]]
 
@@ -44,12 +44,13 @@ class Plugin:
     """Base of every method: options in, hooks out, nothing kept on ``self`` after ``__init__``.
 
     The attributes below are declarations; a subclass sets them on the class or, where they depend on
-    options, in ``__init__``. Patterns are over the model's names after all ``configure_model`` calls.
+    options, in ``__init__``. Patterns are over the model's names after all ``configure_model`` calls. Which
+    declarations of two plugins conflict is listed in :mod:`fedcore.hooks.declarations`.
     """
 
     Options: ClassVar[type[PluginOptions]] = PluginOptions
     neutral: Mapping[str, Any] | None = None
-    """Options under which the method is FedAvg, bit by bit; None where there are none."""
+    """Options under which the method is FedAvg, bit by bit; None if there are none."""
     owns: tuple[str, ...] = ()
     """Parameters that ``aggregate`` returns."""
     exchanges: tuple[str, ...] = ()
@@ -67,7 +68,8 @@ class Plugin:
     uses_displacement: bool = False
     """Whether state is derived from w_t - y_k, which an exchange of parameters makes meaningless."""
     guards_uploads: bool = False
-    """Whether ``pre_upload`` comes after everybody else's and may change all that goes up, others' payloads too."""
+    """Whether ``pre_upload`` is called after those of all other plugins and may change all that goes up, their payloads
+    too."""
 
     name: str
     _sealed = False
@@ -88,7 +90,7 @@ class Plugin:
 def parse_options(
     name: str, cls: type[Configurable], options: Mapping[str, Any], *, kind: str = "plugin"
 ) -> PluginOptions:
-    """Validate the options of a plugin, or of another ``kind`` of part.
+    """Validate the options of a plugin, or of a class of another ``kind``.
 
     :raises UnknownNameError: an option that does not exist.
     :raises ConfigError: a value that its option does not take.
@@ -104,5 +106,5 @@ def parse_options(
 
 
 def option_names(cls: type[Configurable]) -> dict[str, str]:
-    """Return what users call its options (an alias such as ``lambda``) -> the field's name."""
+    """Return the options' names for users, which can be aliases such as ``lambda``, -> the fields' names."""
     return {field.alias or name: name for name, field in cls.Options.model_fields.items()}

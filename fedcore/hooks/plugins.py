@@ -13,6 +13,7 @@ import pluggy
 from fedcore.base.errors import ConfigError, FedcoreError, PluginCallError, PluginConflictError, PluginContractError
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin, problem_with
+from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin, PluginOptions, option_names
 
 __all__ = [
@@ -139,25 +140,9 @@ class PluginSet:
         return result
 
     def check_exclusive(self) -> None:
-        """Refuse two plugins that implement the same exclusive hook or declare what only one can have."""
-        for hook in sorted(EXCLUSIVE):
-            _refuse_two(self.implementers(hook), f"both implement {hook}, which only one plugin can")
-        _refuse_two([p for p in self if p.scales_task], "both scale the task loss (scales_task)")
-        _refuse_two([p for p in self if p.server_optimizer], "both are server optimizers (server_optimizer)")
-        _refuse_two([p for p in self if p.guards_uploads], "both guard what goes up (guards_uploads)")
+        """Refuse two plugins whose declarations conflict; the reasons are in :mod:`fedcore.hooks.declarations`."""
         for one, other in combinations(self, 2):
-            for first, second in ((one, other), (other, one)):
-                if first.server_optimizer and second.owns:
-                    raise PluginConflictError(
-                        f"plugins {first.name!r} and {second.name!r} cannot be combined: {first.name!r} steps the "
-                        f"whole model on the server, but {second.name!r} owns the aggregation of {second.owns}"
-                    )
-                if first.uses_displacement and second.exchanges:
-                    raise PluginConflictError(
-                        f"plugins {first.name!r} and {second.name!r} cannot be combined: {first.name!r} derives its "
-                        f"state from how far a client's model moved, but {second.name!r} exchanges {second.exchanges} "
-                        "between clients in mid-epoch"
-                    )
+            refuse_together(one, other)
 
     def check_names(self, names: Iterable[str], personal: Iterable[str]) -> None:
         """Resolve every declared pattern over the model's names and refuse overlaps.
@@ -167,23 +152,20 @@ class PluginSet:
         :raises PluginConflictError: an overlap, naming both plugins and the reason.
         """
         names, personal = list(names), set(personal)
-        keeper = next(iter(self.implementers("personal_parameters")), None)
-        for declaration in ("owns", "exchanges", "corrects", "reshapes"):
+        keeper = next(iter(self.implementers(KEEPS)), None)
+        for declaration in (declaration for declaration in TABLE.values() if declaration.patterns):
             claimed: dict[str, Plugin] = {}
             for plugin in self:
-                for name in match(getattr(plugin, declaration), names, plugin, declaration):
+                for name in match(getattr(plugin, declaration.name), names, plugin, declaration.name):
                     other = claimed.setdefault(name, plugin)
                     if other is not plugin:
-                        raise PluginConflictError(
-                            f"plugins {other.name!r} and {plugin.name!r} cannot be combined: "
-                            f"both declare {declaration} = {name!r}"
-                        )
-                    if name in personal and declaration != "reshapes" and keeper not in (plugin, None):
+                        reason = f"both declare {declaration.name} = {name!r}"
+                        raise PluginConflictError.of(other.name, plugin.name, reason)
+                    if declaration.shared and name in personal and keeper not in (plugin, None):
                         assert keeper is not None
-                        raise PluginConflictError(
-                            f"plugins {plugin.name!r} and {keeper.name!r} cannot be combined: {plugin.name!r} "
-                            f"{declaration} {name!r}, which {keeper.name!r} keeps on each client"
-                        )
+                        kept = f"which {keeper.name!r} keeps on each client"
+                        reason = f"{plugin.name!r} {declaration.name} {name!r}, {kept}"
+                        raise PluginConflictError.of(plugin.name, keeper.name, reason)
 
     def reads(self, model: str, plugin_name: str | None = None) -> bool:
         """Return whether any plugin, or the one of a name, declares that it reads the frozen ``model``."""
@@ -215,11 +197,6 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
                 plugin.name, f"declares {declaration}, but {pattern!r} matches none of the model's names ({shown})"
             )
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-
-
-def _refuse_two(plugins: list[Plugin], reason: str) -> None:
-    if len(plugins) > 1:
-        raise PluginConflictError(f"plugins {plugins[0].name!r} and {plugins[1].name!r} cannot be combined: {reason}")
 
 
 class _Hooks:

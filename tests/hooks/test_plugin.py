@@ -210,7 +210,7 @@ def test_two_exclusive_hooks(hook, function):
     conflict(*two(**{hook: function}), hook)
 
 
-@pytest.mark.parametrize("declaration", ["scales_task", "server_optimizer"])
+@pytest.mark.parametrize("declaration", ["scales_task", "server_optimizer", "guards_uploads"])
 def test_two_of_what_only_one_can_be(declaration):
     conflict(*two(**{declaration: True}), declaration)
 

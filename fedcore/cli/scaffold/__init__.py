@@ -83,11 +83,9 @@ def _check_name(name: str, kind: str) -> None:
     if name.startswith("fedcore-"):
         raise ConfigError(f"{name!r}: the package's name begins with fedcore- by itself; write {name[8:]!r}")
     registered = _REGISTRY_KIND.get(kind, kind)
-    known = {**dict.fromkeys(registry.available(registered)), **(registry.PACKAGES if kind == "method" else {})}
-    known.update(dict.fromkeys(part for of, part in registry.PARTS if of == kind))
-    if name in known:
+    if name in registry.available(registered) or registry.package_of(registered, name):
         raise ConfigError(f"{kind} {name!r} exists already; choose another name, or two packages would provide it")
-    if f"fedcore-{name}" in (*registry.PACKAGES.values(), *registry.PARTS.values()):
+    if f"fedcore-{name}" in registry.PACKAGES.values():
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
     source = next(text for path, text in _render(_TEMPLATES / kind, values) if path.name == "__init__.py")

@@ -1,0 +1,71 @@
+"""The table of declarations: complete, said once, and the same for the checks and for ``plugins show``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from itertools import pairwise
+
+import pytest
+
+from fedcore import Plugin, hookimpl
+from fedcore.base.errors import PluginConflictError
+from fedcore.hooks.checks import EXCLUSIVE
+from fedcore.hooks.declarations import ATTRIBUTES, TABLE, excluded_by
+from fedcore.hooks.plugins import PluginSet
+from tests.support import name_of
+
+
+def attributes_of_plugin() -> dict[str, str]:
+    """Return the declared attributes of the class Plugin and the first line of each one's docstring."""
+    body = ast.parse(inspect.getsource(Plugin)).body[0].body
+    return {
+        statement.target.id: " ".join(ast.literal_eval(following.value).split())
+        for statement, following in pairwise(body)
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr)
+    }
+
+
+def test_the_table_holds_every_attribute_with_its_docstring_and_every_exclusive_hook():
+    assert {row.name: row.meaning for row in ATTRIBUTES} == attributes_of_plugin()
+    assert set(TABLE) == EXCLUSIVE | {row.name for row in ATTRIBUTES}
+
+
+@hookimpl
+def _returns_none(self):
+    return None
+
+
+def declaring(title: str, name: str) -> type[Plugin]:
+    """Return a plugin class with one declaration of the table."""
+    value = _returns_none if name in EXCLUSIVE else ("*",) if TABLE[name].patterns else True
+    return type(title, (Plugin,), {name: value})
+
+
+CONFLICTS = [
+    *((name, name) for name, row in TABLE.items() if row.alone),
+    *((name, other) for name, row in TABLE.items() for other in row.excludes),
+]
+
+
+@pytest.mark.parametrize(("name", "other"), CONFLICTS)
+def test_what_is_refused_stands_on_both_cards(name, other):
+    one, two = declaring("One", name), declaring("Two", other)
+    for pair in ((one, two), (two, one)):
+        with pytest.raises(PluginConflictError, match=r"plugins '(one|two)' and '(one|two)' cannot be combined: "):
+            PluginSet.create({name_of(cls): {} for cls in pair})
+    article = "another" if name == other else "a"
+    assert f"{article} {TABLE[other].plugin}" in excluded_by(one)
+    assert f"{article} {TABLE[name].plugin}" in excluded_by(two)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row.patterns])
+def test_patterns_stand_on_the_card(name):
+    lines = excluded_by(declaring("One", name))
+    assert f"another plugin that {name} any of *" in lines
+    assert ("a plugin that keeps any of * on the clients" in lines) is TABLE[name].shared
+
+
+def test_a_plugin_without_declarations_excludes_nothing():
+    assert excluded_by(Plugin) == []
+    assert len(CONFLICTS) == len(EXCLUSIVE) + 5
