@@ -206,7 +206,7 @@ def test_negative_counts_of_prototypes_are_refused(tmp_path):
         if task.client != 1 or "version" not in outcome.meta:
             return outcome
         name = "payload/fedcd/counts"
-        return replace(outcome, tensors={**outcome.tensors, name: outcome.tensors[name] - 100})
+        return replace(outcome, tensors={**outcome.tensors, name: torch.full_like(outcome.tensors[name], -100)})
 
     result = train(tmp_path, "fedcd", corrupt, HONEST)
     for record in RunDirectory(result.directory).read_metrics():
