@@ -26,11 +26,6 @@ def two_centres(data_dir=None) -> Dataset:
     return _dataset([[2, 0], [0, 4], [0, 4], [0, 4]])
 
 
-def nova_centres(data_dir=None) -> Dataset:
-    """Two samples at (2, 0) and one at (0, 4): K = 2 and 1 with batches of one."""
-    return _dataset([[2, 0], [2, 0], [0, 4]])
-
-
 def heads(data_dir=None) -> Dataset:
     """Bases 1 (n = 1) and 3 (n = 3), heads 7 and -7."""
     return _dataset([[1, 7], [3, -7], [3, -7], [3, -7]])
@@ -49,11 +44,6 @@ def middle(data_dir=None) -> Dataset:
 def first_and_rest(labels, num_clients, **_) -> list:
     """Deal the first sample to client 0 and the rest to client 1; one client gets all."""
     return [np.arange(len(labels))] if num_clients == 1 else [np.array([0]), np.arange(1, len(labels))]
-
-
-def all_but_last(labels, num_clients, **_) -> list:
-    """Deal the last sample to client 1."""
-    return [np.arange(len(labels) - 1), np.array([len(labels) - 1])]
 
 
 def single_and_rest(labels, num_clients, **_) -> list:

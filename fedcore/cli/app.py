@@ -40,7 +40,7 @@ class Commands(TyperGroup):
         """Say which package has a command that is not installed."""
         package = registry.package_of("command", args[0])
         if package and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"{args[0]!r} is a command of the package {package}: pip install {package}")
+            ctx.fail(f"{args[0]!r} needs the package {package}: pip install {package}")
         return super().resolve_command(ctx, args)
 
 

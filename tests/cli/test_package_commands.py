@@ -86,6 +86,16 @@ def test_a_command_that_is_not_installed_names_its_package(monkeypatch):
     assert "pip install" not in invoke("nonsense").output
 
 
+@pytest.mark.parametrize("command", ["sweep", "compare", "reproduce", "results", "report", "bench"])
+def test_without_fedcore_study_its_commands_say_what_brings_them(monkeypatch, command):
+    scan = registry._scan
+    monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "command" else scan(kind, path))
+    outcome = CliRunner().invoke(app, [command, "somewhere"], env={"COLUMNS": "80"})
+    assert outcome.exit_code == 2
+    assert f"'{command}' needs the package fedcore-study: pip install fedcore-study" in outcome.output
+    assert "Traceback" not in outcome.output
+
+
 def test_set_reaches_the_engine_and_the_run_records_it(installed, tmp_path):
     config = build_config({"engine": "cloud"}, None, ["cloud.size=3"])
     assert config.engine_options == {"size": 3}

@@ -1,4 +1,4 @@
-"""What a method's card says of what travels, beside what its ledger counts in a run."""
+"""A method's card: its options, and what it says of what travels, beside what its ledger counts in a run."""
 
 import re
 from pathlib import Path
@@ -39,6 +39,27 @@ def seen(watched: dict[str, Traffic], name: str) -> Traffic:
 
 def test_the_cards_are_found() -> None:
     assert len(OURS) >= 24
+
+
+def forms(default: object) -> set[str]:
+    """Return how a table may write a default."""
+    return {str(default), repr(default), str(default).lower(), *(["null"] if default is None else [])}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_card_lists_every_option_with_its_default(name: str) -> None:
+    listed = set()
+    for line in OURS[name].read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip(" |`") for cell in line.split(" | ")]
+        option, *others = cells[1:] if cells[0] == name and len(cells) > 1 else cells  # a card of several plugins
+        listed.add((option.removeprefix(f"{name}."), *others[:1]))
+    options = registry.resolve("plugin", name).Options
+    missing = [
+        f"{option}, default {field.default}"
+        for option, field in ((field.alias or key, field) for key, field in options.model_fields.items())
+        if not any((option, form) in listed for form in forms(field.default))
+    ]
+    assert not missing, f"{OURS[name]} has no row for {missing}"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Krum about two clients

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 from torch import nn
 from typer.testing import CliRunner
 
@@ -49,7 +49,22 @@ class AcceptsNan(PluginOptions):
 
 
 class Silent(PluginOptions):
-    mu: float = 0.0
+    mu: float = Field(0.0, ge=0)
+
+
+class Unbounded(PluginOptions):
+    mu: float = Field(0.0, description="Strength.")
+
+
+class Clamps(PluginOptions):
+    """Makes what is out of bounds fit, where it should refuse it."""
+
+    mu: float = Field(0.0, ge=0, description="Strength.")
+
+    @field_validator("mu", mode="before")
+    @classmethod
+    def clamp(cls, value):
+        return max(value, 0.0)
 
 
 class Strength(PluginOptions):
@@ -338,6 +353,8 @@ DEFECTS = [
     ("options_refuse_what_they_do_not_know", broken(Options=Lax), "no_such_option"),
     ("options_refuse_what_they_do_not_know", broken(Options=AcceptsNan), "mu=nan"),
     ("options_are_described", broken(Options=Silent), "'mu' has no description"),
+    ("options_are_bounded", broken(Options=Unbounded), "'mu' is a number without any bound"),
+    ("options_are_bounded", broken(Options=Clamps), "'mu' accepts -0.5"),
     ("is_documented", broken(), "docstring"),
     ("declarations_fit_the_hooks", broken(**OWNS), "no hook aggregate"),
     ("declarations_fit_the_hooks", broken(neutral={"nu": 0}), "'nu'"),

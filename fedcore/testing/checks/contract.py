@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import FedcoreError
 from fedcore.data import load_dataset
 from fedcore.hooks.checks import check_class, create_plugin
 from fedcore.hooks.plugin import Plugin, PluginOptions, option_names
@@ -57,6 +60,18 @@ def check_options_are_described(trial: Trial) -> None:
     """Every option says what it is."""
     for name, field in trial.target.Options.model_fields.items():
         assert field.description, f"option {name!r} has no description"
+
+
+@check('give every number a bound: Field(default, ge=..., le=..., description="...").')
+def check_options_are_bounded(trial: Trial) -> None:
+    """Every number has a bound, and values beyond it are refused, as are words that are no choice."""
+    for name, field in trial.target.Options.model_fields.items():
+        for value in _refused(name, field):
+            try:
+                create_plugin(trial.name, {field.alias or name: value})
+            except FedcoreError:
+                continue
+            raise AssertionError(f"option {field.alias or name!r} accepts {value!r}")
 
 
 @check("write a docstring: method, authors, venue, and the equation that it computes.")
@@ -118,6 +133,25 @@ def check_package_is_complete(trial: Trial) -> None:
         f"package {point.dist.name} does not say which versions of fedcore it works with (it requires {needs})"
     )
     registry.available("plugin")  # refuses a name that two packages provide
+
+
+def _refused(name: str, field: FieldInfo) -> list[Any]:
+    """Return values beyond an option's bounds, or no choice of it.
+
+    :raises AssertionError: it is a number without any bound.
+    """
+    kinds = set(get_args(field.annotation) or [field.annotation]) - {type(None)}
+    if get_origin(field.annotation) is Literal:
+        return ["no such choice"]
+    if not kinds <= {int, float}:
+        return []
+    step = 1 if int in kinds else 0.5
+    beyond = {"gt": 0, "ge": -step, "lt": 0, "le": step}
+    values = [
+        getattr(bound, kind) + away for bound in field.metadata for kind, away in beyond.items() if hasattr(bound, kind)
+    ]
+    assert values, f"option {name!r} is a number without any bound"
+    return values
 
 
 def _numbers(options: type[PluginOptions]) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedcore_feddyn.equations as eq
-from fedcore import ConfigError, PluginConflictError
+from fedcore import PluginConflictError
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -329,12 +327,6 @@ def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
 # --- options and company -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"alpha": 0}, {"alpha": -1}, {"alpha": float("inf")}, {"mu": 1}], ids=str)
-def test_options_out_of_bounds_are_refused(go, options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        go({NAME: options})
-
-
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
@@ -347,9 +339,3 @@ def test_options_out_of_bounds_are_refused(go, options):
 def test_what_cannot_be_combined_is_refused(go, other, reason):
     with pytest.raises(PluginConflictError, match=reason):
         go({NAME: {}, other: {}})
-
-
-def test_the_readme_names_every_option_with_its_default():
-    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    for name, field in OPTIONS.model_fields.items():
-        assert f"| `{name}` | `{str(field.default).lower()}` |" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +22,7 @@ from fedcore.testing import (
     model_bytes,
     records,
 )
-from fedcore_fedproc import FedProcOptions, UnitLength
+from fedcore_fedproc import UnitLength
 
 CODE = {"first_round": "task", "prototype_weights": "samples", "normalize": True, "schedule_rounds": 100}
 """How the authors' code reads the paper."""
@@ -413,12 +412,6 @@ def test_is_refused_beside_what_scales_the_task_too(go, other):
     installed(other)
     with pytest.raises(PluginConflictError, match=f"'fedproc' and '{other}'.*both scale the task loss"):
         go({"fedproc": {}, other: {}})
-
-
-def test_the_card_lists_every_option_with_its_default():
-    card = (Path(__file__).parents[1] / "README.md").read_text()
-    for option, field in FedProcOptions.model_fields.items():
-        assert f"| `{option}` | `{field.default!r}` |" in card
 
 
 def test_learns_digits(go):
