@@ -2,14 +2,12 @@
 
 import contextlib
 import importlib
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-import fedcore
 from fedcore.cli import app as cli_app
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import HOOKS
@@ -86,13 +84,14 @@ ENTRY_POINT_GROUPS |= {"fedcore.trackers", "fedcore.run_dir"}  # the latter is a
 
 def _exists(name: str) -> bool:
     """Whether a dotted name is a module, or a member of one."""
-    found = fedcore
-    for part in name.split(".")[1:]:
-        if not hasattr(found, part) and inspect.ismodule(found):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(f"{found.__name__}.{part}")
-        found = getattr(found, part, None)
-    return found is not None
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        with contextlib.suppress(ImportError):
+            found = importlib.import_module(".".join(parts[:length]))
+            for part in parts[length:]:
+                found = getattr(found, part, None)
+            return found is not None
+    return False
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    fedcore (.+)$", README, re.MULTILINE))
