@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from fedcore.data import Dataset
 from fedcore.hooks.plugins import Plugin, PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
 from fedcore.models.layout import Layout
+
+Tune = Callable[[RunConfig, SplitModel], RunConfig]
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,16 @@ class Setup:
     breaks: dict[int, list[str]]
 
     @classmethod
-    def build(cls, config: RunConfig, dataset: Dataset) -> Setup:
-        """Build fresh plugins and the model as all of them configure it.
+    def build(
+        cls, config: RunConfig, dataset: Dataset, plugins: PluginSet | None = None, tune: Tune | None = None
+    ) -> Setup:
+        """Build the model as all plugins configure it, and check that everything fits.
 
+        :param plugins: of the configuration, not in use elsewhere; default fresh ones.
+        :param tune: called with configuration and model, returns the configuration to use from there on.
         :raises ConfigError: and its kin, for everything that cannot be combined or does not fit.
         """
-        plugins = PluginSet.create(config.plugins)
+        plugins = PluginSet.create(config.plugins) if plugins is None else plugins
         require_takes(config.model, dataset.kind, config.dataset)
         model, task = build_model(
             config.model,
@@ -49,6 +56,7 @@ class Setup:
                 raise PluginContractError.of(plugin.name, found, hook="configure_model", expected=expected)
             model = changed or model
         _check_forward(config, model, task, dataset)
+        config = config if tune is None else tune(config, model)
         names = list(model.state_dict())
         personal: set[str] = set()
         for plugin, patterns in plugins.each("personal_parameters", model=model):

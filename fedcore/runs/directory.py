@@ -68,10 +68,10 @@ class RunDirectory:
         return RunDirectory(self.path, with_clients=False)
 
     @classmethod
-    def create(cls, out: Path | None, plugins: list[str], *, with_clients: bool = True) -> RunDirectory:
-        """Make a new, empty run directory.
+    def choose(cls, out: Path | None, plugins: list[str]) -> Path:
+        """Return the path of a new run directory, by default named after time and plugins; makes nothing.
 
-        :raises RunDirectoryError: it exists and holds something, or cannot be made.
+        :raises RunDirectoryError: it exists and holds something.
         """
         if out is None:
             stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -85,6 +85,14 @@ class RunDirectory:
                 f"--out {out} exists already. Choose another directory, or go on with: "
                 f"fedcore resume {shlex.quote(str(out))}"
             )
+        return out.resolve()
+
+    @classmethod
+    def create(cls, out: Path, *, with_clients: bool = True) -> RunDirectory:
+        """Make a new, empty run directory.
+
+        :raises RunDirectoryError: it cannot be made.
+        """
         missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)

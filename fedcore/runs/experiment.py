@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,21 +13,21 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, RunDirectoryError
 from fedcore.client.frozen import load_state
-from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Partition
-from fedcore.engines.protocol import Engine
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs import participation
 from fedcore.runs.checkpoint import Report
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
+from fedcore.runs.opened import OpenedRun
 from fedcore.runs.provenance import now, session
-from fedcore.runs.start import Opened, begin, reopen
+from fedcore.runs.resolve import ResolvedRun
+from fedcore.runs.start import Make, begin, federation, reopen
+from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.runs.trackers.following import tracked
 from fedcore.server.context import ScopeContext
 from fedcore.server.federation import Federation
@@ -39,26 +37,10 @@ from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.files import finite, sealed
 
-Make = Callable[[WorkerSpec], Engine]
-
 UNFINISHED = (
     "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
     "one before it is computed again"
 )
-
-PARTS = (
-    "round",
-    "selection",
-    "broadcast",
-    "local_training",
-    "collection",
-    "aggregation",
-    "evaluation",
-    "checkpoint",
-    "client_seconds",
-    "idle_workers",
-)
-"""What is timed in every round, in seconds; ``client_seconds`` and ``idle_workers`` are summed over the workers."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +63,11 @@ class Interrupted(FedcoreError):
 
 
 def run(
-    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
+    config: RunConfig | ResolvedRun,
+    *,
+    notify: Notify | None = None,
+    engine: Make | None = None,
+    partition: Partition | None = None,
 ) -> RunResult:
     """Train as configured, in a new run directory.
 
@@ -99,7 +85,11 @@ def run(
 
 @contextmanager
 def started(
-    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
+    config: RunConfig | ResolvedRun,
+    *,
+    notify: Notify | None = None,
+    engine: Make | None = None,
+    partition: Partition | None = None,
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
     with one_thread():
@@ -143,21 +133,30 @@ def resume(
         together, or it is being trained.
     :raises ConfigError: it needs one of the permissions.
     """
-    report = _notes(notify)
     with one_thread():
-        reached = engine is not None
-        opened = reopen(path, allow_code=allow_code, allow_outside=allow_outside, reached=reached, changes=changes)
-        if out is not None:
-            opened = opened.copied(out)
-        with opened.directory.lock():
-            _tell(opened, report)
-            finished = opened.directory.read_summary(report) is not None
-            state = opened.recover(report) or opened.initial()
-            if finished and state.phase != "done" and not opened.changed:
-                report(UNFINISHED)
-            opened.record_changes(state)
-            with _running(opened, state, notify, engine) as experiment:
-                return experiment.train(state)
+        opened = reopen(
+            path,
+            allow_code=allow_code,
+            allow_outside=allow_outside,
+            reached=engine is not None,
+            changes=changes,
+            out=out,
+        )
+        return go_on(opened, notify=notify, engine=engine)
+
+
+def go_on(opened: OpenedRun, *, notify: Notify | None = None, engine: Make | None = None) -> RunResult:
+    """Train what is left of a reopened run; see :func:`resume`."""
+    report = _notes(notify)
+    with one_thread(), opened.directory.lock():
+        _tell(opened, report)
+        finished = opened.directory.read_summary(report) is not None
+        state = opened.recover(report) or opened.initial()
+        if finished and state.phase != "done" and not opened.changed:
+            report(UNFINISHED)
+        opened.record_changes(state)
+        with _running(opened, state, notify, engine) as experiment:
+            return experiment.train(state)
 
 
 def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool = False) -> dict[str, Any]:
@@ -181,8 +180,8 @@ def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool =
             report(
                 f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated"
             )
-        with _federation(opened) as federation:
-            return Experiment(federation, opened.directory, _silent).final_metrics(state)
+        with federation(opened) as running:
+            return Experiment(running, opened.directory, _silent).final_metrics(state)
 
 
 @contextmanager
@@ -206,9 +205,7 @@ class Experiment:
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
         self._latest: dict[str, Any] | None = None
-        self._seconds: dict[str, float] = {}
-        self._plugin_seconds: dict[str, float] = {}
-        self._timed = 0
+        self._times = RoundTimes()
         self._began = time.perf_counter()
 
     def train(self, state: ServerState) -> RunResult:
@@ -249,7 +246,7 @@ class Experiment:
         began = time.perf_counter()
         if last or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
-        self._add_seconds({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
+        self._times.add({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
         self.notify("round", record)
         return state
 
@@ -280,13 +277,13 @@ class Experiment:
             "finished": now(),
             "metrics": metrics,
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
-            "time": self.time_split(),
+            "time": self._times.split(self.federation.engine.workers),
         }
         summary |= self.reports(state)
         if self.config.system is not None:
             summary["system"] = participation.totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
-        if earlier and not self._timed and _is_measured(earlier, summary):  # then, and it still holds
+        if earlier and not self._times.rounds and has_times(earlier, summary):  # then, and it still holds
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
         summary = sealed(finite(summary), self.directory.mark)
         self.directory.write_summary(summary)
@@ -319,50 +316,9 @@ class Experiment:
         self.directory.checkpoint(state, self._touched)
         self._touched.clear()
 
-    def _add_seconds(self, seconds: Mapping[str, Any]) -> None:
-        self._timed += 1
-        for totals, spent in ((self._seconds, seconds), (self._plugin_seconds, seconds["plugin_terms"])):
-            for name in spent.keys() - {"plugin_terms"}:
-                totals[name] = totals.get(name, 0.0) + spent[name]
-
-    def time_split(self) -> dict[str, Any]:
-        """Return the mean seconds per round by part, and what the machine was asked for."""
-        rounds = max(1, self._timed)
-        split: dict[str, Any] = {part: self._seconds.get(part, 0.0) / rounds for part in PARTS}
-        split["plugin_terms"] = {name: total / rounds for name, total in sorted(self._plugin_seconds.items())}
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
-        return {
-            "per_round": split,
-            "workers": self.federation.engine.workers,
-            "peak_memory_mib": kilobytes / 1024,
-        }
-
-
-def _is_measured(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
-    """Whether an earlier summary, which may be a stranger's, has the times that one of this version has."""
-    spent, wanted = earlier.get("time"), summary["time"]
-    if not (isinstance(spent, dict) and isinstance(spent.get("per_round"), dict)):
-        return False
-    each = spent["per_round"]
-    terms = each.get("plugin_terms")
-    numbers = [earlier.get("seconds"), spent.get("workers"), spent.get("peak_memory_mib")]
-    numbers += [each.get(part) for part in wanted["per_round"] if part != "plugin_terms"]
-    numbers += terms.values() if isinstance(terms, dict) else [None]
-    return all(isinstance(number, (int, float)) for number in numbers)
-
-
-def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """Return a ledger's totals, in all and by sender, divided by the number of rounds."""
-
-    def each(counts: Mapping[str, Any]) -> dict[str, Any]:
-        return {direction: counts.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}
-
-    senders = ledger.get("by_plugin", {})
-    return {**each(ledger), "by_plugin": {sender: each(counts) for sender, counts in senders.items()}}
-
 
 @contextmanager
-def _running(opened: Opened, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
+def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
     notify = notify or _only_notes
     opened.directory.add_session(session(opened.setup.model, resolve_device(opened.config.device)))
     notify(
@@ -376,26 +332,12 @@ def _running(opened: Opened, state: ServerState, notify: Notify | None, make: Ma
     )
     with (
         tracked(opened.config, opened.directory.path, notify) as notify,
-        _federation(opened, make) as federation,
+        federation(opened, make) as running,
     ):
-        yield Experiment(federation, opened.directory, notify)
+        yield Experiment(running, opened.directory, notify)
 
 
-@contextmanager
-def _federation(opened: Opened, make: Make | None = None) -> Iterator[Federation]:
-    """Start the configured engine, or the one that ``make`` gives, and stop it whatever happens."""
-    config, directory = opened.config, opened.directory
-    dataset = Placement.of(config, opened.setup.model).dataset(opened.dataset)
-    make = make or registry.resolve("engine", config.engine)
-    spec = WorkerSpec(config, dataset, opened.partition, directory.clients.root)
-    engine = registry.call("engine", config.engine, make, spec)
-    try:
-        yield Federation(opened.setup, dataset, opened.partition, engine, directory.clients)
-    finally:
-        engine.close()
-
-
-def _tell(opened: Opened, report: Report) -> None:
+def _tell(opened: OpenedRun, report: Report) -> None:
     for note in opened.notes:
         report(note)
 

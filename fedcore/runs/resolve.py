@@ -1,7 +1,8 @@
-"""What a configuration stands for, before anything runs or is written: every ``auto`` resolved, data dealt."""
+"""Resolve a configuration before anything runs or is written: replace every ``auto``, load data, split it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,69 @@ from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
 from fedcore.hooks.plugin import parse_options
 from fedcore.hooks.plugins import BUILTIN, PluginSet
+from fedcore.hooks.setup import Setup
+from fedcore.models import SplitModel
 from fedcore.models.placement import resolve_device
+from fedcore.runs.autotune import tuned
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run that can be set up.
+
+    :param config: with every ``auto`` replaced, but for the memory format with ``autotune``.
+    :param plugins: those of the configuration, for the set-up of one run.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    plugins: PluginSet
+
+    def updated(self, **values: Any) -> ResolvedRun:
+        """Return the run with other values of options that need no resolving."""
+        return replace(self, config=self.config.model_copy(update=values))
+
+    def set_up(self) -> Setup:
+        """Build the set-up, with the memory format measured where ``autotune`` asks for it; call it once.
+
+        :raises ConfigError: and its kin, for everything that cannot be combined or does not fit.
+        """
+
+        def tune(config: RunConfig, model: SplitModel) -> RunConfig:
+            return tuned(config, model, self.dataset)
+
+        return Setup.build(self.config, self.dataset, self.plugins, tune if self.config.autotune else None)
 
 
 def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
-    """Replace every ``auto`` by what it stands for and load the data; checks names before any long work."""
-    options = resolve_plugins(config)
+    """Return what :func:`resolve` finds, for callers that start no run."""
+    found = resolve(config)
+    return found.config, found.dataset
+
+
+def resolve(config: RunConfig) -> ResolvedRun:
+    """Replace every ``auto``, create the plugins and load the data; checks names before any long work.
+
+    :raises ConfigError: and its kin, an unknown name or option, or what cannot be combined.
+    """
+    plugins = PluginSet.create(config.plugins)
     engine_options = resolve_engine(config)
     device = resolve_device(config.device)
     if config.precision == "tf32" and device.type != "cuda":
-        raise ConfigError("--precision tf32 is arithmetic of CUDA devices; on a CPU use float32 or bf16")
+        raise ConfigError("--precision tf32 needs a CUDA device; on a CPU use float32 or bf16")
     if config.model != "auto":
         registry.resolve("model", config.model)
     dataset = load_dataset(config.dataset, config.data_dir)
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     model = usual_model(dataset) if config.model == "auto" else config.model
-    resolved = {"plugins": options, "engine_options": engine_options, "model": model, "device": str(device)}
-    return config.model_copy(update=resolved), dataset
+    resolved = {
+        "plugins": plugin_options(config, plugins),
+        "engine_options": engine_options,
+        "model": model,
+        "device": str(device),
+    }
+    return ResolvedRun(config.model_copy(update=resolved), dataset, plugins)
 
 
 def resolve_engine(config: RunConfig) -> dict[str, Any]:
@@ -52,7 +98,11 @@ def resolve_plugins(config: RunConfig) -> dict[str, dict[str, Any]]:
 
     :raises ConfigError: and its kin, an unknown name or option, or plugins that cannot be combined.
     """
-    plugins = PluginSet.create(config.plugins)
+    return plugin_options(config, PluginSet.create(config.plugins))
+
+
+def plugin_options(config: RunConfig, plugins: PluginSet) -> dict[str, dict[str, Any]]:
+    """Return the options of a configuration's plugins, defaults included."""
     names = [name for name in config.plugins if name != BUILTIN]
     return {
         name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)
@@ -70,16 +120,16 @@ def usual_model(dataset: Dataset) -> str:
 
 
 def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
-    """Deal the samples, or read who holds what from a file."""
+    """Split the samples among the clients, or read the partition from a file."""
     if config.partition.endswith(".json"):
         partition = load_partition(Path(config.partition), dataset)
         if partition.num_clients != config.clients:
             raise ConfigError(
-                f"--clients is {config.clients}, but {config.partition} deals to {partition.num_clients} clients; "
-                f"write --clients {partition.num_clients}"
+                f"--clients is {config.clients}, but {config.partition} is a partition among {partition.num_clients} "
+                f"clients; write --clients {partition.num_clients}"
             )
         if config.samples is not None:
-            raise ConfigError(f"--samples: {config.partition} says already which samples are dealt; leave it out")
+            raise ConfigError(f"--samples: {config.partition} fixes already which samples are used; leave it out")
         return partition
     return make_partition(
         dataset,

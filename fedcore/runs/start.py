@@ -1,168 +1,58 @@
-"""What a run is put together from: dealt for a new run, or read back from a run's directory."""
+"""The one way to start a run: resolve the configuration, set up once, start the engine."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.safe_yaml import read_yaml
-from fedcore.base.tensors import clone
-from fedcore.data import DECLARED, Dataset, Partition, load_partition
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.data import DECLARED, Partition, load_partition
 from fedcore.data.content import data_digest
-from fedcore.hooks.setup import Setup
-from fedcore.runs.autotune import tuned
-from fedcore.runs.checkpoint import Report
+from fedcore.engines.protocol import Engine
+from fedcore.models.placement import Placement
 from fedcore.runs.directory import RunDirectory, installed_versions
-from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.runs.opened import OpenedRun
+from fedcore.runs.resolve import ResolvedRun, resolve, resolve_partition
 from fedcore.runs.saved import HOW_TO_CHANGE, Binding, SavedConfig, bound, partition_digest
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
-from fedcore.server.state import ServerState
+from fedcore.server.federation import Federation
 
 CHANGEABLE = frozenset({"rounds", "workers", "data_dir", "device", "client_timeout"})
-"""Options that may take another value when a run goes on; of these only rounds and device can change its bits."""
+"""Options that can change when a run is resumed; of these only rounds and device can change its bits."""
+
+Make = Callable[[WorkerSpec], Engine]
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A run that can be trained or evaluated: all but its engine.
+def begin(config: RunConfig | ResolvedRun, given: Partition | None = None, *, reached: bool = False) -> OpenedRun:
+    """Set up a new run and write its directory: configuration and partition.
 
-    :param config: every ``auto`` resolved.
-    :param binding: what the run's files have to go with.
-    :param values: the options as config.yaml has them; ``versions`` what was installed.
-    :param notes: what people should know of the directory.
-    :param changes: names of options that take other values from here on.
-    """
-
-    config: RunConfig
-    dataset: Dataset
-    partition: Partition
-    setup: Setup
-    directory: RunDirectory
-    binding: Binding
-    values: Mapping[str, Any]
-    versions: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The options that take other values from here on, with those before and after."""
-        now = self.config.model_dump(mode="json")
-        return {name: (self.values.get(name), now[name]) for name in sorted(self.changes)}
-
-    def copied(self, out: Path) -> Opened:
-        """Return the same run in a new directory.
-
-        :raises RunDirectoryError: it exists and holds something, or cannot be written.
-        """
-        made = RunDirectory.create(out, [])
-        try:
-            shutil.copytree(self.directory.path, made.path, symlinks=True, dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
-            made.discard()
-            raise RunDirectoryError(f"{self.directory.path} cannot be copied to {out}: {error}") from error
-        made.checkpoints.binding = self.binding
-        config = self.config.model_copy(update={"out": made.path})
-        setup = replace(self.setup, config=config)
-        values, changes = {**self.values, "out": str(self.directory.path)}, (*self.changes, "out")
-        return replace(self, config=config, setup=setup, directory=made, values=values, changes=changes)
-
-    def recover(self, report: Report) -> ServerState | None:
-        """Return what to go on from, None for the start, and put the directory back to it.
-
-        A run that is finished goes on from where its training ended when it is to have more rounds.
-
-        :raises RunDirectoryError: there are checkpoints, but none can be used, or it has had as many rounds already.
-        """
-        state = self.directory.recover(report, self.check)
-        if "rounds" not in self.changes or state is None:
-            return state
-        rounds = self.config.rounds
-        if rounds < state.round:
-            raise RunDirectoryError(f"--rounds {rounds}: {self.directory.path} has had {state.round} rounds already")
-        if state.phase == "train" or rounds == state.round:
-            return replace(state, phase="post_train") if rounds == state.round and state.phase == "train" else state
-        if state.phase == "done":
-            state = self.directory.recover(report, self.check, phase="post_train")
-        if state is None:
-            raise RunDirectoryError(
-                f"--rounds {rounds}: {self.directory.path} is finished, and the checkpoint of before its end, from "
-                "which more rounds could go on, is missing"
-            )
-        self.directory.reopen_finished()
-        return replace(state, phase="train")
-
-    def record_changes(self, state: ServerState) -> None:
-        """Write the options that take other values from here on, and what they were, into config.yaml."""
-        if not self.changes:
-            return
-        now = self.config.model_dump(mode="json")
-        values = {**self.values, **{name: now[name] for name in self.changes}}
-        binding = self.binding.changed(values, state.round, self.changed)
-        self.directory.checkpoints.binding = binding
-        self.directory.write_config(values, binding, self.versions)
-
-    def initial(self) -> ServerState:
-        """Return the state before the first round."""
-        return ServerState(model=clone(self.setup.model.state_dict()))
-
-    def check(self, state: ServerState) -> None:
-        """Refuse a checkpoint of another run, or of another model than the configuration's.
-
-        :raises RunDirectoryError: names what differs.
-        """
-        found = self.directory.checkpoints.found
-        differing = self.binding.differences(found) if found is not None else []
-        if differing:
-            raise RunDirectoryError(
-                f"{self.directory.path} does not hold together, its checkpoint was written with something else: "
-                f"{'; '.join(differing)}. {HOW_TO_CHANGE}"
-            )
-
-        def described(model: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-            return {name: (tensor.shape, tensor.dtype) for name, tensor in model.items()}
-
-        own, found = described(self.setup.model.state_dict()), described(state.model)
-        wrong = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
-        if wrong:
-            raise RunDirectoryError(
-                f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes: they differ "
-                f"in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
-            )
-
-
-def begin(config: RunConfig, given: Partition | None = None, *, reached: bool = False) -> Opened:
-    """Prepare a new run and write its directory: configuration and partition.
-
-    :param given: who holds which samples, in place of the configured dealing.
-    :param reached: the caller has an engine for clients that hold data of their own.
+    :param given: the partition, in place of the configured one.
+    :param reached: the caller has an engine that reaches clients with data of their own.
     :raises ConfigError: and its kin, before anything is written.
     """
-    config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
-    config, dataset = resolve_config(config)
-    config, partition = _dealt(config, dataset, given, reached)
-    setup = Setup.build(config, dataset)
-    if config.autotune:
-        config = tuned(config, setup.model, dataset)
-    directory = RunDirectory.create(config.out, list(config.plugins), with_clients=not partition.is_declared)
-    config = config.model_copy(update={"out": directory.path})
+    run = config if isinstance(config, ResolvedRun) else resolve(config)
+    run = run.updated(trackers=resolve_trackers(run.config.trackers))
+    run, partition = _partitioned(run, given, reached)
+    out = RunDirectory.choose(run.config.out, list(run.config.plugins))
+    setup = run.updated(out=out).set_up()
+    directory = RunDirectory.create(out, with_clients=not partition.is_declared)
     partition.save(directory.partition_file)
-    values = read_yaml(yaml.safe_dump(config.model_dump(mode="json")))  # as they will be read
-    binding = Binding(bound(values), _digest_of(partition), data_digest(dataset))
+    values = read_yaml(yaml.safe_dump(setup.config.model_dump(mode="json")))  # as they will be read
+    binding = Binding(bound(values), _digest_of(partition), data_digest(run.dataset))
     directory.checkpoints.binding = binding
     versions = installed_versions()
     directory.write_config(values, binding, versions)  # last: it makes the folder a run to be resumed
-    setup = replace(setup, config=config)
-    return Opened(config, dataset, partition, setup, directory, binding, values, versions)
+    return OpenedRun(setup, run.dataset, partition, directory, binding, values, versions)
 
 
 def reopen(
@@ -172,38 +62,72 @@ def reopen(
     allow_outside: bool = True,
     reached: bool = False,
     changes: Mapping[str, Any] | None = None,
-) -> Opened:
-    """Read a run's directory.
+    out: Path | None = None,
+) -> OpenedRun:
+    """Read a run's directory and set the run up again.
 
     :param changes: options that take other values than in its configuration.
     :param allow_code: see :func:`fedcore.runs.experiment.resume`.
-    :param allow_outside: likewise; where no tracker will be started, it does not matter what they would write.
+    :param allow_outside: likewise; it makes no difference where no tracker is started.
     :param reached: as for :func:`begin`.
-    :raises RunDirectoryError: there is no run in ``path``, or its files do not belong together.
+    :param out: copy the run to this new directory and use the copy.
+    :raises RunDirectoryError: there is no run in ``path``, its files do not belong together, or ``out`` is not empty.
     :raises ConfigError: it needs one of the permissions, or an engine that reaches its clients.
     """
     directory = RunDirectory.open(path)
     saved, source = directory.read_saved(), path / "config.yaml"
     changes = {name: value for name, value in (changes or {}).items() if value is not None}
     if not changes.keys() <= CHANGEABLE:
-        raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run goes on")
+        raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run is resumed")
     config = RunConfig.create({**saved.values, **changes, "out": str(directory.path)})
     check_code(code_in(config), source, allow=allow_code)
     if not allow_outside:
         check_places(places_in(config, directory.path), source, allow=False)
         check_places_inside(config, directory.path)
-    config, dataset = resolve_config(config)
-    partition = load_partition(directory.partition_file, dataset)
+    run = resolve(config)
+    partition = load_partition(directory.partition_file, run.dataset)
     if partition.is_declared:
         _require_reached(reached, path)
         directory = directory.without_clients()
-    binding = Binding(bound(saved.values), _digest_of(partition), data_digest(dataset), saved.changes)
-    directory.checkpoints.binding = binding
+    binding = Binding(bound(saved.values), _digest_of(partition), data_digest(run.dataset), saved.changes)
     notes = _check_digests(saved, binding, directory.path)
-    setup = Setup.build(config, dataset)
-    return Opened(
-        config, dataset, partition, setup, directory, binding, saved.values, saved.versions, notes, tuple(changes)
-    )
+    values, changed = saved.values, tuple(changes)
+    if out is not None:
+        out = RunDirectory.choose(out, [])
+        run, values, changed = run.updated(out=out), {**values, "out": str(directory.path)}, (*changed, "out")
+    setup = run.set_up()
+    if out is not None:
+        directory = _copied(directory, out, with_clients=not partition.is_declared)
+    directory.checkpoints.binding = binding
+    return OpenedRun(setup, run.dataset, partition, directory, binding, values, saved.versions, notes, changed)
+
+
+@contextmanager
+def federation(opened: OpenedRun, make: Make | None = None) -> Iterator[Federation]:
+    """Start the configured engine, or the one that ``make`` gives, and close it when the block ends."""
+    setup, directory = opened.setup, opened.directory
+    dataset = Placement.of(setup.config, setup.model).dataset(opened.dataset)
+    make = make or registry.resolve("engine", setup.config.engine)
+    spec = WorkerSpec(setup.config, dataset, opened.partition, directory.clients.root)
+    engine = registry.call("engine", setup.config.engine, make, spec)
+    try:
+        yield Federation(setup, dataset, opened.partition, engine, directory.clients)
+    finally:
+        engine.close()
+
+
+def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDirectory:
+    """Copy a run's directory.
+
+    :raises RunDirectoryError: it cannot be written.
+    """
+    made = RunDirectory.create(out, with_clients=with_clients)
+    try:
+        shutil.copytree(directory.path, made.path, symlinks=True, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        made.discard()
+        raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
+    return made
 
 
 def _check_digests(saved: SavedConfig, binding: Binding, path: Path) -> tuple[str, ...]:
@@ -227,16 +151,16 @@ def _digest_of(partition: Partition) -> str:
     return partition_digest(partition.sha256, partition.info)
 
 
-def _dealt(config: RunConfig, dataset: Dataset, given: Partition | None, reached: bool) -> tuple[RunConfig, Partition]:
-    """Return who holds which samples, and the configuration that says so."""
+def _partitioned(run: ResolvedRun, given: Partition | None, reached: bool) -> tuple[ResolvedRun, Partition]:
+    """Return the partition, and the run with a configuration that names it."""
     if given is None:
-        return config, resolve_partition(config, dataset)
-    if given.num_clients != config.clients:
-        raise ConfigError(f"clients is {config.clients}, but the partition is of {given.num_clients} clients")
+        return run, resolve_partition(run.config, run.dataset)
+    if given.num_clients != run.config.clients:
+        raise ConfigError(f"clients is {run.config.clients}, but the partition has {given.num_clients} clients")
     if given.is_declared:
         _require_reached(reached, "this federation")
-        config = config.model_copy(update={"partition": DECLARED})
-    return config, given
+        run = run.updated(partition=DECLARED)
+    return run, given
 
 
 def _require_reached(reached: bool, what: object) -> None:

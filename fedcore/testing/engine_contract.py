@@ -17,9 +17,8 @@ from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
-from fedcore.hooks.setup import Setup
 from fedcore.runs.experiment import RunResult, one_thread
-from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.federation import Federation
 from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
@@ -119,10 +118,10 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
         config = small_config(
             folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options}
         )
-        config, dataset = resolve_config(config)
-        setup = Setup.build(config, dataset)
-        partition = resolve_partition(config, dataset)
-        engine = make(WorkerSpec(config, dataset, partition, folder / "clients"))
+        run = resolve(config)
+        setup, dataset = run.set_up(), run.dataset
+        partition = resolve_partition(setup.config, dataset)
+        engine = make(WorkerSpec(setup.config, dataset, partition, folder / "clients"))
         try:
             federation = Federation(setup, dataset, partition, engine, RemoteClientStore(folder / "clients"))
             _converse(ServerScope(federation, ServerState(model=clone(setup.model.state_dict())), 0, "evaluation"))

@@ -17,7 +17,8 @@ from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import WorkerSpec
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.resolve import resolve_config
+from fedcore.runs.resolve import resolve
+from fedcore.runs.start import reopen
 from fedcore.runs.trust import check_code, code_in
 from fedcore.server.round import Notify
 from fedcore_flower import wire
@@ -68,14 +69,15 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
     run = uuid.uuid4().hex
     served = {"engine": ENGINE, "engine_options": {"federation": run}, "partition": DECLARED}
     config = _checked(config.model_copy(update=served))
-    _, dataset = resolved = resolve_config(config)
+    resolved = resolve(config)
+    dataset = resolved.dataset
     names = list(hosting.keys)
     with _federation(_limited(hosting, config), list(hosting.keys.values()), tell) as courier:
         _wait(courier, names, hosting.wait, len(names), tell)
         described = _describe(courier, names, range(len(names)))
         sizes = [_sizes(name, described[client], dataset) for client, name in enumerate(names)]
         roll = Roll(run, names, [key.fingerprint for key in hosting.keys.values()], sizes)
-        setups = _setups(resolved[0], dataset, roll)
+        setups = _setups(resolved.config, dataset, roll)
         _join(courier, names, setups)
         partition = Partition.declared([train for train, _ in sizes], [test for _, test in sizes], config.dataset)
 
@@ -87,7 +89,7 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
         def make(spec: WorkerSpec) -> FederationEngine:
             return FederationEngine(courier, names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
-        return experiment.run(config, notify=noting, engine=make, partition=partition)
+        return experiment.run(resolved, notify=noting, engine=make, partition=partition)
 
 
 def resume(
@@ -105,8 +107,9 @@ def resume(
     keys = roll.keys(hosting.keys)
     config = _checked(directory.read_config())
     check_code(code_in(config), path / "config.yaml", allow=False)
-    config, dataset = resolve_config(config)
-    setups = _setups(config, dataset, roll)
+    with experiment.one_thread():
+        opened = reopen(directory.path, allow_code=False, allow_outside=allow_outside, reached=True)
+    dataset, setups = opened.dataset, _setups(opened.config, opened.dataset, roll)
     with _federation(_limited(hosting, config), keys, tell) as courier:
         enough = hosting.min_online or len(roll.names)
         _wait(courier, roll.names, hosting.wait, enough, tell)
@@ -124,7 +127,7 @@ def resume(
         def make(spec: WorkerSpec) -> FederationEngine:
             return FederationEngine(courier, roll.names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
-        return experiment.resume(directory.path, notify=notify, allow_outside=allow_outside, engine=make)
+        return experiment.go_on(opened, notify=notify, engine=make)
 
 
 @contextlib.contextmanager

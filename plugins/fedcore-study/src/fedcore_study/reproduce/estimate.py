@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,6 @@ def _share(config: RunConfig) -> float:
 
 def _models(config: RunConfig) -> int:
     """Return how many models are evaluated: the global one, and each client's where the method has such."""
-    plugins: Sequence[Any] = PluginSet.create(config.plugins).implementers("personal_model")
-    plugins = [*plugins, *PluginSet.create(config.plugins).implementers("personal_parameters")]
-    return 1 + config.clients * bool(plugins)
+    plugins = PluginSet.create(config.plugins)
+    own = plugins.implementers("personal_model") or plugins.implementers("personal_parameters")
+    return 1 + config.clients * bool(own)
