@@ -15,20 +15,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from fedcore.base.errors import PluginCallError
+from fedcore.client.fixed_tensors import FixedTensors
+from fedcore.client.session import LocalSession
+from fedcore.client.step import Batch
 from fedcore.data.client import Picked
 
-if TYPE_CHECKING:
-    from fedcore.client.session import LocalSession
-    from fedcore.client.step import Batch
-    from fedcore.hooks.plugins import PluginSet
-
-    TrainBatch = Callable[[LocalSession, PluginSet, int, int, Picked], Batch]
+TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
 
 
 class Kind(NamedTuple):
@@ -147,39 +146,35 @@ class StepGraphs:
     def __init__(self, recorder: Recorder, train_batch: TrainBatch) -> None:
         self.recorder = recorder
         self._train_batch = train_batch
-        self.losses: dict[str, Tensor] = {}
-        self._fixed: dict[str, Tensor] = {}
+        self.fixed = FixedTensors()
         self._steps: dict[Key, Captured | str] = {}
+        self._steps_of: WeakKeyDictionary[LocalSession, dict[Key, Captured | str]] = WeakKeyDictionary()
         self._looks: dict[Kind, list[frozenset[str]]] = {}
         self._refused: set[Kind] = set()
 
-    def fixed(self, name: str, value: Tensor) -> Tensor:
-        """Return a tensor of this value whose memory is the same at every call of this name."""
-        held = self._fixed.get(name)
-        if held is None or held.shape != value.shape:
-            held = self._fixed[name] = torch.empty_like(value)
-        held.copy_(value)
-        return held
-
     def begin_round(self, round: int) -> None:
-        """Drop what only held for an earlier round."""
+        """Drop the steps that were captured for an earlier round."""
         self._steps = {key: step for key, step in self._steps.items() if key.round in (None, round)}
 
-    def take_step(self, session: LocalSession, plugins: PluginSet, epoch: int, number: int, picked: Picked) -> None:
+    def forget(self, session: LocalSession) -> None:
+        """Drop the steps of one session, whose frozen outputs and momentum are made anew, or which has ended."""
+        self._steps_of.pop(session, None)
+
+    def take_step(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
         """Take one optimizer step: replay it where it was captured, capture it where it comes again."""
-        kind = Kind(len(picked.positions), session.lr, frozenset(session.excluded))
+        kind = Kind(len(picked.positions), session.lr, frozenset(session.requests.excluded))
         if kind in self._refused:
-            self._train_batch(session, plugins, epoch, number, picked)
+            self._train_batch(session, epoch, number, picked)
             return
         key, step = self._find(session, kind, epoch)
         if isinstance(step, Captured):
             step.take(picked)
             session.losses.count(step.losses)
         elif key is not None and step == SEEN:
-            self._store(session, key, self._capture(session, plugins, epoch, number, picked, kind))
+            self._store(session, key, self._capture(session, epoch, number, picked, kind))
         else:
             before = held(session)
-            batch = self._train_batch(session, plugins, epoch, number, picked)
+            batch = self._train_batch(session, epoch, number, picked)
             if step is None:
                 looked = frozenset(batch.depends_on | ({"client"} if session.own_tensors else set()))
                 fixed = "batch" not in looked
@@ -189,40 +184,41 @@ class StepGraphs:
     def _find(self, session: LocalSession, kind: Kind, epoch: int) -> tuple[Key | None, Captured | str | None]:
         for looked in self._looks.get(kind, ()):
             key = self._key(session, kind, looked, epoch)
-            step = (session.graphs if "client" in looked else self._steps).get(key)
+            step = self._steps_with(session, looked).get(key)
             if step is not None:
                 return key, step
         return None, None
+
+    def _steps_with(self, session: LocalSession, looked: frozenset[str]) -> dict[Key, Captured | str]:
+        return self._steps_of.setdefault(session, {}) if "client" in looked else self._steps
 
     def _key(self, session: LocalSession, kind: Kind, looked: frozenset[str], epoch: int) -> Key:
         return Key(kind, looked, session.round if "round" in looked else None, epoch if "epoch" in looked else None)
 
     def _store(self, session: LocalSession, key: Key, step: Captured | str) -> None:
-        (session.graphs if "client" in key.depends_on else self._steps)[key] = step
+        self._steps_with(session, key.depends_on)[key] = step
         looks = self._looks.setdefault(key.kind, [])
         if key.depends_on not in looks:
             looks.append(key.depends_on)
 
-    def _capture(
-        self, session: LocalSession, plugins: PluginSet, epoch: int, number: int, picked: Picked, kind: Kind
-    ) -> Captured | str:
+    def _capture(self, session: LocalSession, epoch: int, number: int, picked: Picked, kind: Kind) -> Captured | str:
         """Record a step and take it."""
         own = picked.clone()
         before, counts, names = held(session), session.losses.counts(), session.losses.names()
-        session.optimizer.zero_grad()
+        session.training.optimizer.zero_grad()
 
         def train() -> None:
-            self._train_batch(session, plugins, epoch, number, own)
+            self._train_batch(session, epoch, number, own)
 
         try:
             launch = self.recorder.record(train)
         except (RuntimeError, PluginCallError) as error:
             session.losses.restore(counts)
-            session.optimizer.zero_grad()
+            session.training.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
             self._refused.add(kind)
-            self._train_batch(session, plugins, epoch, number, picked)
+            self._train_batch(session, epoch, number, picked)
             return REFUSED
         launch()
         if not same(before, held(session)) or session.losses.names() != names:
@@ -238,7 +234,7 @@ def held(session: LocalSession) -> dict[tuple[str, str], Any]:
     for plugin in session.scratch:
         found.update({(plugin, f"scratch/{name}"): value for name, value in session.scratch[plugin].items()})
         found.update({(plugin, f"state/{name}"): value for name, value in session.states.of(plugin).items()})
-    return {name: _marked(value, session.device) for name, value in found.items()}
+    return {name: _marked(value, session.working.device) for name, value in found.items()}
 
 
 def _marked(value: Any, device: torch.device) -> Any:

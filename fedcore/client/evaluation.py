@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcore.base.seeding import numpy_generator
-from fedcore.data import Samples
+from fedcore.client.context import context_of
+from fedcore.client.session import LocalSession
+from fedcore.data import Dataset, Samples
 from fedcore.models.placement import forward_chunk
-
-if TYPE_CHECKING:
-    from fedcore.client.session import LocalSession
 
 SILHOUETTE_SAMPLES = 2000
 
@@ -92,26 +91,30 @@ def _loss(value: float) -> dict[str, Any]:
     return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
 
 
-def evaluate_client(session: LocalSession, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Evaluate one client under the protocols that a task names; returns counts by protocol."""
-    runtime, protocols = session.runtime, set(meta["protocols"])
-    classes, found = runtime.dataset.num_classes, {}
-    held_out = runtime.partition.test[session.id]
+def evaluate_client(
+    session: LocalSession, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Evaluate one client, whose session is loaded; returns counts by protocol.
+
+    :param held_out: the client's held-out samples, positions in the training set, int64 (m,).
+    :param meta: the task's ``protocols``, and whether the client ``took_part`` in training before.
+    """
+    protocols, found = set(meta["protocols"]), {}
+    device, working = session.working.device, session.working.module
 
     def on_held_out(model: nn.Module) -> dict[str, Any]:
-        return evaluate(model, runtime.dataset.train, classes, runtime.device, indices=held_out)
+        return evaluate(model, dataset.train, dataset.num_classes, device, indices=held_out)
 
-    session.load(session.start)
     if "global_local" in protocols and len(held_out):
-        found["global_local"] = on_held_out(runtime.model)
+        found["global_local"] = on_held_out(working)
     own: nn.Module | None = None
     if meta["took_part"]:
-        own = runtime.setup.plugins.first("personal_model", client=session.context(""))
-    own = own or runtime.model
+        own = session.plugins.first("personal_model", client=context_of(session, ""))
+    own = own or working
     if "personal" in protocols and len(held_out):
         found["personal"] = on_held_out(own)
     if "personal_global" in protocols:
-        found["personal_global"] = evaluate(own, runtime.dataset.test, classes, runtime.device)
+        found["personal_global"] = evaluate(own, dataset.test, dataset.num_classes, device)
     return found
 
 

@@ -1,10 +1,11 @@
-"""Local training: THE ONLY loop over epochs and batches.
+"""Local training: the single loop over local epochs and batches.
 
-Every method trains through :func:`train_epochs`; what distinguishes methods are the hooks that it calls.
+Every method trains through :func:`train_epochs`; methods differ in the hooks that it calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,54 +21,60 @@ from fedcore.hooks.contexts import Step
 from fedcore.hooks.plugins import Plugin, PluginSet
 from fedcore.models import Outputs
 
+TakeStep = Callable[[LocalSession, int, int, Picked], object]
+"""Takes one optimizer step of a session: epoch, number of the batch in it, batch."""
 
-def train_epochs(session: LocalSession, plugins: PluginSet, start: int, stop: int) -> None:
+
+def train_epochs(session: LocalSession, start: int, stop: int, take_step: TakeStep | None = None) -> None:
     """Run local epochs ``start`` to ``stop - 1`` of one client on its session; leaves the model in eval mode.
 
     With ``--local-steps`` the last epoch ends with the last step.
+
+    :param take_step: default :func:`train_batch`.
     """
-    config, model, data = session.config, session.model, session.data
+    model, data, work = session.working.module, session.data, session.work
+    take_step = take_step or train_batch
     model.train()
-    for module in session.frozen_modules():
-        module.eval()  # or BatchNorm's statistics would move on
-    take_step = session.runtime.graphs.take_step if session.runtime.graphs else train_batch
+    for module in session.working.excluded_modules(session.requests.excluded):
+        module.eval()  # else BatchNorm's statistics would change
     for epoch in range(start, stop):
         order = torch.randperm(len(data), generator=session.generator(f"shuffle/{epoch}"))
-        batches = data.batches(order, config.batch_size, session.generator(f"augment/{epoch}"))
-        with random_stream(session.derive_seed(f"epoch/{epoch}"), session.device):
+        batches = data.batches(order, session.config.batch_size, session.generator(f"augment/{epoch}"))
+        with random_stream(session.derive_seed(f"epoch/{epoch}"), session.working.device):
             for number, picked in enumerate(batches):
-                if session.steps == session.most_steps:
+                if session.steps == work.most_steps:
                     break
-                if len(picked.positions) < session.smallest_batch:
+                if len(picked.positions) < work.smallest_batch:
                     continue
-                take_step(session, plugins, epoch, number, picked)
+                take_step(session, epoch, number, picked)
                 session.steps += 1
     model.eval()
 
 
-def train_batch(session: LocalSession, plugins: PluginSet, epoch: int, number: int, picked: Picked) -> Batch:
+def train_batch(session: LocalSession, epoch: int, number: int, picked: Picked) -> Batch:
     """Take one optimizer step; returns its batch."""
-    batch = session.batch = Batch(session, epoch, number, picked)
+    batch = Batch(session, epoch, number, picked)
+    session.depends_on, training = batch.depends_on, session.training
     with session.autocast():
-        batch.outputs = Outputs(*session.model(batch.x))
+        batch.outputs = Outputs(*session.working.module(batch.x))
         step = BatchStep(batch)
-        total = objective(session, plugins, step)
-    session.optimizer.zero_grad()
+        total = objective(session, step)
+    training.optimizer.zero_grad()
     total.backward()
     if session.config.clip_norm is not None:
-        nn.utils.clip_grad_norm_(session.trained, session.config.clip_norm)
+        nn.utils.clip_grad_norm_(training.parameters, session.config.clip_norm)
     with torch.no_grad():
-        plugins.call_all("observe", step=step)
-    session.optimizer.step()
-    session.batch = None
+        session.plugins.call_all("observe", step=step)
+    training.optimizer.step()
+    session.depends_on = set()  # hooks outside of a step look at no batch
     return batch
 
 
-def objective(session: LocalSession, plugins: PluginSet, step: Step) -> Tensor:
+def objective(session: LocalSession, step: Step) -> Tensor:
     """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded."""
-    task = task_loss(plugins, step)
+    task = task_loss(session.plugins, step)
     task_scale, terms = 1.0, []
-    for plugin, result in plugins.each("local_loss", step=step):
+    for plugin, result in session.plugins.each("local_loss", step=step):
         for loss in _losses(plugin, result, step):
             task_scale *= _task_scale(plugin, loss)
             if isinstance(loss.weight, Tensor) or loss.weight != 0:

@@ -16,22 +16,24 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
-from fedcore.base.tensors import clone
 from fedcore.base.types import ClientUpdate
 from fedcore.client.captured_steps import CudaRecorder, StepGraphs
+from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client
-from fedcore.client.frozen import FrozenModel
+from fedcore.client.kept_models import CORE, KeptModels
+from fedcore.client.local_work import LocalWork
 from fedcore.client.loop import train_batch, train_epochs
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
-from fedcore.client.session import CORE, LocalSession, Shared
+from fedcore.client.session import LocalSession
+from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.working_model import WorkingModel
 from fedcore.data import Dataset
 from fedcore.data.client import ClientData
 from fedcore.hooks.setup import Setup
-from fedcore.models import has_batch_norm
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
-from fedcore.storage.state import flatten
+from fedcore.storage.state import States, flatten
 
 
 class Failed(Exception):
@@ -49,19 +51,14 @@ class ClientRuntime:
         self.config, self.partition = spec.config, spec.partition
         self.setup = Setup.build(self.config, spec.dataset)
         self.placement = Placement.of(self.config, self.setup.model)
-        self.device, self.dataset = self.placement.device, self.placement.dataset(spec.dataset)
-        if self.device.type == "cuda":
+        self.dataset, device = self.placement.dataset(spec.dataset), self.placement.device
+        if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
-        captured = captures(self.config, self.device, self.dataset)
-        self.graphs = StepGraphs(CudaRecorder(self.device), train_batch) if captured else None
-        self.model = self.placement.model(self.setup.model)
-        self.model_state = self.model.state_dict()
-        self.first_personal = clone({name: self.model_state[name] for name in self.setup.layout.personal})
-        self.has_batch_norm = has_batch_norm(self.model)
+        captured = captures(self.config, device, self.dataset)
+        self.graphs = StepGraphs(CudaRecorder(device), train_batch) if captured else None
+        self.working = WorkingModel(self.setup, self.placement)
         self.store = ClientStore(spec.state_dir)
-        plugins = self.setup.plugins
-        self.frozen = {name: FrozenModel(self.model) for name in ("global", "previous") if plugins.reads(name)}
         self._sessions: dict[str, LocalSession] = {}
         self._spent: dict[str, dict[str, float]] = {}
         self._handlers = {
@@ -72,7 +69,7 @@ class ClientRuntime:
             "end_session": self._end_session,
         }
 
-    def handle(self, task: ClientTask, shared: Shared | None) -> Outcome:
+    def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
         """Run one task; whatever happens to the client becomes a value.
 
         :raises FedcoreError: a broken contract or run directory, which no other client would survive either.
@@ -110,107 +107,128 @@ class ClientRuntime:
             traceback.print_exc()
         return ClientFailure(task.id, kind, message)
 
-    def training_data(self, client: int) -> ClientData:
-        """Return a client's training part."""
-        return ClientData.training(
-            self.dataset, self.partition.train[client], self.device, augmented=self.config.augment
-        )
+    def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:
+        """Return the session of a task, with the weights that it starts from in the working model.
 
-    def _fit_begin(self, task: ClientTask, shared: Shared | None) -> ClientResult:
+        :param read_only: the hook that may not write to the plugins' states.
+        """
         assert shared is not None
+        config, working, device = self.config, self.working, self.working.device
+        data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
+        saved = self.store.read(task.client, task.state_round)
+        kept = KeptModels.unpack(saved.pop(CORE, {}))
+        session = LocalSession(
+            client=task.client,
+            round=task.round,
+            config=config,
+            plugins=self.setup.plugins,
+            working=working,
+            data=data,
+            work=LocalWork.of(config, len(data), working.smallest_batch, task.meta),
+            lr=shared.lr,
+            received=shared.received,
+            start={**working.first_personal, **shared.model, **kept.personal},
+            previous=kept.previous,
+            states=States(saved, read_only=read_only, device=device),
+            fixed=self.graphs.fixed if self.graphs else None,
+            pauses=bool(self.setup.breaks),
+        )
+        session.load()
+        return session
+
+    def _fit_begin(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             del self._sessions[key]  # abandoned in an earlier round
         self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
         if self.graphs:
             self.graphs.begin_round(task.round)
-        session = LocalSession(self, task, shared)
-        session.load(session.start)
-        session.load_frozen()
-        session.in_begin_local = True
-        self.setup.plugins.call_all("begin_local", client=session.context(""))
-        session.in_begin_local = False
+        session = self._session(task, shared)
+        session.requests.open = True
+        self.setup.plugins.call_all("begin_local", client=context_of(session, ""))
+        session.requests.open = False
         session.prepare_training()
         return self._fit(task, session, 0)
 
-    def _fit_resume(self, task: ClientTask, shared: Shared | None) -> ClientResult:
+    def _fit_resume(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
         session = self._sessions.get(task.session or "")
-        if session is None or session.parked is None:
+        if session is None or not session.is_paused:
             raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
-        session.unpark(task.tensors)
+        session.resume(task.tensors)
+        if self.graphs:
+            self.graphs.forget(session)
         return self._fit(task, session, int(task.meta["epoch"]))
 
     def _fit(self, task: ClientTask, session: LocalSession, start: int) -> ClientResult:
-        stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.epochs)
-        train_epochs(session, self.setup.plugins, start, stop)
-        if stop < session.epochs:
+        stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
+        train_epochs(session, start, stop, self.graphs.take_step if self.graphs else None)
+        if stop < session.work.epochs:
             assert task.session is not None
             self._sessions[task.session] = session
-            parked = session.park()
+            weights = session.pause()
             names = {name for plugin in self.setup.breaks[stop] for name in self._exchanged(plugin)}
-            return ClientResult(task.id, {name: parked[name] for name in sorted(names)}, {"paused": stop})
+            return ClientResult(task.id, {name: weights[name] for name in sorted(names)}, {"paused": stop})
         self._sessions.pop(task.session or "", None)
-        session.graphs.clear()
+        if self.graphs:
+            self.graphs.forget(session)
         return self._finish(task, session)
 
     def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:
         if session.steps == 0:
-            why = "; with BatchNorm in the model a batch of one sample is skipped" if self.has_batch_norm else ""
+            why = (
+                "; with BatchNorm in the model a batch of one sample is skipped"
+                if self.working.smallest_batch > 1
+                else ""
+            )
             count = len(session.data)
-            raise Failed("no_steps", f"client {session.id} has {count} samples and made no optimizer step{why}")
+            raise Failed("no_steps", f"client {session.client} has {count} samples and made no optimizer step{why}")
         losses = session.losses.means()
         for name, value in losses.items():
             if not value - value == 0:  # nan or inf
                 raise Failed("diverged", f"loss {name!r} became {value}")
         layout, plugins = self.setup.layout, self.setup.plugins
-        core: dict[str, Any] = {}
-        if plugins.reads("previous"):
-            core.update({f"previous.{name}": value.clone() for name, value in self.model_state.items()})
+        previous = self.working.snapshot() if plugins.reads("previous") else {}
         payload: dict[str, dict[str, Tensor]] = {}
-        for plugin, tensors in plugins.each("end_local", client=session.context("")):
+        for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
             payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
-        core.update({f"personal.{name}": self.model_state[name].clone() for name in sorted(layout.personal)})
+        kept = KeptModels(previous, self.working.personal()).pack()
         update = ClientUpdate(
-            client=session.id,
-            model=clone({name: self.model_state[name] for name in layout.shared}),
+            client=session.client,
+            model=self.working.shared(),
             samples=len(session.data),
             steps=session.steps,
             lr=session.lr,
             momentum=self.config.momentum,
             payload=payload,
             metrics={"losses": losses},
-            frozen=frozenset(session.excluded & layout.trainable).intersection(layout.shared),
+            frozen=frozenset(session.requests.excluded & layout.trainable).intersection(layout.shared),
         )
         for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: plugin.guards_uploads):
-            seen = plugins.call(plugin.name, "pre_upload", client=session.context(plugin.name), update=update)
+            seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
             if seen is not None:
                 update = seen if plugin.guards_uploads else update.merged(plugin.name, seen)
         version = self.store.write(
-            session.id, session.round, {**session.states.snapshot(), **({CORE: core} if core else {})}
+            session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
         )
         return pack_update(task.id, update, version)
 
-    def _ask(self, task: ClientTask, shared: Shared | None) -> ClientResult:
-        assert shared is not None
-        session = LocalSession(self, task, shared, read_only="answer")
-        session.load(session.start)
-        session.load_frozen()
+    def _ask(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+        session = self._session(task, shared, read_only="answer")
         plugin = str(task.meta["plugin"])
         answer = self.setup.plugins.call(
             plugin,
             "answer",
-            client=session.context(plugin),
+            client=context_of(session, plugin),
             question=task.meta["question"],
-            tensors={name: tensor.to(self.device) for name, tensor in task.tensors.items()},
+            tensors={name: tensor.to(self.working.device) for name, tensor in task.tensors.items()},
         )
         return ClientResult(task.id, {name: tensor.detach().clone() for name, tensor in (answer or {}).items()})
 
-    def _evaluate(self, task: ClientTask, shared: Shared | None) -> ClientResult:
-        assert shared is not None
-        session = LocalSession(self, task, shared, read_only="personal_model")
-        session.load_frozen()
-        return ClientResult(task.id, {}, evaluate_client(session, task.meta))
+    def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+        session = self._session(task, shared, read_only="personal_model")
+        held_out = self.partition.test[task.client]
+        return ClientResult(task.id, {}, evaluate_client(session, self.dataset, held_out, task.meta))
 
-    def _end_session(self, task: ClientTask, shared: Shared | None) -> ClientResult:
+    def _end_session(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
         self._sessions.pop(task.session or "", None)
         return ClientResult(task.id)
 

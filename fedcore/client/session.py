@@ -1,288 +1,170 @@
-"""One client at work: its session, and what plugins see of it."""
+"""The record of one client's work on one task."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.errors import PluginContractError
+from fedcore.base.config import RunConfig
 from fedcore.base.seeding import derive_seed, generator
-from fedcore.base.tensors import clone
 from fedcore.base.types import Tensors
-from fedcore.client.frozen import all_outputs, load_state
+from fedcore.client.fixed_tensors import FixedTensors
+from fedcore.client.local_work import LocalWork
 from fedcore.client.losses import LossTotals
-from fedcore.client.messages import ClientTask
 from fedcore.client.optimizer import SGD, ParameterGroup
+from fedcore.client.working_model import WorkingModel
+from fedcore.data.client import ClientData
 from fedcore.hooks.contexts import ClientContext
-from fedcore.hooks.plugins import match
-from fedcore.models import SplitModel
-from fedcore.models.placement import Placement
-from fedcore.storage.state import State, States, unflatten
-
-if TYPE_CHECKING:
-    from fedcore.client.runtime import ClientRuntime
-    from fedcore.client.step import Batch
-
-CORE = "fedcore"
-"""Namespace of what the core itself keeps per client: previous models, personal parameters."""
+from fedcore.hooks.plugins import PluginSet
+from fedcore.storage.state import States
 
 
+@dataclass
+class TrainingRequests:
+    """What plugins ask of a round's training in ``begin_local``.
+
+    :ivar open: whether ``begin_local`` runs, the only time when something can be asked.
+    :ivar added: parameters that are trained beside the model's, by plugin and name; ``groups`` for the optimizer.
+    :ivar excluded: names of parameters of the model that are not trained.
+    """
+
+    open: bool = False
+    added: dict[str, dict[str, nn.Parameter]] = field(default_factory=dict)
+    groups: list[ParameterGroup] = field(default_factory=list)
+    excluded: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class TrainedParameters:
+    """What a round trains, fixed after ``begin_local``.
+
+    :ivar parameters: those of the model; ``shared`` the ones among them that travel.
+    :ivar reference: the values of ``shared`` at the start of the round.
+    :ivar optimizer: steps these parameters and the added ones.
+    """
+
+    parameters: list[nn.Parameter]
+    shared: list[nn.Parameter]
+    reference: list[Tensor]
+    optimizer: SGD
+
+
+@dataclass(eq=False)
 class LocalSession:
-    """One client's work on one task, or on a fit with its pauses."""
+    """One client's work on one task, or on a training with its pauses.
 
-    def __init__(self, runtime: ClientRuntime, task: ClientTask, shared: Shared, *, read_only: str = "") -> None:
-        self.runtime = runtime
-        self.id, self.round, self.config = task.client, task.round, runtime.config
-        self.device, self.model, self.frozen = runtime.device, runtime.model, runtime.frozen
-        self.smallest_batch = 2 if runtime.has_batch_norm else 1  # BatchNorm has no variance of one sample
-        self.data = runtime.training_data(task.client)
-        unit, work = self.config.local_work
-        work = int(task.meta.get(unit, work))
-        self.most_steps = work if unit == "steps" else None
-        self.epochs = self._passes(work) if unit == "steps" else work
-        self.sees_all_samples = unit == "epochs" or work * self.config.batch_size >= len(self.data)
-        self.received, self.lr = shared.received, float(shared.meta["lr"])
-        saved = runtime.store.read(task.client, task.state_round)
-        self.saved_core: dict[str, Any] = saved.pop(CORE, {})
-        self.states = States(saved, read_only=read_only, device=runtime.device)
-        self.start = {**runtime.first_personal, **shared.model, **prefixed(self.saved_core, "personal.")}
-        self.scratch: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        self.added: dict[str, dict[str, nn.Parameter]] = {}
-        self.added_groups: list[ParameterGroup] = []
-        self.excluded: set[str] = set()
-        self.reference: list[Tensor] = []
-        self.shared_parameters: list[nn.Parameter] = []
-        self.trained: list[nn.Parameter] = []
-        self.optimizer: SGD
-        self.own_tensors = bool(runtime.setup.breaks)  # a parked session's are not another's
-        self.graphs: dict[Any, Any] = {}
-        fixed = None if runtime.graphs is None or self.own_tensors else runtime.graphs.losses
-        self.losses, self.steps = LossTotals(fixed), 0
-        self.parked: Tensors | None = None
-        self.in_begin_local = False
-        self.batch: Batch | None = None
-        self._contexts: dict[str, ClientContext] = {}
+    :param lr: learning rate of the round.
+    :param received: the round's broadcasts, by plugin.
+    :param start: the weights that the client starts from, shared and personal.
+    :param previous: the client's model after its last committed participation; empty where there is none.
+    :param states: the plugins' states, by plugin.
+    :param fixed: memory that captured steps of several clients work on; None where steps are not captured.
+    :param pauses: whether the training pauses; other clients use the working model in between.
+    :ivar training: set by :meth:`prepare_training`.
+    :ivar steps: optimizer steps so far.
+    :ivar depends_on: what hooks looked at in the current step, see :class:`fedcore.client.step.Batch`.
+    :ivar scratch: the plugins' values for this round, by plugin; ``contexts`` what they see of the client.
+    """
 
-    def _passes(self, steps: int) -> int:
-        """Return the passes over the samples, the last perhaps cut short, that give so many optimizer steps."""
-        size = self.config.batch_size
-        full, rest = divmod(len(self.data), size)
-        per_pass = full * (size >= self.smallest_batch) + (rest >= self.smallest_batch)
-        return math.ceil(steps / per_pass) if per_pass else 0
+    client: int
+    round: int
+    config: RunConfig
+    plugins: PluginSet
+    working: WorkingModel
+    data: ClientData
+    work: LocalWork
+    lr: float
+    received: Mapping[str, Tensors]
+    start: Tensors
+    previous: Tensors
+    states: States
+    fixed: FixedTensors | None
+    pauses: bool
+    losses: LossTotals = field(init=False)
+    requests: TrainingRequests = field(default_factory=TrainingRequests)
+    training: TrainedParameters = field(init=False)
+    steps: int = 0
+    depends_on: set[str] = field(default_factory=set)
+    scratch: defaultdict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    contexts: dict[str, ClientContext] = field(default_factory=dict)
+    _parked: Tensors | None = None
 
-    def context(self, plugin: str) -> ClientContext:
-        """Return what one plugin sees of this client."""
-        if plugin not in self._contexts:
-            self._contexts[plugin] = SessionContext(self, plugin)
-        return self._contexts[plugin]
+    def __post_init__(self) -> None:
+        """Choose where the losses are summed."""
+        self.losses = LossTotals(None if self.fixed is None or self.own_tensors else self.fixed.losses)
+
+    @property
+    def own_tensors(self) -> bool:
+        """Whether the session needs tensors that no other one writes to, so that its captured steps serve it alone."""
+        return self.pauses or bool(self.requests.groups)
 
     def derive_seed(self, purpose: str) -> int:
         """Return the seed of this client's and round's stream for a purpose."""
-        return derive_seed(self.config.seed, purpose, round=self.round, client=self.id)
+        return derive_seed(self.config.seed, purpose, round=self.round, client=self.client)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return this client's and round's stream for a purpose."""
-        return generator(self.config.seed, purpose, round=self.round, client=self.id)
+        return generator(self.config.seed, purpose, round=self.round, client=self.client)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the arithmetic that the run's ``precision`` asks for."""
         if self.config.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+            return torch.autocast(self.working.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put weights into the working model, and it into one condition whatever ran before: eval mode, no grads."""
-        load_state(self.runtime.model_state, tensors)
-        self.model.eval()
-        self.set_trainable()
-
-    def set_trainable(self) -> None:
-        """Let gradients flow into what this round trains, and forget those of other clients."""
-        trainable = self.runtime.setup.layout.trainable - self.excluded
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(name in trainable)
-            parameter.grad = None
-
-    def load_frozen(self) -> None:
-        """Point the frozen models at this client."""
-        if "global" in self.frozen:
-            self.frozen["global"].load(self.start)
-        if "previous" in self.frozen:
-            self.frozen["previous"].load(prefixed(self.saved_core, "previous.") or None)
+    def load(self) -> None:
+        """Load the weights that the client starts from into the working model, and the frozen models."""
+        self.working.load(self.start)
+        self.working.load_frozen(self.start, self.previous)
 
     def prepare_training(self) -> None:
         """Fix what is trained in this round and set the optimizer up, after ``begin_local``."""
-        self.set_trainable()
-        for name, parameter in self.model.named_parameters():
+        self.working.set_trainable(self.requests.excluded)
+        trained: list[nn.Parameter] = []
+        shared: list[nn.Parameter] = []
+        reference: list[Tensor] = []
+        for name, parameter in self.working.module.named_parameters():
             if parameter.requires_grad:
-                self.trained.append(parameter)
-                if name not in self.runtime.setup.layout.personal:
-                    self.shared_parameters.append(parameter)
-                    self.reference.append(self._fixed(f"reference/{name}", self.start[name]))
-        own = ParameterGroup(self.trained, self.lr, self.config.weight_decay)
-        self.optimizer = SGD([own, *self.added_groups], self.config.momentum)
-        self.own_tensors = self.own_tensors or bool(self.added_groups)
-        self.reset_momentum(self.optimizer.parameters)
+                trained.append(parameter)
+                if name not in self.working.layout.personal:
+                    shared.append(parameter)
+                    value = self.start[name]
+                    reference.append(value if self.fixed is None else self.fixed.fixed(f"reference/{name}", value))
+        own = ParameterGroup(trained, self.lr, self.config.weight_decay)
+        optimizer = SGD([own, *self.requests.groups], self.config.momentum)
+        self.training = TrainedParameters(trained, shared, reference, optimizer)
+        self._reset_momentum(optimizer.parameters)
 
-    def reset_momentum(self, parameters: Iterable[nn.Parameter]) -> None:
+    def _reset_momentum(self, parameters: Iterable[nn.Parameter]) -> None:
         """Start momentum at zero."""
         if self.config.momentum:
             for parameter in parameters:
                 zeros = torch.zeros_like(parameter)
-                if not self.own_tensors:
-                    zeros = self._fixed(f"momentum/{id(parameter)}", zeros)
-                self.optimizer.velocities[parameter] = zeros
-
-    def _fixed(self, name: str, value: Tensor) -> Tensor:
-        """Return a tensor where captured steps of other clients will find theirs; the value itself without those."""
-        return value if self.runtime.graphs is None else self.runtime.graphs.fixed(name, value)
-
-    def frozen_modules(self) -> list[nn.Module]:
-        """Return the modules all of whose parameters a plugin froze for this round."""
-        found: list[nn.Module] = []
-        if not self.excluded:  # as for nearly every run
-            return found
-        for prefix, module in self.model.named_modules(remove_duplicate=False):
-            names = {f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()}
-            if names and names <= self.excluded:
-                found.append(module)
-        return found
-
-    def park(self) -> Tensors:
-        """Take the weights out of the working model for the time of a pause; returns them."""
-        self.parked = clone(self.model.state_dict())
-        return self.parked
-
-    def unpark(self, patches: Mapping[str, Tensor]) -> None:
-        """Go on after a pause; patched parameters get fresh optimizer state."""
-        assert self.parked is not None
-        self.load({**self.parked, **patches})
-        self.parked = None
-        self.graphs.clear()  # they hold outputs of frozen models and momentum that are made anew here
-        self.load_frozen()
-        self.reset_momentum(p for name, p in self.model.named_parameters() if name in patches and p.requires_grad)
-
-
-class SessionContext(ClientContext):
-    """What one plugin sees of one client.
-
-    :ivar id: client id; ``n`` number of training samples; ``class_counts`` samples per class (C,) int64.
-    :ivar model: the working model.
-    :ivar received: what this plugin's ``broadcast`` sent down.
-    :ivar state: this plugin's tensors and JSON values, kept from one participation to the next.
-    :ivar scratch: this plugin's notes for this round only; survive a pause.
-    """
-
-    def __init__(self, session: LocalSession, plugin: str) -> None:
-        self._session, self._plugin = session, plugin
-        self.id, self.n = session.id, len(session.data)
-        self.round, self.rounds = session.round, session.config.rounds
-        self.num_classes = session.runtime.dataset.num_classes
-        self.model: SplitModel = session.model
-        self.received: Mapping[str, Tensor] = session.received.get(plugin, {})
-        self.state: State = session.states.of(plugin)
-        self.scratch: dict[str, Any] = session.scratch[plugin]
-        self.lr, self.momentum = session.lr, session.config.momentum
-
-    def scoped(self, plugin: str) -> ClientContext:
-        """Return the view of one plugin."""
-        return self._session.context(plugin)
+                if self.fixed is not None and not self.own_tensors:
+                    zeros = self.fixed.fixed(f"momentum/{id(parameter)}", zeros)
+                self.training.optimizer.velocities[parameter] = zeros
 
     @property
-    def class_counts(self) -> Tensor:
-        """Training samples per class, (C,) int64."""
-        return torch.bincount(self._session.data.labels, minlength=self.num_classes)
+    def is_paused(self) -> bool:
+        """Whether the weights are parked outside of the working model."""
+        return self._parked is not None
 
-    @property
-    def steps(self) -> int:
-        """Optimizer steps executed so far in this round."""
-        if self._session.batch is not None:
-            self._session.batch.depends_on.add("batch")
-        return self._session.steps
+    def pause(self) -> Tensors:
+        """Take the weights out of the working model until the training goes on; returns them."""
+        self._parked = self.working.snapshot()
+        return self._parked
 
-    @property
-    def added(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that this plugin added in this round."""
-        return self._session.added.get(self._plugin, {})
-
-    @property
-    def previous_model(self) -> SplitModel | None:
-        """The frozen model of this client's last committed participation; None before the first.
-
-        Also in evaluation. For plugins that declare ``reads = ("previous",)``.
-        """
-        self._session.runtime.setup.plugins.require_reads("previous", self._plugin)
-        previous = self._session.frozen["previous"]
-        return previous.module if previous.present else None
-
-    def generator(self, purpose: str) -> torch.Generator:
-        """Return the stream of this seed, round, client and purpose, from its start."""
-        return self._session.generator(purpose)
-
-    def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (features, logits, labels) over the training part: eval mode, no augmentation, no gradient.
-
-        :param indices: positions in the training part; default all, in data-set order.
-        :param model: default the working model.
-        """
-        data, model = self._session.data, model or self.model
-        if self._session.batch is not None:
-            self._session.batch.depends_on.add("batch")
-        was_training = model.training
-        model.eval()
-        outputs = all_outputs(model, data, indices)
-        model.train(was_training)
-        labels = data.labels if indices is None else data.labels[indices]
-        return outputs.features, outputs.logits, labels
-
-    def add_parameters(
-        self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None
-    ) -> None:
-        """Train extra leaf tensors with this round's SGD; never uploaded, folded or corrected.
-
-        :param lr: their own learning rate; default the round's. ``weight_decay`` likewise.
-        """
-        self._require_begin_local("add_parameters")
-        device = self._session.device
-        added = {name: nn.Parameter(tensor.detach().to(device, copy=True)) for name, tensor in tensors.items()}
-        self._session.added.setdefault(self._plugin, {}).update(added)
-        group = ParameterGroup(
-            list(added.values()),
-            self.lr if lr is None else lr,
-            self._session.config.weight_decay if weight_decay is None else weight_decay,
-        )
-        self._session.added_groups.append(group)
-
-    def freeze(self, patterns: tuple[str, ...] | list[str]) -> None:
-        """Exclude parameters from this round's training, by patterns over the model's names."""
-        self._require_begin_local("freeze")
-        plugins = {plugin.name: plugin for plugin in self._session.runtime.setup.plugins}
-        names = [name for name, _ in self.model.named_parameters()]
-        self._session.excluded.update(match(patterns, names, plugins[self._plugin], "freeze"))
-
-    def _require_begin_local(self, method: str) -> None:
-        if not self._session.in_begin_local:
-            raise PluginContractError(
-                f"plugin {self._plugin!r}: client.{method} works in begin_local only", plugin=self._plugin
-            )
-
-
-class Shared:
-    """A payload sent once per round, copied to the device's own memory: global model and broadcasts."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], placement: Placement) -> None:
-        groups = unflatten({name: tensor.to(placement.device, copy=True) for name, tensor in tensors.items()})
-        self.model: Tensors = placement.weights(groups.pop("model", {}))
-        self.received: dict[str, Tensors] = unflatten(groups.pop("broadcast", {}))
-        self.meta = meta
-
-
-def prefixed(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the entries under a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    def resume(self, patches: Mapping[str, Tensor]) -> None:
+        """Load the weights again after a pause; patched parameters get fresh optimizer state."""
+        assert self._parked is not None
+        self.working.load({**self._parked, **patches}, self.requests.excluded)
+        self.working.load_frozen(self.start, self.previous)
+        self._parked = None
+        named = self.working.module.named_parameters()
+        self._reset_momentum(parameter for name, parameter in named if name in patches and parameter.requires_grad)

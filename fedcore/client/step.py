@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from fedcore.base.seeding import random_stream
-from fedcore.client.frozen import FrozenModel
+from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
 from fedcore.data.client import Picked
 from fedcore.hooks.contexts import ClientContext, Step
@@ -33,10 +33,10 @@ class Batch:
     def frozen(self, name: str) -> Outputs | None:
         """Return a frozen model's outputs on this batch, computed at most once."""
         if name not in self._frozen:
-            model = self.session.frozen[name]
+            model = self.session.working.frozen[name]
             if not model.present:
                 self._frozen[name] = None
-            elif self.session.data.varies or not self.session.sees_all_samples:
+            elif self.session.data.varies or not self.session.work.sees_all_samples:
                 self._frozen[name] = model.outputs(self.x)
             else:
                 self._frozen[name] = model.cached_outputs(self.indices, self.session.data)
@@ -65,12 +65,12 @@ class BatchStep(Step):
     def client(self) -> ClientContext:
         """The client that trains."""
         self._batch.depends_on.add("client")
-        return self._batch.session.context(self._plugin or "")
+        return context_of(self._batch.session, self._plugin or "")
 
     @property
     def model(self) -> SplitModel:
         """The local model in training."""
-        return self._batch.session.model
+        return self._batch.session.working.module
 
     @property
     def round(self) -> int:
@@ -98,17 +98,17 @@ class BatchStep(Step):
     def added(self) -> Mapping[str, nn.Parameter]:
         """The parameters that this plugin added in ``begin_local``."""
         self._batch.depends_on.add("client")
-        return self._batch.session.added.get(self._plugin or "", {})
+        return self._batch.session.requests.added.get(self._plugin or "", {})
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable shared parameters."""
-        return self._batch.session.shared_parameters
+        return self._batch.session.training.shared
 
     @property
     def reference(self) -> list[Tensor]:
         """The values of ``parameters`` at the start of the round."""
-        return self._batch.session.reference
+        return self._batch.session.training.reference
 
     def frozen(self, name: str) -> Outputs | None:
         """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch; None if there is none.
@@ -123,14 +123,14 @@ class BatchStep(Step):
     def global_model(self) -> SplitModel:
         """The frozen model that the client started the round from."""
         self._require("global")
-        return self._batch.session.frozen["global"].module
+        return self._batch.session.working.frozen["global"].module
 
     @property
     def previous_model(self) -> SplitModel | None:
         """The client's frozen model of its last committed participation; None on the first."""
         self._require("previous")
         self._batch.depends_on.add("client")
-        previous: FrozenModel = self._batch.session.frozen["previous"]
+        previous = self._batch.session.working.frozen["previous"]
         return previous.module if previous.present else None
 
     @contextmanager
@@ -139,8 +139,8 @@ class BatchStep(Step):
         batch = self._batch
         batch.depends_on.add("batch")
         seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
-        with random_stream(seed, batch.session.device):
+        with random_stream(seed, batch.session.working.device):
             yield
 
     def _require(self, model: str) -> None:
-        self._batch.session.runtime.setup.plugins.require_reads(model, self._plugin or "")
+        self._batch.session.plugins.require_reads(model, self._plugin or "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.session import Shared
+from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
 from fedcore.engines.channel import pack_error, pack_outcome, pack_task, remove_abandoned, unpack_outcome, unpack_task
 from fedcore.engines.dispatch import Dispatcher, Pair, in_window
@@ -29,7 +29,7 @@ __all__ = [
     "InProcessEngine",
     "Outcome",
     "Pair",
-    "Shared",
+    "SharedPayload",
     "WorkerSpec",
     "cores",
     "dumps",

@@ -21,7 +21,7 @@ from fedcore.base.subprocesses import command, environment
 from fedcore.base.tensors import bytes_of
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.session import Shared
+from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
 from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair
 from fedcore.engines.dispatch import Dispatcher
@@ -68,11 +68,11 @@ class InProcessEngine:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._runtime = ClientRuntime(spec)
-        self._shared: dict[str, Shared] = {}
+        self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Keep a payload under a key."""
-        self._shared[key] = Shared(tensors, meta, self._runtime.placement)
+        self._shared[key] = SharedPayload(tensors, meta, self._runtime.placement)
 
     def unshare(self, key: str) -> None:
         """Forget a payload."""

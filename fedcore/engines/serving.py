@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from fedcore.base.errors import FedcoreError
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.session import Shared
+from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import unpack_worker_spec
 from fedcore.engines.channel import Channel, Spool, pack_error, pack_outcome, unpack_task
 from fedcore.storage.serial import read_tensors
@@ -47,7 +47,7 @@ def serve(channel: Channel) -> None:
         task = unpack_task(tensors, meta)
         if task.shared is not None and task.shared != key:
             broadcast, described = read_tensors(channel.spool.path / f"{task.shared}.safetensors")
-            key, shared = task.shared, Shared(broadcast, described, runtime.placement)
+            key, shared = task.shared, SharedPayload(broadcast, described, runtime.placement)
         try:
             channel.send(*pack_outcome(runtime.handle(task, shared)))
         except FedcoreError as error:

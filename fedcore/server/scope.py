@@ -11,12 +11,13 @@ from fedcore.base.errors import RejectUpdate
 from fedcore.base.tensors import bytes_of
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
+from fedcore.client.shared_payload import pack_shared
 from fedcore.server.dispatch_order import in_order
 from fedcore.server.federation import Federation
 from fedcore.server.ledger import Ledger
 from fedcore.server.state import ServerState
 from fedcore.server.system import SimulatedOutcome
-from fedcore.storage.state import States, flatten
+from fedcore.storage.state import States
 
 IGNORED = ("repeated", "unasked")
 MESSAGE_LENGTH = 1000
@@ -74,9 +75,7 @@ class ServerScope:
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
         """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""
         model = {name: self.model[name] for name in self.federation.setup.layout.shared}
-        tensors = {f"model/{name}": tensor for name, tensor in model.items()}
-        tensors.update({f"broadcast/{name}": tensor for name, tensor in flatten(broadcast)[0].items()})
-        self.federation.engine.share(key, tensors, {"lr": self.lr})
+        self.federation.engine.share(key, *pack_shared(model, broadcast, self.lr))
         self.shared_keys.append(key)
         self._down = {"model": bytes_of(model)}
         self._down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})

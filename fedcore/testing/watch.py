@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.types import ClientUpdate, Loss
-from fedcore.client.session import SessionContext
+from fedcore.client.context import SessionContext, context_of
 from fedcore.client.step import BatchStep
 from fedcore.hooks.checks import HOOKS, problem_with
 from fedcore.hooks.plugin import Plugin
@@ -163,7 +163,7 @@ def _read_only(call: Call) -> Iterator[tuple[str, Tensor]]:
         yield "the client's labels", session.data.labels
         yield from _tensors("client.received", client.received)
         yield from _tensors("the model that the round began with", session.start)
-        for name, model in session.frozen.items():
+        for name, model in session.working.frozen.items():
             yield from _tensors(f"the frozen {name!r} model", model.module.state_dict())
     server = arguments.get("server")
     if server is not None:
@@ -302,6 +302,6 @@ def _repeat(call: Call, first: Any, second: Any) -> None:
 
 
 def _client_of(step: BatchStep) -> SessionContext:
-    client = step._batch.session.context(step._plugin or "")
+    client = context_of(step._batch.session, step._plugin or "")
     assert isinstance(client, SessionContext)
     return client

@@ -76,12 +76,12 @@ def test_workers_map_the_samples_and_load_nothing(tmp_path, monkeypatch):
 
 
 def test_samples_of_a_class_that_workers_cannot_import_are_loaded_by_name(tmp_path, go):
-    spec = "module:tests.client.test_batches.from_a_script"
-    tensors, meta = pack_worker_spec(spec(tmp_path, dataset=spec))
+    dataset = "module:tests.client.test_batches.from_a_script"
+    tensors, meta = pack_worker_spec(spec(tmp_path, dataset=dataset))
     assert meta["dataset"] is None
     assert not [name for name in tensors if name.startswith("data/")]
     assert type(unpack_worker_spec(tensors, meta).dataset.train) is Unmapped
-    here, there = (go(**{**WORDS, "dataset": spec}, workers=workers) for workers in (0, 1))
+    here, there = (go(**{**WORDS, "dataset": dataset}, workers=workers) for workers in (0, 1))
     assert support.model_bytes(here) == support.model_bytes(there)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcore import FedcoreError, Tensors
 from fedcore.base.version import __version__
-from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, Shared
+from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, SharedPayload
 from fedcore_flower import wire
 from fedcore_flower.agreement import RUN_ID, Setup, own_config, read_setup, run_folder
 from fedcore_flower.history import History
@@ -31,7 +31,7 @@ class _Run:
         reach = 2 * runtime.config.checkpoint_every + 1
         self.history = History(runtime.store, setup.client, reach)
         self.key: str | None = None
-        self.shared: Shared | None = None
+        self.shared: SharedPayload | None = None
 
 
 class Resident:
@@ -125,7 +125,7 @@ class Resident:
             raise WireError("a payload without a name")
         run.key, run.shared = None, None  # one at a time in memory
         try:
-            run.shared = Shared(tensors, meta, run.runtime.placement)
+            run.shared = SharedPayload(tensors, meta, run.runtime.placement)
         except (RuntimeError, ValueError, TypeError) as error:
             raise WireError(f"a payload that is no model: {error}") from error
         run.key = key

@@ -8,7 +8,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore import FedcoreError
-from fedcore.engines import ClientRuntime, Shared, WorkerSpec, pack_error, pack_outcome, unpack_task, unpack_worker_spec
+from fedcore.engines import ClientRuntime, SharedPayload, WorkerSpec, pack_error, pack_outcome, unpack_task, unpack_worker_spec
 from fedcore_ray.payload import Bytes, pack, view
 
 
@@ -18,7 +18,7 @@ class Host:
     def __init__(self) -> None:
         self._runtime: ClientRuntime | None = None
         self._key: str | None = None
-        self._shared: Shared | None = None
+        self._shared: SharedPayload | None = None
 
     def set_up(self, spec: Bytes) -> Bytes:
         """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why."""
@@ -36,7 +36,7 @@ class Host:
         unpacked = unpack_task(*view(task.copy()))  # a method may write to what it was asked with
         if shared is not None and unpacked.shared != self._key:
             tensors, meta = view(shared)
-            self._key, self._shared = unpacked.shared, Shared(tensors, meta, self._runtime.placement)
+            self._key, self._shared = unpacked.shared, SharedPayload(tensors, meta, self._runtime.placement)
         payload = self._shared if unpacked.shared is not None else None
         try:
             kind, tensors, meta = pack_outcome(self._runtime.handle(unpacked, payload))

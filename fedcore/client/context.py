@@ -1,0 +1,110 @@
+"""What plugins see of one client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.base.errors import PluginContractError
+from fedcore.client.frozen import all_outputs
+from fedcore.client.optimizer import ParameterGroup
+from fedcore.client.session import LocalSession
+from fedcore.hooks.contexts import ClientContext
+from fedcore.hooks.plugins import match
+from fedcore.models import SplitModel
+from fedcore.storage.state import State
+
+
+def context_of(session: LocalSession, plugin: str) -> ClientContext:
+    """Return what one plugin sees of a session's client, the same object for the whole session."""
+    if plugin not in session.contexts:
+        session.contexts[plugin] = SessionContext(session, plugin)
+    return session.contexts[plugin]
+
+
+class SessionContext(ClientContext):
+    """What one plugin sees of a session's client; documented in :class:`fedcore.hooks.contexts.ClientContext`."""
+
+    def __init__(self, session: LocalSession, plugin: str) -> None:
+        self._session, self._plugin = session, plugin
+        self.id, self.n = session.client, len(session.data)
+        self.round, self.rounds = session.round, session.config.rounds
+        self.num_classes = session.working.num_classes
+        self.model: SplitModel = session.working.module
+        self.received: Mapping[str, Tensor] = session.received.get(plugin, {})
+        self.state: State = session.states.of(plugin)
+        self.scratch: dict[str, Any] = session.scratch[plugin]
+        self.lr, self.momentum = session.lr, session.config.momentum
+
+    def scoped(self, plugin: str) -> ClientContext:
+        """Return the view of one plugin."""
+        return context_of(self._session, plugin)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training samples per class, (C,) int64."""
+        return torch.bincount(self._session.data.labels, minlength=self.num_classes)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps executed so far in this round."""
+        self._session.depends_on.add("batch")
+        return self._session.steps
+
+    @property
+    def added(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that this plugin added in this round."""
+        return self._session.requests.added.get(self._plugin, {})
+
+    @property
+    def previous_model(self) -> SplitModel | None:
+        """The frozen model of this client's last committed participation; None before the first."""
+        self._session.plugins.require_reads("previous", self._plugin)
+        previous = self._session.working.frozen["previous"]
+        return previous.module if previous.present else None
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the stream of this seed, round, client and purpose, from its start."""
+        return self._session.generator(purpose)
+
+    def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (features, logits, labels) over the training part: eval mode, no augmentation, no gradient."""
+        data, model = self._session.data, model or self.model
+        self._session.depends_on.add("batch")
+        was_training = model.training
+        model.eval()
+        outputs = all_outputs(model, data, indices)
+        model.train(was_training)
+        labels = data.labels if indices is None else data.labels[indices]
+        return outputs.features, outputs.logits, labels
+
+    def add_parameters(
+        self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None
+    ) -> None:
+        """Train extra leaf tensors with this round's SGD; never uploaded, averaged or corrected."""
+        self._require_begin_local("add_parameters")
+        session = self._session
+        device = session.working.device
+        added = {name: nn.Parameter(tensor.detach().to(device, copy=True)) for name, tensor in tensors.items()}
+        session.requests.added.setdefault(self._plugin, {}).update(added)
+        group = ParameterGroup(
+            list(added.values()),
+            self.lr if lr is None else lr,
+            session.config.weight_decay if weight_decay is None else weight_decay,
+        )
+        session.requests.groups.append(group)
+
+    def freeze(self, patterns: tuple[str, ...] | list[str]) -> None:
+        """Exclude parameters from this round's training, by patterns over the model's names."""
+        self._require_begin_local("freeze")
+        names = [name for name, _ in self.model.named_parameters()]
+        self._session.requests.excluded.update(match(patterns, names, self._session.plugins[self._plugin], "freeze"))
+
+    def _require_begin_local(self, method: str) -> None:
+        if not self._session.requests.open:
+            raise PluginContractError(
+                f"plugin {self._plugin!r}: client.{method} works in begin_local only", plugin=self._plugin
+            )
