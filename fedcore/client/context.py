@@ -105,6 +105,9 @@ class SessionContext(ClientContext):
 
     def _require_begin_local(self, method: str) -> None:
         if not self._session.requests.open:
-            raise PluginContractError(
-                f"plugin {self._plugin!r}: client.{method} works in begin_local only", plugin=self._plugin
+            raise PluginContractError.of(
+                self._plugin,
+                f"calls client.{method}, which works in begin_local only",
+                round=self.round,
+                client=self.id,
             )

@@ -97,21 +97,17 @@ def task_loss(plugins: PluginSet, step: Step) -> Tensor:
     for plugin, value in plugins.each("task_loss", step=step):
         if value is None:
             continue
-        if not isinstance(value, Tensor) or value.ndim != 0:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise _wrong_value(plugin, "task_loss", step, f"returned {shape}", "did you forget .mean()?")
+        if not _is_scalar(value):
+            raise _no_scalar(plugin, "task_loss", step, value)
+        assert isinstance(value, Tensor)
         return value
     raise AssertionError("the built-in plugin has a task loss")
 
 
 def _task_scale(plugin: Plugin, loss: Loss) -> float:
     if loss.task_scale != 1.0 and not plugin.scales_task:
-        raise PluginContractError(
-            f"plugin {plugin.name!r} hook local_loss: returned task_scale {loss.task_scale} without "
-            "declaring scales_task = True",
-            plugin=plugin.name,
-            hook="local_loss",
-        )
+        found = f"returned task_scale {loss.task_scale} without declaring scales_task = True"
+        raise PluginContractError.of(plugin.name, found, hook="local_loss")
     return loss.task_scale
 
 
@@ -123,18 +119,32 @@ def _losses(plugin: Plugin, result: Any, step: Step) -> list[Loss]:
     losses = [] if result is None else result if isinstance(result, list) else [result]
     for loss in losses:
         if not isinstance(loss, Loss):
-            found = f"returned {type(loss).__name__}, expected Loss, a list of Loss or None"
-            raise _wrong_value(plugin, "local_loss", step, found, "wrap it: Loss(value)")
-        if not isinstance(loss.value, Tensor) or loss.value.ndim != 0:
-            shape = tuple(loss.value.shape) if isinstance(loss.value, Tensor) else type(loss.value).__name__
-            raise _wrong_value(plugin, "local_loss", step, f"returned a value of {shape}", "did you forget .mean()?")
+            raise PluginContractError.of(
+                plugin.name,
+                f"returned {type(loss).__name__}",
+                hook="local_loss",
+                round=step.round,
+                client=step.client.id,
+                expected="Loss, a list of Loss or None",
+                hint="wrap it: Loss(value)",
+            )
+        if not _is_scalar(loss.value):
+            raise _no_scalar(plugin, "local_loss", step, loss.value)
     return losses
 
 
-def _wrong_value(plugin: Plugin, hook: str, step: Step, found: str, hint: str) -> PluginContractError:
-    return PluginContractError(
-        f"plugin {plugin.name!r} hook {hook} (round {step.round}, client {step.client.id}): {found}"
-        f"{'' if 'expected' in found else ', expected a 0-dim tensor'}. Hint: {hint}",
-        plugin=plugin.name,
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 0
+
+
+def _no_scalar(plugin: Plugin, hook: str, step: Step, value: Any) -> PluginContractError:
+    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    return PluginContractError.of(
+        plugin.name,
+        f"returned a value of {shape}",
         hook=hook,
+        round=step.round,
+        client=step.client.id,
+        expected="a 0-dim tensor",
+        hint="did you forget .mean()?",
     )

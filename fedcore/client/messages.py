@@ -34,7 +34,7 @@ class ClientTask:
 
     :param id: unique in a run; results are matched and duplicates dropped by it.
     :param session: names the live training of a client between ``fit_begin`` and its last ``fit_resume``.
-    :param state_round: version of the client's state to start from; None for the empty one.
+    :param version: of the client's state to start from; None for the empty one.
     :param shared: key of a payload that the engine was given once with ``share``.
     """
 
@@ -43,7 +43,7 @@ class ClientTask:
     client: int
     round: int
     session: str | None = None
-    state_round: int | None = None
+    version: int | None = None
     shared: str | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)

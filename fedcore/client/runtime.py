@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
+from fedcore.base.errors import FedcoreError, PluginCallError
 from fedcore.base.types import ClientUpdate
 from fedcore.client.captured_steps import CudaRecorder, StepGraphs
 from fedcore.client.context import context_of
@@ -24,6 +24,7 @@ from fedcore.client.kept_models import CORE, KeptModels
 from fedcore.client.local_work import LocalWork
 from fedcore.client.loop import train_batch, train_epochs
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
+from fedcore.client.packing import pack_update
 from fedcore.client.session import LocalSession
 from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec
@@ -33,7 +34,7 @@ from fedcore.data.client import ClientData
 from fedcore.hooks.setup import Setup
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
-from fedcore.storage.state import States, flatten
+from fedcore.storage.state import States
 
 
 class Failed(Exception):
@@ -115,7 +116,7 @@ class ClientRuntime:
         assert shared is not None
         config, working, device = self.config, self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
-        saved = self.store.read(task.client, task.state_round)
+        saved = self.store.read(task.client, task.version)
         kept = KeptModels.unpack(saved.pop(CORE, {}))
         session = LocalSession(
             client=task.client,
@@ -209,7 +210,7 @@ class ClientRuntime:
         version = self.store.write(
             session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
         )
-        return pack_update(task.id, update, version)
+        return ClientResult(task.id, *pack_update(update, version))
 
     def _ask(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
         session = self._session(task, shared, read_only="answer")
@@ -240,26 +241,3 @@ class ClientRuntime:
 def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
     """Say whether training steps are recorded: on CUDA, where every batch of one size has the same shapes."""
     return device.type == "cuda" and config.capture and dataset.train.fixed_shape
-
-
-def pack_update(task_id: str, update: ClientUpdate, version: int | None) -> ClientResult:
-    """Turn an update into a result's tensors and JSON; ``boundary.UpdateValidator.update`` turns it back."""
-    payload, rest = flatten(update.payload)
-    if rest:
-        plugin, values = next(iter(rest.items()))
-        raise PluginContractError(
-            f"plugin {plugin!r}: payload {next(iter(values))!r} is no tensor; only tensors go up",
-            plugin=plugin,
-        )
-    tensors, _ = flatten({"model": update.model, "payload": payload})
-    meta = {
-        "client": update.client,
-        "samples": update.samples,
-        "steps": update.steps,
-        "lr": update.lr,
-        "momentum": update.momentum,
-        "metrics": dict(update.metrics),
-        "version": version,
-        "frozen": sorted(update.frozen),
-    }
-    return ClientResult(task_id, tensors, meta)

@@ -1,4 +1,4 @@
-"""A site as tensors and JSON, so that worker processes map the same memory instead of loading their own."""
+"""What a worker is set up with, packed so that worker processes map the same memory instead of loading data again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.data import Dataset, IndexLists, Partition, Samples, load_dataset
+from fedcore.storage.state import flatten, unflatten
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What an engine needs to set clients up, wherever they run.
+    """What an engine needs to set up clients in any process.
 
     :param state_dir: folder of the clients' states.
     """
@@ -32,11 +33,13 @@ PARTS = ("train", "test")
 
 
 def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a site into tensors and JSON; samples of a class that workers cannot import are loaded by name again."""
-    tensors: dict[str, Tensor] = {}
-    for part, parts in zip(PARTS, (spec.partition.train, spec.partition.test), strict=True):
-        tensors[f"partition/{part}/positions"] = parts.positions
-        tensors[f"partition/{part}/offsets"] = parts.offsets
+    """Split a specification into tensors and JSON.
+
+    Samples of a class that workers cannot import are not packed: :func:`unpack_worker_spec` loads the data set again.
+    """
+    lists = dict(zip(PARTS, (spec.partition.train, spec.partition.test), strict=True))
+    partition = {part: {"positions": each.positions, "offsets": each.offsets} for part, each in lists.items()}
+    data: dict[str, Mapping[str, Tensor]] = {}
     meta = {
         "config": spec.config.model_dump(mode="json"),
         "state_dir": str(spec.state_dir),
@@ -55,31 +58,29 @@ def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any
             "classes": classes,
             **{part: each.meta() for part, each in samples.items()},
         }
-        for part, each in samples.items():
-            tensors.update({f"data/{part}/{name}": tensor for name, tensor in each.tensors().items()})
+        data = {part: each.tensors() for part, each in samples.items()}
+    tensors, _ = flatten({"partition": flatten(partition)[0], "data": flatten(data)[0]})
     return tensors, meta
 
 
 def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> WorkerSpec:
-    """Join what :func:`pack_site` split, without copying."""
-    config = RunConfig.model_validate(meta["config"])
-    train, test = (
-        IndexLists(tensors[f"partition/{part}/positions"], tensors[f"partition/{part}/offsets"]) for part in PARTS
-    )
-    dataset = _dataset(config, tensors, meta)
+    """Join what :func:`pack_worker_spec` split, without copying."""
+    config, groups = RunConfig.model_validate(meta["config"]), unflatten(tensors)
+    partition = unflatten(groups["partition"])
+    train, test = (IndexLists(partition[part]["positions"], partition[part]["offsets"]) for part in PARTS)
+    dataset = _dataset(config, unflatten(groups.get("data", {})), meta["dataset"])
     return WorkerSpec(config, dataset, Partition(train, test, meta["info"]), Path(meta["state_dir"]))
 
 
-def _dataset(config: RunConfig, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Dataset:
-    described = meta["dataset"]
+def _dataset(
+    config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], described: Mapping[str, Any] | None
+) -> Dataset:
     if described is None:
         return load_dataset(config.dataset, config.data_dir)
 
     def samples(part: str) -> Samples:
-        prefix = f"data/{part}/"
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         cls: type[Samples] = registry.resolve("samples", described["classes"][part])
-        return cls.from_tensors(own, described[part])
+        return cls.from_tensors(tensors.get(part, {}), described[part])
 
     return Dataset(
         name=described["name"],

@@ -1,46 +1,80 @@
 """Engines run client tasks and stream back results; they know nothing of methods.
 
 An engine takes a :class:`WorkerSpec` and keeps to :class:`Engine`; a worker makes a :class:`ClientRuntime` of the
-specification and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn what travels into tensors and JSON, ``dumps``
-and ``loads`` turn these into bytes.
+specification and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn messages into tensors and JSON and back,
+``dumps`` and ``loads`` turn these into bytes and back.
+
+The names are imported on first use: a worker process arranges to end with its engine before it imports torch.
 """
 
 from __future__ import annotations
 
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
-from fedcore.client.runtime import ClientRuntime
-from fedcore.client.shared_payload import SharedPayload
-from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
-from fedcore.engines.channel import pack_error, pack_outcome, pack_task, remove_abandoned, unpack_outcome, unpack_task
-from fedcore.engines.dispatch import Dispatcher, Pair, in_window
-from fedcore.engines.local import ALLOCATOR, InProcessEngine, cores
-from fedcore.engines.protocol import Engine
-from fedcore.storage.serial import dumps, loads
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ALLOCATOR",
-    "ClientFailure",
-    "ClientResult",
-    "ClientRuntime",
-    "ClientTask",
-    "Dispatcher",
-    "Engine",
-    "FailureKind",
-    "InProcessEngine",
-    "Outcome",
-    "Pair",
-    "SharedPayload",
-    "WorkerSpec",
-    "cores",
-    "dumps",
-    "in_window",
-    "loads",
-    "pack_error",
-    "pack_outcome",
-    "pack_task",
-    "pack_worker_spec",
-    "remove_abandoned",
-    "unpack_outcome",
-    "unpack_task",
-    "unpack_worker_spec",
-]
+if TYPE_CHECKING:
+    from fedcore.client.messages import ClientFailure as ClientFailure
+    from fedcore.client.messages import ClientResult as ClientResult
+    from fedcore.client.messages import ClientTask as ClientTask
+    from fedcore.client.messages import FailureKind as FailureKind
+    from fedcore.client.messages import Outcome as Outcome
+    from fedcore.client.packing import pack_error as pack_error
+    from fedcore.client.packing import pack_outcome as pack_outcome
+    from fedcore.client.packing import pack_task as pack_task
+    from fedcore.client.packing import unpack_outcome as unpack_outcome
+    from fedcore.client.packing import unpack_task as unpack_task
+    from fedcore.client.runtime import ClientRuntime as ClientRuntime
+    from fedcore.client.shared_payload import SharedPayload as SharedPayload
+    from fedcore.client.worker_spec import WorkerSpec as WorkerSpec
+    from fedcore.client.worker_spec import pack_worker_spec as pack_worker_spec
+    from fedcore.client.worker_spec import unpack_worker_spec as unpack_worker_spec
+    from fedcore.engines.channel import remove_abandoned as remove_abandoned
+    from fedcore.engines.dispatch import Dispatcher as Dispatcher
+    from fedcore.engines.dispatch import Pair as Pair
+    from fedcore.engines.dispatch import in_window as in_window
+    from fedcore.engines.local import ALLOCATOR as ALLOCATOR
+    from fedcore.engines.local import InProcessEngine as InProcessEngine
+    from fedcore.engines.local import cores as cores
+    from fedcore.engines.protocol import Engine as Engine
+    from fedcore.storage.serial import dumps as dumps
+    from fedcore.storage.serial import loads as loads
+
+_HOMES = {
+    "ALLOCATOR": "engines.local",
+    "ClientFailure": "client.messages",
+    "ClientResult": "client.messages",
+    "ClientRuntime": "client.runtime",
+    "ClientTask": "client.messages",
+    "Dispatcher": "engines.dispatch",
+    "Engine": "engines.protocol",
+    "FailureKind": "client.messages",
+    "InProcessEngine": "engines.local",
+    "Outcome": "client.messages",
+    "Pair": "engines.dispatch",
+    "SharedPayload": "client.shared_payload",
+    "WorkerSpec": "client.worker_spec",
+    "cores": "engines.local",
+    "dumps": "storage.serial",
+    "in_window": "engines.dispatch",
+    "loads": "storage.serial",
+    "pack_error": "client.packing",
+    "pack_outcome": "client.packing",
+    "pack_task": "client.packing",
+    "pack_worker_spec": "client.worker_spec",
+    "remove_abandoned": "engines.channel",
+    "unpack_outcome": "client.packing",
+    "unpack_task": "client.packing",
+    "unpack_worker_spec": "client.worker_spec",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedcore.engines' has no attribute {name!r}")
+    return getattr(import_module(f"fedcore.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,10 +20,11 @@ from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.subprocesses import command, environment
 from fedcore.base.tensors import bytes_of
 from fedcore.client.messages import ClientTask, Outcome
+from fedcore.client.packing import pack_task
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
-from fedcore.engines.channel import Channel, Spool, pack_task, socket_pair
+from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair
 from fedcore.engines.dispatch import Dispatcher
 from fedcore.models.placement import resolve_device
 
@@ -126,7 +127,7 @@ class WorkerEngine:
         self.workers = workers
         tensors, meta = pack_worker_spec(spec)
         self._spool = Spool.create(bytes_of(tensors))
-        self._spool.put("site", tensors, meta)
+        self._spool.put(WORKER_SPEC, tensors, meta)
         self._dispatcher = Dispatcher([_Worker(self._spool) for _ in range(workers)])
         self._killed_early = 0
         self._timeout = spec.config.client_timeout
@@ -137,7 +138,7 @@ class WorkerEngine:
 
     def unshare(self, key: str) -> None:
         """Delete a payload."""
-        (self._spool.path / f"{key}.safetensors").unlink(missing_ok=True)
+        self._spool.delete(key)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
         """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker."""

@@ -9,11 +9,11 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore.base.errors import FedcoreError
+from fedcore.client.packing import pack_error, pack_outcome, unpack_task
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import unpack_worker_spec
-from fedcore.engines.channel import Channel, Spool, pack_error, pack_outcome, unpack_task
-from fedcore.storage.serial import read_tensors
+from fedcore.engines.channel import WORKER_SPEC, Channel, Spool
 
 
 def answer_frames(fd: int, spool: Path) -> bool:
@@ -34,7 +34,7 @@ def serve(channel: Channel) -> None:
         channel.send("broken", {}, pack_error(error))
 
     try:
-        runtime = ClientRuntime(unpack_worker_spec(*read_tensors(channel.spool.path / "site.safetensors")))
+        runtime = ClientRuntime(unpack_worker_spec(*channel.spool.get(WORKER_SPEC)))
     except FedcoreError as error:
         broken(error)
         return
@@ -46,7 +46,7 @@ def serve(channel: Channel) -> None:
             return
         task = unpack_task(tensors, meta)
         if task.shared is not None and task.shared != key:
-            broadcast, described = read_tensors(channel.spool.path / f"{task.shared}.safetensors")
+            broadcast, described = channel.spool.get(task.shared)
             key, shared = task.shared, SharedPayload(broadcast, described, runtime.placement)
         try:
             channel.send(*pack_outcome(runtime.handle(task, shared)))

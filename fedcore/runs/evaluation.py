@@ -66,7 +66,7 @@ class Evaluator:
                     kind="evaluate",
                     client=client,
                     round=state.round,
-                    state_round=state.manifest.get(client),
+                    version=state.manifest.get(client),
                     shared=key,
                     meta={"protocols": protocols, "took_part": client in state.manifest},
                 )

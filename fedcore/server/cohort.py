@@ -61,7 +61,7 @@ def _first_tasks(current: Round) -> list[ClientTask]:
             client=client,
             round=current.number,
             session=f"round-{current.number}-{client}",
-            state_round=current.committed.manifest.get(client),
+            version=current.committed.manifest.get(client),
             shared=next(reversed(current.shared_keys), None),
             meta={}
             if simulated[client].failure or simulated[client].completed == everything

@@ -104,7 +104,7 @@ class ScopeContext(ServerContext):
                 kind="ask",
                 client=client,
                 round=self.round,
-                state_round=scope.committed.manifest.get(client),
+                version=scope.committed.manifest.get(client),
                 shared=key,
                 tensors=sent,
                 meta={"plugin": self._plugin, "question": question},

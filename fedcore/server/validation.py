@@ -6,6 +6,7 @@ import json
 import math
 import reprlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -16,10 +17,10 @@ from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientResult, ClientTask
+from fedcore.client.packing import unpack_update
 from fedcore.data import Partition
 from fedcore.hooks.setup import Setup
 from fedcore.storage.client_store import ClientStore
-from fedcore.storage.state import unflatten
 
 MIB = 1 << 20
 PAYLOAD_FACTOR = 16
@@ -96,27 +97,16 @@ class UpdateValidator:
 
         :param lr: the learning rate that was asked for.
         """
-        what, groups = f"client {task.client}", unflatten(self._tensors(task, outcome))
+        what, tensors = f"client {task.client}", self._tensors(task, outcome)
         meta = _parsed(UpdateMeta, outcome.meta, what)
-        unasked = sorted(set(groups) - {"model", "payload"})
-        if unasked:
-            raise RejectUpdate(f"{what}: sent tensors under {unasked[0]!r}; an update has 'model' and 'payload'")
-        payload: dict[str, Tensors] = unflatten(groups.get("payload", {}))
+        try:
+            update = unpack_update(tensors, vars(meta))
+        except ValueError as error:
+            raise RejectUpdate(f"{what}: {error}") from None
         self._check_claims(meta, task, lr)
-        losses = self._losses(meta, what)
-        for plugin in sorted(set(payload) & self._plugins - self._senders):
+        update = replace(update, metrics={**meta.metrics, "losses": self._losses(meta, what)})
+        for plugin in sorted(set(update.payload) & self._plugins - self._senders):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, whose clients send none")
-        update = ClientUpdate(
-            client=task.client,
-            model=groups.get("model", {}),
-            samples=meta.samples,
-            steps=meta.steps,
-            lr=meta.lr,
-            momentum=meta.momentum,
-            payload=payload,
-            metrics={**meta.metrics, "losses": losses},
-            frozen=frozenset(meta.frozen),
-        )
         self.check(task, update)
         return update, meta
 

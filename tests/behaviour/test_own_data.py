@@ -121,7 +121,7 @@ def test_a_client_whose_disk_lost_its_state_is_named_and_the_others_go_on(tmp_pa
     class Forgetful(Organisations):
         def run(self, tasks, *, window=None):
             for task in tasks:
-                if task.client == 1 and task.state_round is not None:
+                if task.client == 1 and task.version is not None:
                     yield task, ClientFailure(task.id, "raised", "its state is lost")
                 else:
                     yield from super().run([task])

@@ -627,7 +627,7 @@ def test_what_works_in_begin_local_only(go, method):
             else:
                 client.add_parameters({"a": torch.zeros(1)})
 
-    with pytest.raises(PluginContractError, match=rf"'late'.*client\.{method} works in begin_local only"):
+    with pytest.raises(PluginContractError, match=rf"'late'.*client\.{method}, which works in begin_local only"):
         go(Late)
 
 

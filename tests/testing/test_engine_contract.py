@@ -146,7 +146,7 @@ class Forgets(InProcessEngine):
     def run(self, tasks, *, window=None):
         tasks = list(tasks)
         named = {task.id: task for task in tasks}
-        for task, outcome in super().run([replace(task, state_round=None) for task in tasks], window=window):
+        for task, outcome in super().run([replace(task, version=None) for task in tasks], window=window):
             yield named[task.id], outcome
 
 

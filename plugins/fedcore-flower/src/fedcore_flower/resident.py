@@ -136,7 +136,7 @@ class Resident:
             return ClientFailure(task.id, "rejected", f"a task of client {task.client}, this is {run.setup.client}")
         began = time.perf_counter()
         try:
-            run.history.note(task.round, task.state_round)
+            run.history.note(task.round, task.version)
             outcome = run.runtime.handle(task, run.shared if task.shared is not None else None)
             if task.kind in ("fit_begin", "fit_resume"):
                 run.history.prune(task.round)

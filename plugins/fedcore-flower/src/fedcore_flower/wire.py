@@ -28,7 +28,7 @@ from fedcore.engines import (
 )
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
-PROTOCOL = 1
+PROTOCOL = 2
 """Both sides must speak the same; it changes when a message does."""
 
 Blobs = Mapping[str, bytes]

@@ -8,7 +8,15 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore import FedcoreError
-from fedcore.engines import ClientRuntime, SharedPayload, WorkerSpec, pack_error, pack_outcome, unpack_task, unpack_worker_spec
+from fedcore.engines import (
+    ClientRuntime,
+    SharedPayload,
+    WorkerSpec,
+    pack_error,
+    pack_outcome,
+    unpack_task,
+    unpack_worker_spec,
+)
 from fedcore_ray.payload import Bytes, pack, view
 
 
