@@ -67,14 +67,10 @@ _HOMES = {
     "unpack_worker_spec": "client.worker_spec",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedcore.engines' has no attribute {name!r}")
-    return getattr(import_module(f"fedcore.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    if name in _HOMES:
+        return getattr(import_module(f"fedcore.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'fedcore.engines' has no attribute {name!r}")
