@@ -1,6 +1,5 @@
 """Data sets, their division among clients, and augmentation."""
 
-from fedcore.data.assemble import Split, assemble
 from fedcore.data.assign import make_partition
 from fedcore.data.augment import augment
 from fedcore.data.datasets import default_data_dir, fixed_split, load_dataset
@@ -12,6 +11,7 @@ from fedcore.data.partitioners import IntArray, Partitioner, dirichlet_partition
 from fedcore.data.rows import TensorSamples, check_labels
 from fedcore.data.samples import JSON, Dataset, ResidentSamples, Samples
 from fedcore.data.sequences import SequenceBatch, SequenceSamples, check_offsets, gather_runs
+from fedcore.data.split import Split, assemble
 
 __all__ = [
     "DECLARED",

@@ -20,10 +20,10 @@ import torch
 
 from fedcore.base.errors import DataError, PluginContractError
 from fedcore.base.registry import call, resolve
-from fedcore.data.assemble import Split, assemble, span
 from fedcore.data.files import imagefolder, npz, read_npz
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset
+from fedcore.data.split import Split, assemble, span
 from fedcore.data.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]

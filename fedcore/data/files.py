@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
-from fedcore.data.assemble import Split, assemble, span
 from fedcore.data.samples import Dataset
+from fedcore.data.split import Split, assemble, span
 from fedcore.data.vision import load_torchvision
 from fedcore.storage.files import read_text, require_file
 

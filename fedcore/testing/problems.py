@@ -12,8 +12,8 @@ from torch import nn
 
 from fedcore.base.seeding import numpy_generator
 from fedcore.data import Dataset, load_dataset
-from fedcore.data.assemble import Split, assemble
 from fedcore.data.partitioners import IntArray
+from fedcore.data.split import Split, assemble
 from fedcore.models import SplitModel
 
 FEW = 120

@@ -13,7 +13,7 @@ import yaml
 
 import fedcore
 from fedcore import RunConfig
-from fedcore_study.report import extra
+from fedcore_study.report import optional_dependencies
 
 from .chromium import Chromium, find
 
@@ -285,7 +285,9 @@ def test_bad_input_is_one_message_and_exit_code_2(cli, runs: Path, tmp_path: Pat
     assert (tmp_path / "mine.html").read_text() == "my thesis"
     assert not (tmp_path / "report.html").exists()
 
-    monkeypatch.setattr(extra.importlib.util, "find_spec", lambda name: None if name == "plotly" else object())
+    monkeypatch.setattr(
+        optional_dependencies.importlib.util, "find_spec", lambda name: None if name == "plotly" else object()
+    )
     result = cli("report", runs / "fedavg-0")
     assert result.exit_code == 2
     assert "needs plotly" in result.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedcore.data import Dataset, Partition
 from fedcore.storage.files import storing
-from fedcore_study.report.extra import require
+from fedcore_study.report.optional_dependencies import require
 
 
 def partition(partition: Partition, dataset: Dataset, out: Path) -> None:

@@ -38,7 +38,7 @@ def report(
     The page is self-contained. Runs of other data or settings stand in a section of their own and are never averaged
     with these. Runs under way or stopped are shown as far as they came. Needs the extra fedcore[report].
     """
-    from fedcore_study.report.extra import require
+    from fedcore_study.report.optional_dependencies import require
 
     require()
     from fedcore_study.compare.records import find_runs

@@ -61,7 +61,7 @@ def page(
 
     TABLE is a folder's name, such as fedproc-table-2-paper. Needs the extra fedcore[report].
     """
-    from fedcore_study.report.extra import require
+    from fedcore_study.report.optional_dependencies import require
 
     require(("matplotlib",))
     from fedcore_study.reproduce import curves
