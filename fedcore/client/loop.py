@@ -18,7 +18,8 @@ from fedcore.client.session import LocalSession
 from fedcore.client.step import Batch, BatchStep
 from fedcore.data.client import Picked
 from fedcore.hooks.contexts import Step
-from fedcore.hooks.plugins import Plugin, PluginSet
+from fedcore.hooks.plugin import Plugin
+from fedcore.hooks.plugins import PluginSet
 from fedcore.models import Outputs
 
 TakeStep = Callable[[LocalSession, int, int, Picked], object]

@@ -9,7 +9,7 @@ from fedcore.base.seeding import choose
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks.contexts import ServerContext, Step
 from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugins import Plugin
+from fedcore.hooks.plugin import Plugin
 
 
 class FedAvg(Plugin):

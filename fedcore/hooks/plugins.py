@@ -12,22 +12,9 @@ import pluggy
 
 from fedcore.base.errors import ConfigError, FedcoreError, PluginCallError, PluginConflictError, PluginContractError
 from fedcore.hooks import hookspecs
-from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin, problem_with
+from fedcore.hooks.checks import HOOKS, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
-from fedcore.hooks.plugin import BUILTIN, Plugin, PluginOptions, option_names
-
-__all__ = [
-    "BUILTIN",
-    "EXCLUSIVE",
-    "HOOKS",
-    "Plugin",
-    "PluginOptions",
-    "PluginSet",
-    "check_class",
-    "create_plugin",
-    "match",
-    "option_names",
-]
+from fedcore.hooks.plugin import BUILTIN, Plugin
 
 
 class _Call(NamedTuple):

@@ -10,7 +10,8 @@ import torch
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.data import Dataset
-from fedcore.hooks.plugins import Plugin, PluginSet, match
+from fedcore.hooks.plugin import Plugin
+from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
 from fedcore.models.layout import Layout
 

@@ -10,8 +10,8 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
-from fedcore.hooks.plugin import parse_options
-from fedcore.hooks.plugins import BUILTIN, PluginSet
+from fedcore.hooks.plugin import BUILTIN, parse_options
+from fedcore.hooks.plugins import PluginSet
 from fedcore.hooks.setup import Setup
 from fedcore.models import SplitModel
 from fedcore.models.placement import resolve_device

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedcore.base.errors import DivergedError, RoundFailedError
 from fedcore.base.tensors import first_nonfinite
 from fedcore.base.types import Tensors
-from fedcore.hooks.plugins import Plugin
+from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.setup import Setup
 from fedcore.server.collection import Collector
 from fedcore.server.context import RoundContext

@@ -140,12 +140,8 @@ def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[i
             current.ledger.up(plugin.name, bytes_of(tensors))
         for client, tensors in (result or {}).items():
             if client not in snapshots:
-                raise PluginContractError(
-                    f"plugin {plugin.name!r} hook mid_local_epoch (round {current.number}): patches client {client}, "
-                    "which is not paused",
-                    plugin=plugin.name,
-                    hook="mid_local_epoch",
-                )
+                found = f"patches client {client}, which is not paused"
+                raise PluginContractError.of(plugin.name, found, hook="mid_local_epoch", round=current.number)
             check_partial(setup, tensors, own, plugin.name, "mid_local_epoch")
             current.ledger.down(plugin.name, bytes_of(tensors))
             patches[client].update(tensors)

@@ -75,11 +75,13 @@ class Collector:
             try:
                 plugins.call(plugin.name, "accumulate", server=RoundContext(current), update=update)
             except RejectUpdate as error:
-                raise PluginContractError(
-                    f"plugin {plugin.name!r} hook accumulate (round {current.number}, client {task.client}): rejects "
-                    f"an update that is accepted already ({error}). Raise RejectUpdate in pre_aggregate.",
-                    plugin=plugin.name,
+                raise PluginContractError.of(
+                    plugin.name,
+                    f"rejects an update that is accepted already ({error})",
                     hook="accumulate",
+                    round=current.number,
+                    client=task.client,
+                    hint="raise RejectUpdate in pre_aggregate",
                 ) from error
         self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it
         for plugin_name, names in self._owners.items():

@@ -88,9 +88,8 @@ class ScopeContext(ServerContext):
         """Put a question to this plugin's client side; yields answers in ascending client id, as they arrive."""
         scope = self._scope
         if scope.phase not in ("begin_round", "post_train"):
-            raise PluginContractError(
-                f"plugin {self._plugin!r}: server.ask works in begin_round and post_train only",
-                plugin=self._plugin,
+            raise PluginContractError.of(
+                self._plugin, "calls server.ask, which works in begin_round and post_train only"
             )
         chosen = (
             {"all": range(self.num_clients), "cohort": self.cohort}[clients] if isinstance(clients, str) else clients
@@ -142,10 +141,10 @@ class ScopeContext(ServerContext):
         """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
         scope = self._scope
         if scope.phase != "post_train":
-            raise PluginContractError(
-                f"plugin {self._plugin!r}: the global model can be changed in post_train only; "
-                "in a round return tensors from aggregate or server_step",
-                plugin=self._plugin,
+            raise PluginContractError.of(
+                self._plugin,
+                "changes the global model, which works in post_train only",
+                hint="return tensors from aggregate or server_step",
             )
         plugin = scope.federation.setup.plugins[self._plugin]
         allowed = scope.federation.setup.claimed(plugin, "corrects")
@@ -168,9 +167,7 @@ class ScopeContext(ServerContext):
         """
         scope, setup = self._scope, self._scope.federation.setup
         if not len(features):
-            raise PluginContractError(
-                f"plugin {self._plugin!r}: retrain_classifier got no features", plugin=self._plugin
-            )
+            raise PluginContractError.of(self._plugin, "calls retrain_classifier without features")
         classifier = setup.model.to("cpu").classifier
         load_state(setup.model.state_dict(), scope.model)
         x = features.to(next(classifier.parameters()).dtype)

@@ -16,13 +16,12 @@ def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable
     :raises PluginContractError: says which tensor, and what is wrong with it.
     """
     extra = sorted(set(tensors) - set(allowed))
-    where = f"plugin {plugin!r} hook {hook}"
     if extra:
-        raise PluginContractError(f"{where}: may not set {extra[0]!r}", plugin=plugin, hook=hook)
+        raise PluginContractError.of(plugin, f"may not set {extra[0]!r}", hook=hook)
     try:
-        setup.layout.check(tensors, tensors, where)
+        setup.layout.check(tensors, tensors, "a tensor that does not fit")
     except RejectUpdate as error:
-        raise PluginContractError(str(error), plugin=plugin, hook=hook) from None
+        raise PluginContractError.of(plugin, f"returned {error}", hook=hook) from None
 
 
 def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[int]:
@@ -32,10 +31,6 @@ def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[i
     """
     ids = [int(client) for client in cohort]
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= num_clients:
-        raise PluginContractError(
-            f"plugin {plugin!r} hook select_clients: returned {ids[:10]}; "
-            f"expected distinct ids from 0 to {num_clients - 1}",
-            plugin=plugin,
-            hook="select_clients",
-        )
+        expected = f"distinct ids from 0 to {num_clients - 1}"
+        raise PluginContractError.of(plugin, f"returned {ids[:10]}", hook="select_clients", expected=expected)
     return sorted(ids)

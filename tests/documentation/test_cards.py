@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.base import registry
-from fedcore.hooks.plugins import BUILTIN
+from fedcore.hooks.plugin import BUILTIN
 from fedcore.testing.traffic import Traffic, watch
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.hooks.plugins import HOOKS
+from fedcore.hooks.checks import HOOKS
 from tests import support
 from tests.support import run_toy
 

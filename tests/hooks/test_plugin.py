@@ -18,7 +18,8 @@ from fedcore.base.errors import (
     PluginContractError,
     UnknownNameError,
 )
-from fedcore.hooks.plugins import PluginSet, create_plugin
+from fedcore.hooks.checks import create_plugin
+from fedcore.hooks.plugins import PluginSet
 from tests.support import config, lines, name_of
 
 
@@ -661,7 +662,7 @@ def test_update_model_beyond_corrects(go):
         def post_train(self, server):
             server.update_model({"encoder.base.fc1.bias": server.model["encoder.base.fc1.bias"]})
 
-    with pytest.raises(PluginContractError, match=r"'meddler' hook post_train: may not set 'encoder\.base\.fc1\.bias'"):
+    with pytest.raises(PluginContractError, match=r"'meddler' hook post_train may not set 'encoder\.base\.fc1\.bias'"):
         go(Meddler)
 
 
@@ -698,7 +699,7 @@ def test_names_that_do_not_exist_in_results(go):
         def aggregate(self, server):
             return {"encoder.base.fc1.bias": server.model["encoder.base.fc1.bias"]}
 
-    with pytest.raises(PluginContractError, match=r"'owner' hook aggregate: may not set 'encoder\.base\.fc1\.bias'"):
+    with pytest.raises(PluginContractError, match=r"'owner' hook aggregate may not set 'encoder\.base\.fc1\.bias'"):
         go(Owner)
 
 
@@ -709,7 +710,7 @@ def test_a_buffer_from_server_step(go):
             name = "encoder.base.2.running_mean"
             return {name: server.model[name]}
 
-    with pytest.raises(PluginContractError, match=r"'stepper' hook server_step: may not set .*running_mean"):
+    with pytest.raises(PluginContractError, match=r"'stepper' hook server_step may not set .*running_mean"):
         go(Stepper, model="module:tests.toy.batch_norm_mlp")
 
 

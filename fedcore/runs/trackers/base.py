@@ -88,7 +88,8 @@ def tracker_class(name: str) -> type[Tracker]:
     """
     cls = registry.resolve("tracker", name)
     if not (inspect.isclass(cls) and issubclass(cls, Tracker)):
-        raise PluginContractError(f"tracker {name!r} is {cls!r}, expected a subclass of fedcore.runs.trackers.Tracker")
+        expected = "a subclass of fedcore.runs.trackers.Tracker"
+        raise PluginContractError.of(name, f"is {cls!r}", kind="tracker", expected=expected)
     return cls
 
 

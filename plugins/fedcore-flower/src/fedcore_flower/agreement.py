@@ -18,7 +18,7 @@ from fedcore import ConfigError, RunConfig
 from fedcore.base import registry
 from fedcore.base.version import __version__
 from fedcore.data import DECLARED, Dataset
-from fedcore.hooks.plugins import BUILTIN
+from fedcore.hooks.plugin import BUILTIN
 from fedcore.runs.trust import code_in
 from fedcore_flower import wire
 
