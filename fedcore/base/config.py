@@ -15,7 +15,7 @@ from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.base.system_options import SystemOptions, read_system
 
-_MANY = 1_000_000_000  # whatever is counted, more is a slip of the finger
+_MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 _MOST_PROBLEMS, _LONGEST = 20, 200
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
@@ -28,27 +28,29 @@ class RunConfig(BaseModel):
 
     plugins: dict[str, dict[str, Json]] = Field(
         default_factory=dict,
-        description="Methods in the order in which their hooks are called, each with its options; none is FedAvg.",
+        description="Methods, in the order in which their hooks are called, each with its options; FedAvg without any.",
     )
 
     dataset: str = Field("digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
     data_dir: Path | None = Field(None, description="Folder that holds the data sets' files.")
     augment: bool = Field(False, description="Augment training images as MOON's protocol does for the data set.")
-    model: str = Field("auto", description="Model: a name, or auto for the data set's usual one.")
+    model: str = Field("auto", description="Model: a name, or auto for the data set's default model.")
     projection: bool = Field(False, description="Put a 2-layer projection head (256 wide) on the encoder.")
 
-    partition: str = Field("dirichlet", description="How samples are dealt to clients: a name, or a partition.json.")
+    partition: str = Field(
+        "dirichlet", description="How samples are assigned to clients: a partitioner's name, or a partition.json."
+    )
     alpha: float = Field(0.5, gt=0, description="Dirichlet concentration; smaller is more heterogeneous.")
     classes_per_client: int = Field(
-        2, ge=1, le=_MANY, description="Classes (or shards) a client holds, where the partition asks."
+        2, ge=1, le=_MANY, description="Classes (or shards) per client, for the partitions classes and shards."
     )
     clients: int = Field(10, ge=1, le=100_000_000, description="Number of registered clients.")
     participation: float = Field(1.0, gt=0, le=1, description="Fraction of the clients sampled in each round.")
     client_test_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Part of each client's samples held out for its personal evaluation."
+        0.0, ge=0, lt=1, description="Fraction of each client's samples held out for evaluation on the client."
     )
     samples: int | None = Field(
-        None, ge=1, description="Deal at most so many training samples, drawn class by class by the seed; default all."
+        None, ge=1, description="Number of training samples to assign, drawn in proportion to the classes; default all."
     )
 
     rounds: int = Field(15, ge=1, le=_MANY, description="Communication rounds T.")
@@ -57,32 +59,35 @@ class RunConfig(BaseModel):
         None,
         ge=1,
         le=_MANY,
-        description="Optimizer steps K that every client takes per round, whatever its size, in place of local epochs.",
+        description="Optimizer steps K that every client takes per round, in place of local epochs.",
     )
     batch_size: int = Field(
-        16, ge=1, le=_MANY, description="Samples per local mini-batch; the last short batch is trained too."
+        16, ge=1, le=_MANY, description="Samples per local mini-batch; a shorter last batch is trained, too."
     )
     lr: float = Field(0.02, gt=0, description="Local learning rate of round 0.")
     lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD; its buffer is new in each round.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD; its buffer is reset in each round.")
     weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of local SGD, on every trainable parameter.")
-    clip_norm: float | None = Field(None, gt=0, description="Largest norm of a local gradient; off by default.")
+    clip_norm: float | None = Field(None, gt=0, description="Maximum norm of a local gradient; off by default.")
     buffers: Literal["global", "local"] = Field(
         "global",
         description="BatchNorm statistics and other buffers: averaged by samples, or kept on each client.",
     )
     system: SystemOptions | None = Field(
         None,
-        description="Simulate clients that are away, lost, late or slow, such as --system dropout=0.1; off by default.",
+        description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1; off by default.",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Every random stream of the run derives from it.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of all random streams of the run.")
 
-    engine: str = Field("local", description="What runs the clients: local, or an installed engine.")
+    engine: str = Field("local", description="Engine that runs the clients: local, or an installed one.")
     engine_options: dict[str, Json] = Field(
         default_factory=dict, description="Options of the engine, on the command line --set ENGINE.OPTION=VALUE."
     )
     workers: int | None = Field(
-        None, ge=0, le=1024, description="Worker processes, one thread each; 0 is this process, default one per core."
+        None,
+        ge=0,
+        le=1024,
+        description="Worker processes, one thread each; 0 trains in this process; default one per core.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     precision: Literal["float32", "tf32", "bf16"] = Field(
@@ -92,28 +97,28 @@ class RunConfig(BaseModel):
         "auto", description="Layout of images and convolutions in memory; auto is a fixed rule per device and model."
     )
     autotune: bool = Field(
-        False, description="Measure at the start which memory format is faster here, and record the choice."
+        False, description="Measure at the start which memory format is faster on this machine, and record the choice."
     )
     capture: bool = Field(True, description="On CUDA, record training steps as graphs and replay them.")
 
     eval_every: int = Field(1, ge=1, description="Rounds between evaluations; the last round is always evaluated.")
     silhouette_every: int = Field(
-        0, ge=0, description="Rounds between silhouettes of the features; 0: at the end only."
+        0, ge=0, description="Rounds between silhouettes of the features; 0 for the end only."
     )
     checkpoint_every: int = Field(1, ge=1, description="Rounds between checkpoints.")
     min_clients: int = Field(
         1,
         ge=0,
-        description="A round with fewer accepted updates stops the run; with 0, a round without any changes nothing.",
+        description="Minimum of accepted updates per round, else the run stops; 0 allows rounds without any.",
     )
     max_waiting: int | None = Field(
-        None, ge=1, description="Most updates that wait for an earlier one before dispatch pauses."
+        None, ge=1, description="Maximum of updates that wait for an earlier one before dispatch pauses."
     )
     max_payload: int | None = Field(
         None,
         ge=1,
         le=1 << 20,
-        description="Largest upload of one plugin and client, in MiB; default 16 times the model, at least 64.",
+        description="Maximum upload per plugin and client, in MiB; default 16 times the model, at least 64.",
     )
     client_timeout: float | None = Field(
         None,
@@ -123,7 +128,7 @@ class RunConfig(BaseModel):
     )
     out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(
-        default_factory=dict, description="Where the run is shown while it is under way, each with its options."
+        default_factory=dict, description="Trackers that show the run while it trains, each with its options."
     )
 
     @field_validator("plugins", "trackers", mode="before")
@@ -152,7 +157,7 @@ class RunConfig(BaseModel):
     @classmethod
     def _no_null_byte(cls, value: Any) -> Any:
         if "\0" in str(value):
-            raise ValueError("no name or path holds a null byte")
+            raise ValueError("a name or path must not contain a null byte")
         return value
 
     @field_validator("system", mode="before")
@@ -165,11 +170,11 @@ class RunConfig(BaseModel):
     def _check_together(self) -> RunConfig:
         for name in self.trackers:
             if name in self.plugins:
-                raise ValueError(f"{name!r} is both a plugin and a tracker of this run; leave one of them out")
+                raise ValueError(f"{name!r} is both a plugin and a tracker of this run; remove one of them")
         unit, work = self.local_work
         if self.system is not None and self.system.stragglers and work < 2:
             raise ValueError(
-                f"system option stragglers needs --local-{unit} 2 or more: there is no fewer than one {unit[:-1]}"
+                f"system option stragglers needs --local-{unit} 2 or more: clients complete at least one {unit[:-1]}"
             )
         if self.min_clients > self.cohort_size:
             raise ValueError(
@@ -185,14 +190,14 @@ class RunConfig(BaseModel):
 
     @property
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:
-        """What a client does in a round: the unit, and how many."""
+        """A client's work per round: the unit and the amount."""
         return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
 
     @classmethod
     def create(cls, values: dict[str, Any], *, source: str = "") -> RunConfig:
-        """Validate a mapping and turn every problem into one message for people.
+        """Validate a mapping; all problems are reported in one message.
 
-        :raises ConfigError: what was wrong, with the field's name, its value and its bound.
+        :raises ConfigError: names each field, its value and its bound.
         """
         unknown = set(values) - set(cls.model_fields)
         if unknown:
@@ -239,4 +244,4 @@ def parse_setting(text: str) -> tuple[str, str, Json]:
     try:
         return plugin, option, read_yaml(value)
     except ValueError as error:
-        raise ConfigError(f"--set {text!r}: the value is not readable as YAML ({error})") from None
+        raise ConfigError(f"--set {text!r}: the value is not valid YAML ({error})") from None

@@ -12,7 +12,7 @@ from fedcore.base.safe_yaml import read_yaml
 
 
 class SystemOptions(BaseModel):
-    """What clients and their connections do to a run, on four axes; the defaults are ideal ones.
+    """Simulated faults of clients and connections, on four axes; the defaults are ideal clients.
 
     Availability (``availability``, ``day``), connectivity (``no_show``, ``dropout``), completeness (``stragglers``,
     ``partial``) and responsiveness (``slow``, ``slow_factor``, ``step_seconds``, ``latency``, ``deadline``).
@@ -26,7 +26,7 @@ class SystemOptions(BaseModel):
         ge=2,
         le=1 << 20,
         description="Rounds in a day: each client is available at its own hours, the same every day; "
-        "by default it is drawn anew in every round.",
+        "by default availability is drawn in every round.",
     )
     no_show: float = Field(0.0, ge=0, le=1, description="Chance that a selected client cannot be reached.")
     dropout: float = Field(0.0, ge=0, le=1, description="Chance that a client is lost during its local training.")
@@ -38,20 +38,20 @@ class SystemOptions(BaseModel):
         "time.",
     )
     partial: Literal["aggregate", "drop"] = Field(
-        "aggregate", description="What becomes of the work of clients that completed some of their epochs only."
+        "aggregate",
+        description="Whether updates of clients that completed only some of their epochs are aggregated or dropped.",
     )
-    slow: float = Field(0.0, ge=0, le=1, description="Fraction of the clients that are slow, all run long.")
-    slow_factor: float = Field(4.0, ge=1, le=1e6, description="How many times as long a slow client takes.")
+    slow: float = Field(0.0, ge=0, le=1, description="Fraction of the clients that are slow throughout the run.")
+    slow_factor: float = Field(4.0, ge=1, le=1e6, description="Factor on the time of slow clients.")
     step_seconds: float = Field(1.0, gt=0, le=1e6, description="Virtual seconds per mini-batch of the other clients.")
     latency: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="Mean virtual seconds that a client and round spend on the way, drawn from an exponential "
-        "distribution.",
+        description="Mean virtual transfer time per client and round in seconds, exponentially distributed.",
     )
     deadline: float | None = Field(
-        None, gt=0, le=1e9, description="Virtual seconds after which the server takes no more updates of a round."
+        None, gt=0, le=1e9, description="Virtual seconds after which the server accepts no more updates of a round."
     )
 
 
@@ -84,5 +84,5 @@ def _mapping(texts: Sequence[Any]) -> dict[str, Any]:
         try:
             found[name] = read_yaml(value)
         except ValueError as error:
-            raise ConfigError(f"--system {text}: the value is not readable as YAML ({error})") from None
+            raise ConfigError(f"--system {text}: the value is not valid YAML ({error})") from None
     return found

@@ -1,4 +1,4 @@
-"""The command line: parses, calls the public Python API, draws what comes back. It has no logic of its own.
+"""The command line: parses arguments, calls the Python API and prints the results.
 
 Nothing here imports torch before a command needs it, so that ``--help`` and ``plugins list`` answer at once.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the ``fedcore`` command; leaves by SystemExit with an exit code of ``fedcore.cli.guard``."""
+    """Run the ``fedcore`` command; exits by SystemExit with an exit code of ``fedcore.cli.guard``."""
     import sys
 
     try:

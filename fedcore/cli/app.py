@@ -17,15 +17,15 @@ from fedcore.cli.guard import guarded
 
 
 class Commands(TyperGroup):
-    """Our commands, and those of installed packages: entry points ``fedcore.commands``, a ``typer.Typer`` each."""
+    """The commands of the core and of installed packages: entry points ``fedcore.commands``, each a ``typer.Typer``."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return our own first, in their order."""
+        """Return the core's commands first, in their order."""
         own = super().list_commands(ctx)
         return [*own, *(name for name in registry.available("command") if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None; a package's is imported now."""
+        """Return a command, or None; a package's command is imported now."""
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in registry.available("command"):
             return own
@@ -37,7 +37,7 @@ class Commands(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Say which package has a command that is not installed."""
+        """Name the package of a command that is not installed."""
         package = registry.package_of("command", args[0])
         if package and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"{args[0]!r} needs the package {package}: pip install {package}")
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
 
 
 def _broken(error: FedcoreError) -> typer.Typer:
-    """Return what stands for a package's command that cannot be imported."""
+    """Return a command that reports a package's import error."""
     app = typer.Typer(pretty_exceptions_enable=False)
 
     @app.command(
@@ -83,7 +83,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Accept the options before a command."""
 
 
 app.command("train")(training.train)

@@ -1,4 +1,4 @@
-"""``plugins new`` and ``plugins check``: what authors of plugins use."""
+"""``plugins new`` and ``plugins check``, the commands for authors of plugins."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MARKS = {
 @guarded
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the plugin, for example my-method.")],
-    kind: Annotated[str, typer.Option(metavar="|".join(KINDS), help="What it provides. [default method]")] = "method",
-    into: Annotated[Path, typer.Option(help="Folder that the package's folder is made in. [default here]")] = Path(),
+    kind: Annotated[str, typer.Option(metavar="|".join(KINDS), help="Kind of plugin. [default method]")] = "method",
+    into: Annotated[Path, typer.Option(help="Folder of the new package. [default here]")] = Path(),
     debug: options.Debug = False,
 ) -> None:
     """Write a complete plugin package: installable, tested, ready to train."""
@@ -50,8 +50,10 @@ def new(
 @guarded
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or module:package.module.Class.")],
-    only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Only this check; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out checks that start worker processes.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="CHECK", help="Run only this check; can be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip checks that start worker processes.")] = False,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
@@ -74,7 +76,7 @@ def check(
 
 
 def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verdict]:
-    """Print each verdict as it comes, then a summary."""
+    """Print each verdict when it is known, then a summary."""
     from rich.text import Text
 
     found = []

@@ -13,7 +13,7 @@ from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 
-app = typer.Typer(help="Data sets and how they are dealt to clients.", no_args_is_help=True)
+app = typer.Typer(help="Data sets, and their partitions among clients.", no_args_is_help=True)
 
 KINDS = {"dataset": "data sets (--dataset)", "partitioner": "partitions (--partition)", "model": "models (--model)"}
 SPLIT_FIELDS = (
@@ -32,7 +32,7 @@ SPLIT_FIELDS = (
 @app.command("list")
 @guarded
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
-    """List the data sets, the ways to deal them, and the models."""
+    """List the data sets, the partitions and the models."""
     found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
     from fedcore.data import files
 
@@ -64,18 +64,18 @@ def split(
     out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Where to write the partition.")] = Path(
         "partition.json"
     ),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Deal a data set to clients, write who holds what, and draw it.
+    """Split a data set among clients, write the partition and print it as a table.
 
-    The file works in train as --partition FILE.json.
+    Use the file with train --partition FILE.json.
     """
     config = RunConfig.create(given)
     if config.partition.endswith(".json"):
-        raise ConfigError(f"--partition {config.partition}: split makes such a file; name a way to deal instead")
+        raise ConfigError(f"--partition {config.partition}: split writes such a file; name a partitioner instead")
     if out.suffix != ".json":
-        raise ConfigError(f"--out {out}: the name must end with .json, by which --partition knows a file")
+        raise ConfigError(f"--out {out}: the name must end with .json, so that --partition recognises a file")
     if out.exists() and not force:
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
 
@@ -100,17 +100,17 @@ def plot(
     given: dict[str, Any],
     *,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[PARTITION.json]", help="A partition that split or a run wrote.")
+        Path | None, typer.Argument(metavar="[PARTITION.json]", help="A partition file of split or of a run.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.png", help="Write the picture, too: .png or .pdf.")
+        Path | None, typer.Option("--out", metavar="FILE.png", help="Also write the picture to a .png or .pdf file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Draw a partition as a picture: clients across, classes down, blocks that grow with the samples.
+    """Draw a partition: a column per client, a row per class, block height by number of samples.
 
-    Give a partition file, or the options of split to see what it would deal.
+    Give a partition file, or the options of split to preview its result.
     """
     if out is not None:
         save_figure = registry.resolve("figure", "partition")
@@ -145,5 +145,5 @@ def plot(
 def _first_line(kind: str, name: str) -> str:
     try:
         return output.first_line(registry.resolve(kind, name))
-    except FedcoreError as error:  # one broken package does not hide the others
+    except FedcoreError as error:  # a broken package does not hide the others
         return f"broken: {error}"

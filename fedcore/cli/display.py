@@ -1,4 +1,4 @@
-"""What a person sees of a run under way: live on a terminal, a line per round elsewhere, or nothing."""
+"""Progress of a run: live on a terminal, a line per round elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Record = Mapping[str, Any]
 
 
 def make_display(console: Console, *, quiet: bool = False) -> Display:
-    """Return the display that fits: ``console`` is that of stderr."""
+    """Return the display for a console, that of stderr."""
     if quiet:
         return QuietDisplay(console)
     return LiveDisplay(console) if console.is_interactive and console.file.isatty() else PlainDisplay(console)
 
 
 class Display:
-    """Follows a run's events; an instance is what ``run`` calls as ``notify``.
+    """Follows a run's events; ``run`` takes an instance as ``notify``.
 
     Rounds are numbered as in metrics.jsonl and in error messages, from 0.
 
-    :ivar directory: the run directory, once there is one.
+    :ivar directory: the run directory, None before it exists.
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,16 +51,16 @@ class Display:
         self._pace: deque[float] = deque(maxlen=20)
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the display."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it should be."""
+        """Restore the terminal."""
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Take an event of the run; unknown ones are none of ours."""
+        """Handle an event of the run; unknown events are ignored."""
         if event == "start":
             self.directory, self.done = details["directory"], details["round"]
             self.rounds, self.cohort = details["config"].rounds, details["config"].cohort_size
@@ -82,36 +82,36 @@ class Display:
 
     @property
     def left(self) -> float | None:
-        """Seconds to the end at the pace of the last rounds; None before there is one."""
+        """Estimated seconds to the end from the last rounds; None before the first round."""
         if not self._pace:
             return None
         return median(self._pace) * (self.rounds - self.done)  # the first round also starts the workers
 
     def started(self, details: Mapping[str, Any]) -> None:
-        """Show that a run begins, or goes on."""
+        """Show that a run starts or resumes."""
 
     def client_done(self, details: Mapping[str, Any]) -> None:
-        """Show that a client's update is in, or that it failed."""
+        """Show that a client's update arrived or failed."""
 
     def round_done(self, record: Record) -> None:
         """Show a round's record."""
 
 
 class QuietDisplay(Display):
-    """Shows nothing."""
+    """Prints nothing."""
 
 
 class PlainDisplay(Display):
     """A line per round, for files and pipes."""
 
     def started(self, details: Mapping[str, Any]) -> None:
-        """Print what the run is, and its notes."""
+        """Print the run's headline and notes."""
         self._print(text(headline(details)))
         for message in details.get("notes", ()):
             note(message, self.console)
 
     def round_done(self, record: Record) -> None:
-        """Print the round in one line, and one for each kind of failure."""
+        """Print one line for the round and one per kind of failure."""
         parts = [f"round {record['round']} ({self.done}/{self.rounds})"]
         parts += [f"{name} {value} %" for name, value in accuracies(record).items()]
         parts += [f"{clean(name)} {number(value)}" for name, value in ordered(record["losses"])]
@@ -142,12 +142,12 @@ class LiveDisplay(Display):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop drawing; what was drawn last stays."""
+        """Stop drawing; the last picture stays."""
         if self._showing:
             self._live.stop()
 
     def started(self, details: Mapping[str, Any]) -> None:
-        """Print what the run is, and begin to draw."""
+        """Print the run's headline and start drawing."""
         self.console.print(text(headline(details), style="bold"), soft_wrap=True)
         for message in details.get("notes", ()):
             note(message, self.console)
@@ -155,13 +155,13 @@ class LiveDisplay(Display):
         self._live.start(refresh=True)
 
     def round_done(self, record: Record) -> None:
-        """Take the round into the table, and print its failures above."""
+        """Add the round to the table, and print its failures above."""
         self._records.append(record)
         for line in failures(record):
             self.console.print(Text.assemble((f"round {record['round']}: ", "yellow"), line), soft_wrap=True)
 
     def render(self) -> Group:
-        """Return what stands on the terminal now."""
+        """Return the current content."""
         parts: list[Any] = [self._progress()]
         if self._records:
             parts.insert(0, rounds_table(self._records, self.console.width))
@@ -194,7 +194,7 @@ class LiveDisplay(Display):
 
 
 def rounds_table(records: Sequence[Record], width: int) -> Table:
-    """Return the rounds as a table no wider than ``width``: of many losses the last ones give way."""
+    """Return the rounds as a table of at most ``width`` columns; the last losses are omitted if they do not fit."""
     protocols = [name for name in PROTOCOLS if any(name in accuracies(record) for record in records)]
     losses = list(dict.fromkeys(name for record in records for name, _ in ordered(record["losses"])))
     failing = any(record["failures"] for record in records)
@@ -224,7 +224,7 @@ def rounds_table(records: Sequence[Record], width: int) -> Table:
 
 
 def headline(details: Mapping[str, Any]) -> str:
-    """Return a run in one line: its methods, its data, where it is kept."""
+    """Return a run in one line: methods, data, directory."""
     config = details["config"]
     methods = " + ".join(config.plugins) or "fedavg"
     began = f", from round {details['round']}" if details["round"] else ""
@@ -235,24 +235,24 @@ def headline(details: Mapping[str, Any]) -> str:
 
 
 def accuracies(record: Record) -> dict[str, str]:
-    """Return the accuracies of a round in percent, by protocol; empty where it was not evaluated."""
+    """Return the accuracies of a round in percent, by protocol; empty for a round without evaluation."""
     metrics = record["metrics"] or {}
     return {name: percent(metrics[name]["accuracy"]) for name in PROTOCOLS if metrics.get(name)}
 
 
 def ordered(losses: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return losses by name, the task's first."""
+    """Return losses by name, the task's loss first."""
     return sorted(losses.items(), key=lambda item: (item[0] != "task", item[0]))
 
 
 def seconds(record: Record) -> float:
-    """Return how long a round took with its evaluation."""
+    """Return the seconds of a round with its evaluation."""
     spent = record["time"]
     return float(spent["round"] + spent.get("evaluation", 0.0))
 
 
 def took_part(record: Record) -> str:
-    """Return who took part in a simulated round, and how long it lasted: ``5 of 8 clients, 35 s virtual``."""
+    """Return the participation and duration of a simulated round: ``5 of 8 clients, 35 s virtual``."""
     system = record["system"]
     words = participation.in_words(
         len(record["cohort"]), record["accepted"], len(system["partial"]), participation.lost(record)
@@ -261,7 +261,7 @@ def took_part(record: Record) -> str:
 
 
 def failures(record: Record) -> Iterator[str]:
-    """Yield a line for each kind of failure: how many clients, and the first one's message; simulated ones aside."""
+    """Yield a line per kind of failure: the number of clients and the first message, without simulated failures."""
     kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in participation.SIMULATED)
     for kind, count in kinds.items():
         first = next(failure for failure in record["failures"] if failure["kind"] == kind)

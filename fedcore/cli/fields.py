@@ -1,4 +1,4 @@
-"""How a pydantic field reads to people: its type, its bounds, its default."""
+"""A pydantic field as text: type, bounds, default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def base_type(annotation: Any) -> Any:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the values of a Literal, else nothing."""
+    """Return the values of a Literal, else an empty list."""
     inner = base_type(annotation)
     return [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
 
@@ -35,7 +35,7 @@ def type_name(annotation: Any) -> str:
 
 
 def bounds(field: FieldInfo) -> str:
-    """Return a field's bounds, as in ``0 < x <= 1`` or ``>= 1``; empty where there are none."""
+    """Return a field's bounds, as in ``0 < x <= 1`` or ``>= 1``; empty without bounds."""
     low = high = ""
     for item in field.metadata:
         for name, sign in (("gt", "<"), ("ge", "<=")):
@@ -53,12 +53,12 @@ def bounds(field: FieldInfo) -> str:
 
 
 def _number(value: Any) -> str:
-    """Write a limit of the machine's integers as the power of two it is."""
+    """Write a limit of machine integers as a power of two."""
     if isinstance(value, int) and value >= 2**31 and value & (value - 1) == 0:
         return f"2^{value.bit_length() - 1}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def default(field: FieldInfo) -> Any:
-    """Return a field's default; the text ``required`` where it has none."""
+    """Return a field's default; the text ``required`` without one."""
     return "required" if field.is_required() else field.get_default(call_default_factory=True)

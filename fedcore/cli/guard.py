@@ -1,4 +1,4 @@
-"""Every way in which a command can end, turned into one message and an exit code."""
+"""Turn every outcome of a command into one message and an exit code."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ BUG, BAD_INPUT, DIVERGED, INTERRUPTED = 1, 2, 4, 130
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
-    """Print a command's errors as people read them; its ``debug`` argument adds the traceback.
+    """Print a command's errors as messages; its ``debug`` argument adds the traceback.
 
-    Exit codes: 2 for a FedcoreError, but 4 for a DivergedError; 130 for Ctrl-C, 1 for what is a bug.
+    Exit codes: 2 for a FedcoreError, but 4 for a DivergedError; 130 for Ctrl-C, 1 for a bug.
     """
 
     @functools.wraps(function)
@@ -33,7 +33,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             sys.stdout.flush()
         except typer.Exit:
             raise
-        except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        except BrokenPipeError:  # the reader, `head` for example, closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BUG) from None
         except KeyboardInterrupt:

@@ -25,9 +25,9 @@ COMPARISON = (
 )
 PROTECTION = ("median", "trimmed-mean", "krum", "norm-clip", "dp", "local-dp")
 SUMMARIES = {
-    "fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; what every run begins with",
-    "local": "Worker processes on this machine, one thread each, or this process; or one CUDA device",
-    "tensorboard": "Runs in TensorBoard while they are under way: event files in the run directory",
+    "fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; the base of all methods",
+    "local": "Worker processes on this machine, one thread each, or this process, or one CUDA device",
+    "tensorboard": "Shows runs in TensorBoard while they train: event files in the run directory",
 }
 
 GROUPS = {"papers": PAPERS, "comparison methods": COMPARISON, "robustness and privacy": PROTECTION}
@@ -49,6 +49,6 @@ def group(name: str, point: EntryPoint) -> str:
 
 
 def summary(name: str, point: EntryPoint) -> str:
-    """Return the one line that says what a plugin is."""
+    """Return a plugin's description in one line."""
     own = point.dist is not None and point.dist.name == "fedcore"
     return SUMMARIES[name] if own and name in SUMMARIES else registry.summary(point)

@@ -64,20 +64,24 @@ _NAMES_OF = {
     "trackers": "tracker",
 }
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, only the result.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print only the result as JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result without progress.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Import what a file names as module:..., code that you have looked at.")
+    bool, typer.Option("--allow-code", help="Import code that a file names as module:...; inspect that code first.")
 ]
 AllowOutside = Annotated[
-    bool, typer.Option("--allow-outside", help="Let its trackers and its engine reach outside of the run directory.")
+    bool,
+    typer.Option(
+        "--allow-outside", help="Allow trackers to write, and the engine to connect, outside the run directory."
+    ),
 ]
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Folders that train or sweep printed.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Run or sweep directories.")]
 By = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="OPTION", help="What makes a row: plugin, or an option of train; can be given again. Default plugin."
+        metavar="OPTION",
+        help="Option that distinguishes rows: plugin, or an option of train; can be repeated. Default plugin.",
     ),
 ]
 Parallel = Annotated[
@@ -85,7 +89,7 @@ Parallel = Annotated[
     typer.Option(
         "--parallel",
         min=1,
-        help="Runs side by side, each in a process of its own; default one per core as far as memory allows.",
+        help="Parallel runs, each in its own process; default one per core if memory allows.",
         rich_help_panel=GRID,
     ),
 ]
@@ -94,7 +98,7 @@ RunSettings = Annotated[
     typer.Option(
         "--set",
         metavar="NAME.OPTION=VALUE",
-        help="An option of a plugin, a tracker or the engine, such as moon.mu=5; can be given again.",
+        help="An option of a plugin, a tracker or the engine, such as moon.mu=5; can be repeated.",
         rich_help_panel=METHODS,
     ),
 ]
@@ -103,7 +107,7 @@ RunConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="YAML file of options, a run's own config.yaml for example; flags override it.",
+        help="YAML file of options, such as a run's config.yaml; flags override it.",
         rich_help_panel=METHODS,
     ),
 ]
@@ -111,19 +115,19 @@ RunAllowCode = Annotated[
     bool,
     typer.Option(
         "--allow-code",
-        help="Import what the --config file names as module:..., code that you have looked at.",
+        help="Import code that the --config file names as module:...; inspect that code first.",
         rich_help_panel=METHODS,
     ),
 ]
 RunJson = Annotated[
     bool,
-    typer.Option("--json", help="Print summary.json on stdout, and nothing else there.", rich_help_panel=RECORDS),
+    typer.Option("--json", help="Print only summary.json on stdout.", rich_help_panel=RECORDS),
 ]
-RunQuiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, only the result.", rich_help_panel=RECORDS)]
+RunQuiet = Annotated[bool, typer.Option("--quiet", help="Print the result without progress.", rich_help_panel=RECORDS)]
 RunProfile = Annotated[
-    bool, typer.Option("--profile", help="Print where a round's time goes.", rich_help_panel=RECORDS)
+    bool, typer.Option("--profile", help="Print the time split of a round.", rich_help_panel=RECORDS)
 ]
-RunDebug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=RECORDS)]
+RunDebug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=RECORDS)]
 
 
 def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -162,13 +166,13 @@ def flag(name: str) -> inspect.Parameter:
     metavar: str | None = None
     if name == "plugins":
         declarations, kind, metavar = ["--plugin"], list[str], "NAME"
-        text = "A method; give it once for each, in the order in which their hooks are called. None is FedAvg."
+        text = "A method; can be repeated, hooks are called in this order. FedAvg without any."
     elif name == "trackers":
         declarations, kind, metavar = ["--tracker"], list[str], "NAME"
-        text = "Show the run live in tensorboard, mlflow, wandb, ... while it is under way; can be given again."
+        text = "Show the run in tensorboard, mlflow, wandb, ... while it trains; can be repeated."
     elif name == "system":
         kind, metavar = list[str], "OPTION=VALUE"
-        text = f"{text} Options: {', '.join(SystemOptions.model_fields)}; can be given again."
+        text = f"{text} Options: {', '.join(SystemOptions.model_fields)}; can be repeated."
     elif inner is bool:
         declarations = [f"{long}/--no-{long.removeprefix('--')}"]
     elif fields.choices(inner):

@@ -1,4 +1,4 @@
-"""Where output goes and how: results to stdout, everything else to stderr, nothing taken as markup."""
+"""Output: results to stdout, everything else to stderr, no text parsed as markup."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def stderr() -> Console:
 
 
 def clean(value: object) -> str:
-    """Return a text from outside without control characters, which could rewrite the terminal."""
+    """Return an untrusted text without control characters, which could rewrite the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(value))
 
 
 def text(value: object, style: str = "") -> Text:
-    """Return a text from outside as rich draws it: literally."""
+    """Return an untrusted text that rich prints literally."""
     return Text(clean(value), style=style)
 
 
@@ -51,13 +51,13 @@ def note(message: object, console: Console | None = None) -> None:
 
 
 def prose(thing: object) -> str:
-    """Return what an object's docstring says, without its fields and the marks that are there for Sphinx."""
+    """Return an object's docstring without its fields and Sphinx roles."""
     words = re.split(r"^:\w+.*?:", inspect.getdoc(thing) or "", maxsplit=1, flags=re.MULTILINE)[0].rstrip()
     return re.sub(r"(?::\w+)?:`~?([^`]*)`", r"\1", words).replace("``", "")
 
 
 def first_line(thing: object) -> str:
-    """Return an object's documentation in one line, as one says what a thing is."""
+    """Return an object's documentation in one line."""
     line = prose(thing).partition("\n")[0].removeprefix("Return ")
     return line[:1].upper() + line[1:]
 
@@ -99,14 +99,14 @@ def number(value: float | None) -> str:
 
 
 def stopwatch(seconds: float) -> str:
-    """Return a time that is redrawn while it runs: ``0:07``, ``1:02:03``."""
+    """Return a running time: ``0:07``, ``1:02:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it: ``0.43 s``, ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Return a duration with units: ``0.43 s``, ``12 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     whole = round(seconds)
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as people say it: ``479 kB``."""
+    """Return a number of bytes with units: ``479 kB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"

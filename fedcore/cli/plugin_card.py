@@ -1,4 +1,4 @@
-"""One plugin, described from its code."""
+"""The description of a plugin, from its code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIDES = {"server": "server", "client": "client", "step": "client", "update": "s
 def describe(name: str) -> dict[str, Any]:
     """Return a plugin's documentation, options, hooks, declarations and package as JSON values.
 
-    :raises UnknownNameError: nobody provides the name.
+    :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: it breaks the contract.
     """
     cls = registry.resolve("plugin", name)
@@ -60,7 +60,7 @@ def describe_part(kind: str, name: str) -> dict[str, Any]:
     """Return the documentation, options and package of a tracker or an engine as JSON values.
 
     :param kind: ``tracker`` or ``engine``.
-    :raises PluginContractError: it cannot be imported, or is no tracker.
+    :raises PluginContractError: it cannot be imported, or is not a tracker.
     """
     part = tracker_class(name) if kind == "tracker" else registry.resolve(kind, name)
     dist = registry.available(kind)[name].dist

@@ -1,4 +1,4 @@
-"""A config file, flags and ``--set`` joined to a RunConfig: flags override the file, the file the defaults."""
+"""Combine config file, flags and ``--set`` into a RunConfig: flags override the file, the file the defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_config(
     :param given: the flags that the user wrote, by field.
     :param settings: ``plugin.option=value`` texts.
     :param allow_code: whether the file may name code (``module:...``), as flags may.
-    :raises ConfigError: what is wrong, and whether the file or a flag said so.
+    :raises ConfigError: names the problem and its source, the file or a flag.
     """
     source = str(file) if file else ""
     written = read_config_file(file) if file else {}
@@ -49,14 +49,14 @@ def build_config(
 
 
 def typed_code(given: Iterable[Any]) -> set[str]:
-    """Return the code that the user named on the command line themself; that is permission enough."""
+    """Return the code names that the user typed on the command line; these need no further permission."""
     return {name for value in given for name in re.findall(r"module:[\w.:]+", str(value))}
 
 
 def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> dict[str, Any]:
     """Return the plugins (and trackers, and the engine) with their options changed by ``plugin.option=value`` texts.
 
-    :raises ConfigError: one that is not among the run's.
+    :raises ConfigError: a name is not among the run's.
     """
     changed = {name: dict(options) for name, options in plugins.items()}
     for text in settings:
@@ -100,7 +100,7 @@ def _chosen(kind: str, given: Mapping[str, Any], written: Mapping[str, Any], sou
 
 
 def _without_source(message: str, source: str, given: Mapping[str, Any]) -> str:
-    """Take the file's name off the problems of what a flag set."""
+    """Remove the file's name from problems that a flag caused."""
     lines = []
     for line in message.splitlines():
         bare = line.removeprefix(f"{source}: ")

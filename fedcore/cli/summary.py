@@ -1,4 +1,4 @@
-"""A finished run's figures as tables."""
+"""The metrics of a finished run as tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation"
 
 
 def summary_tables(summary: Mapping[str, Any]) -> Group:
-    """Return everything worth reading of a ``summary.json`` but the run's directory."""
+    """Return the tables of a ``summary.json``."""
     return Group(
         metrics_tables(summary["metrics"]),
         "",
@@ -38,7 +38,7 @@ def summary_tables(summary: Mapping[str, Any]) -> Group:
 
 
 def metrics_tables(metrics: Mapping[str, Any]) -> Group:
-    """Return the table of all protocols, and below it what does not fit into one."""
+    """Return the table of all protocols, followed by the other metrics."""
     return Group("", protocol_table(metrics), "", *_footnotes(metrics))
 
 
@@ -62,7 +62,7 @@ def protocol_table(metrics: Mapping[str, Any]) -> Table:
 
 
 def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
-    """Return the bytes sent per round and in all, by who sent them."""
+    """Return the bytes per round and in total, by sender."""
     table = _table("Traffic of all clients")
     table.add_column("sent by", no_wrap=True)
     for heading in ("down / round", "up / round", "down", "up"):
@@ -78,7 +78,7 @@ def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
 
 
 def system_line(counts: Mapping[str, Any]) -> Text:
-    """Return who took part in a run with a simulated system, over all rounds."""
+    """Return the participation over all rounds of a run with a simulated system."""
     words = participation.in_words(counts["selected"], counts["accepted"], counts["partial"], counts["lost"])
     return Text.assemble(
         ("took part: ", "bold"), f"{clean(words)}, in {duration(counts['virtual_time'])} of virtual time"
@@ -86,13 +86,13 @@ def system_line(counts: Mapping[str, Any]) -> Text:
 
 
 def report_line(plugin: str, figures: Mapping[str, Any]) -> Text:
-    """Return what a plugin reported of the whole run."""
+    """Return a plugin's report on the whole run."""
     told = (f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in figures.items())
     return Text.assemble((f"{clean(plugin)}: ", "bold"), clean(", ".join(told)))
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:
-    """Return where the time went."""
+    """Return the split of the run time."""
     spent = summary["time"]
     each = spent["per_round"]
     parts = [f"local training {duration(each['local_training'])}"]
@@ -108,7 +108,7 @@ def time_line(summary: Mapping[str, Any]) -> Text:
 
 
 def profile_table(spent: Mapping[str, Any]) -> Table:
-    """Return where a round's seconds went: each part, and within the clients' work the plugins' own."""
+    """Return the seconds of a round by part, and the plugins' share of the clients' time."""
     each = spent["per_round"]
     whole = each["round"] + each["evaluation"] + each["checkpoint"]
     table = _table("Where a round's time goes")

@@ -15,7 +15,7 @@ from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore.cli.settings import build_config
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder that train printed.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory that train printed.")]
 
 
 @guarded
@@ -33,7 +33,7 @@ def train(
 ) -> None:
     """Train a model with federated clients, in a new run directory.
 
-    Ctrl-C leaves a checkpoint: fedcore resume goes on from there, to the same bits.
+    After Ctrl-C, fedcore resume continues from the last checkpoint to the same bits.
     """
     config = build_config(given, config_file, settings or [], allow_code=allow_code)
 
@@ -47,11 +47,13 @@ def train(
 @guarded
 def resume(
     run_dir: RunDir,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Go on to so many rounds in all.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Go on in this new folder, with a copy; RUN_DIR stays.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, max=1024, help="Other number of worker processes.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder that holds the data sets' files by now.")] = None,
-    device: Annotated[str | None, typer.Option(help="Another device: cpu, cuda or cuda:N.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="New total number of rounds.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Resume in a copy in this new folder; RUN_DIR is not changed.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=0, max=1024, help="New number of worker processes.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="New folder of the data sets' files.")] = None,
+    device: Annotated[str | None, typer.Option(help="New device: cpu, cuda or cuda:N.")] = None,
     client_timeout: Annotated[
         float | None, typer.Option(help="Seconds until a client that does not answer is given up.")
     ] = None,
@@ -62,9 +64,9 @@ def resume(
     profile: options.RunProfile = False,
     debug: options.Debug = False,
 ) -> None:
-    """Go on with a run that was stopped, with the same options and to the same bits.
+    """Resume a stopped run with the same options, to the same bits.
 
-    Options that change something are recorded in the run's config.yaml; nothing else in there may change.
+    Changed options are recorded in the run's config.yaml; no other option can change.
     """
     from fedcore.runs import experiment
 
@@ -89,7 +91,7 @@ def evaluate(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Evaluate a run's last checkpoint again under every protocol; writes nothing."""
+    """Evaluate a run's last checkpoint under every protocol; writes nothing."""
     from fedcore.cli.display import make_display
     from fedcore.cli.summary import metrics_tables
     from fedcore.runs.experiment import evaluate_run
@@ -109,7 +111,7 @@ def _how_to_resume(directory: Path) -> str:
 
 @contextmanager
 def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume) -> Iterator[Any]:
-    """Show a run while it is under way, and say how to go on when it stops before its end.
+    """Display a run while it trains; if it stops early, print the command that resumes it.
 
     :param how_to_resume: from a run's directory, the command that goes on with it.
     """

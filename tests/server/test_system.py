@@ -71,7 +71,7 @@ def test_options_are_texts_or_a_mapping_and_come_back_from_the_runs_own_config(t
     [
         (["dropout"], "write OPTION=VALUE"),
         (["dropout=0.1", "dropout=0.2"], "dropout is given twice"),
-        (["dropout=[1"], "not readable as YAML"),
+        (["dropout=[1"], "not valid YAML"),
         (["dropout=1.5"], "--system dropout: input should be less than or equal to 1"),
         (["availability=0"], "--system availability: input should be greater than 0"),
         (["deadline=.inf"], "--system deadline: input should be"),

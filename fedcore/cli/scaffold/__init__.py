@@ -23,7 +23,7 @@ def new_package(name: str, kind: str, parent: Path) -> Path:
     """Write the package ``fedcore-<name>`` into a folder and return its path.
 
     :raises UnknownNameError: no such kind.
-    :raises ConfigError: a name that cannot be one or is taken, a folder that exists or cannot be written.
+    :raises ConfigError: an invalid or used name, a folder that exists or cannot be written.
     """
     if kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
