@@ -1,1 +1,1 @@
-"""One client: its session, the single loop over local epochs and batches, what plugins see of it, its answers."""
+"""One client: its runtime and sessions, the single loop over local epochs and batches, its messages."""

@@ -1,11 +1,11 @@
 """Training steps on CUDA as captured graphs: recorded once, replayed in one launch.
 
-A step that is replayed runs no Python, so a graph is good only where the hooks would have done the same. What they
-look at tells: :class:`fedcore.client.step.BatchStep` notes whether they asked for the round, the epoch, the client or
-the batch. A graph is kept as far as that goes: all run long, for the round, or for one client's session; a step that
-looked at the batch is never captured, nor is one that rebinds tensors of the client's ``scratch`` or ``state`` (an
-update in place is fine). The first step of a kind runs eagerly, which also warms the libraries up; the second is
-captured.
+A replay runs no Python, so a graph may be replayed only where the hooks would do the same again.
+:class:`fedcore.client.step.BatchStep` therefore records whether hooks read the round, the epoch, the client or the
+batch. A graph is valid for the whole run, for one round, or for one client's session, according to what they read. A
+step whose hooks read the batch is never captured, and neither is one that rebinds tensors of the client's ``scratch``
+or ``state`` (updates in place are fine). The first step of a kind runs eagerly, which also warms the libraries up; the
+second is captured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
 
 
 class Kind(NamedTuple):
-    """What is compiled into a graph beside what hooks looked at."""
+    """The constants that are compiled into a graph, apart from what hooks read."""
 
     batch_size: int
     lr: float
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A kind of step where hooks looked at what they looked at; None where they did not."""
+    """A kind of step with the values that its hooks read; None for a value that they did not read."""
 
     kind: Kind
     depends_on: frozenset[str]
@@ -65,24 +65,24 @@ SEEN, REFUSED = "seen", "refused"
 
 
 class CaptureWarning(UserWarning):
-    """A training step could not be captured and runs as it stands: slower, with the same result."""
+    """A training step could not be captured and runs eagerly: slower, with the same result."""
 
 
 class Recorder(Protocol):
-    """Records what a function does on a device, to do it again in one launch."""
+    """Records the operations of a function on a device, to repeat them in one launch."""
 
     def running(self) -> AbstractContextManager[None]:
         """Run a block where recording is possible."""
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Call a function, keep what it asks of the device instead of doing it, and return what does it.
+        """Call a function and record its device operations without executing them; returns their launch.
 
-        :raises RuntimeError: the function asked for what cannot be recorded.
+        :raises RuntimeError: an operation of the function cannot be recorded.
         """
 
 
 class CudaRecorder:
-    """Records CUDA graphs, on a stream of its own."""
+    """Records CUDA graphs on a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -90,9 +90,9 @@ class CudaRecorder:
         self._begin()
 
     def _begin(self) -> None:
-        """Take a fresh pool of memory; also brings torch's generator back after a capture that broke off."""
+        """Create a new memory pool; this also restores torch's generator after a failed capture."""
         self._pool = torch.cuda.graph_pool_handle()
-        # torch gives a pool up with its last graph, and one that was given up cannot be captured into again.
+        # torch releases a pool with its last graph, and a released pool cannot be captured into again.
         self._anchor = torch.cuda.CUDAGraph()
         with self.running():
             self._anchor.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -101,7 +101,7 @@ class CudaRecorder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run a block on the stream that is recorded, after what was asked of the current one."""
+        """Run a block on the recorded stream, after the work that is queued on the current one."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -116,7 +116,7 @@ class CudaRecorder:
             try:
                 function()
             except BaseException:
-                with suppress(RuntimeError):  # that the capture is invalid, which is known
+                with suppress(RuntimeError):  # it says that the capture is invalid
                     graph.capture_end()
                 self._begin()
                 raise
@@ -130,7 +130,7 @@ class CudaRecorder:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from destroying an old graph, which would break a capture off."""
+    """Disable the garbage collector: destroying an old graph invalidates a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -141,7 +141,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class StepGraphs:
-    """The captured steps of one client runtime, and the tensors at fixed addresses that they work on."""
+    """The captured steps of one client runtime, and the tensors at fixed addresses that they use."""
 
     def __init__(self, recorder: Recorder, train_batch: TrainBatch) -> None:
         self.recorder = recorder
@@ -157,11 +157,11 @@ class StepGraphs:
         self._steps = {key: step for key, step in self._steps.items() if key.round in (None, round)}
 
     def forget(self, session: LocalSession) -> None:
-        """Drop the steps of one session, whose frozen outputs and momentum are made anew, or which has ended."""
+        """Drop the steps of a session that has ended, or whose frozen outputs and momentum are allocated again."""
         self._steps_of.pop(session, None)
 
     def take_step(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
-        """Take one optimizer step: replay it where it was captured, capture it where it comes again."""
+        """Take one optimizer step: replay a captured one, capture one that was seen before, else run it eagerly."""
         kind = Kind(len(picked.positions), session.lr, frozenset(session.requests.excluded))
         if kind in self._refused:
             self._train_batch(session, epoch, number, picked)
@@ -202,7 +202,7 @@ class StepGraphs:
             looks.append(key.depends_on)
 
     def _capture(self, session: LocalSession, epoch: int, number: int, picked: Picked, kind: Kind) -> Captured | str:
-        """Record a step and take it."""
+        """Record a step and take it; returns REFUSED where it cannot be captured."""
         own = picked.clone()
         before, counts, names = held(session), session.losses.counts(), session.losses.names()
         session.training.optimizer.zero_grad()
@@ -222,14 +222,14 @@ class StepGraphs:
             return REFUSED
         launch()
         if not same(before, held(session)) or session.losses.names() != names:
-            session.scratch["fedcore"]["step"] = launch  # its memory holds what the hooks now refer to
+            session.scratch["fedcore"]["step"] = launch  # its memory pool holds tensors that hooks refer to
             return REFUSED
         took = tuple(name for name, count in session.losses.counts().items() if count > counts.get(name, 0))
         return Captured(launch, own, took)
 
 
 def held(session: LocalSession) -> dict[tuple[str, str], Any]:
-    """Return what the plugins keep for this client, by plugin and name."""
+    """Return the plugins' values of this client, by plugin and name, to be compared with :func:`same`."""
     found: dict[tuple[str, str], Any] = {}
     for plugin in session.scratch:
         found.update({(plugin, f"scratch/{name}"): value for name, value in session.scratch[plugin].items()})
@@ -238,7 +238,7 @@ def held(session: LocalSession) -> dict[tuple[str, str], Any]:
 
 
 def _marked(value: Any, device: torch.device) -> Any:
-    """Return a value in a form that shows later whether it was changed in a way that no graph records."""
+    """Return a value in a form that reveals changes which no graph records."""
     if isinstance(value, list):
         return tuple(_marked(item, device) for item in value)
     if isinstance(value, Tensor) and value.device.type != device.type:
@@ -247,7 +247,7 @@ def _marked(value: Any, device: torch.device) -> Any:
 
 
 def same(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
-    """Say whether both hold the very same tensors, and equal values of other kinds."""
+    """Return whether both hold identical tensor objects, and equal values of other types."""
     return before.keys() == after.keys() and all(_is_same(value, after[name]) for name, value in before.items())
 
 

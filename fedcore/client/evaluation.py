@@ -26,10 +26,10 @@ from fedcore.models.placement import forward_chunk
 SILHOUETTE_SAMPLES = 2000
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Of the clients' accuracies: what is recorded of their distribution however many clients there are."""
+"""Quantiles of the clients' accuracies that are recorded for any number of clients."""
 
 MAX_PER_CLIENT = 1000
-"""Most clients whose accuracies are recorded one by one, in every round that is evaluated."""
+"""Up to this many clients, every evaluated round records each client's accuracy."""
 
 
 def evaluate(
@@ -43,8 +43,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return counts of a model on samples: ``correct`` and ``total`` per class, and the summed cross-entropy.
 
-    Chunks are fixed and added in order, each computed by one thread, so that the number of threads does not
-    reach the result.
+    Chunks are fixed and added in order, each computed by one thread, so that the result does not depend on the
+    number of threads.
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
@@ -52,7 +52,7 @@ def evaluate(
 
     def count(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if device.type == "cpu":
-            torch.set_num_threads(1)  # per thread, as OpenMP has it
+            torch.set_num_threads(1)  # OpenMP's setting is per thread
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
             _, logits = model(samples.gather(chunk).to(device))
@@ -87,7 +87,7 @@ def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loss(value: float) -> dict[str, Any]:
-    """Return a mean loss; None and why where it is no number, which JSON has no word for."""
+    """Return a mean loss; None and the reason where it is not finite, which JSON cannot express."""
     return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
 
 
@@ -119,7 +119,7 @@ def evaluate_client(
 
 
 def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Iterable[int]) -> dict[str, Any]:
-    """Join the clients' counts into the figures of each protocol.
+    """Join the clients' counts into the metrics of each protocol.
 
     :param results: client -> counts by protocol.
     :param untrained: clients that never took part and were evaluated with the global model.
@@ -153,8 +153,8 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
 def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.device) -> tuple[float | None, str | None]:
     """Return the silhouette of the encoder's features on at most 2,000 fixed test samples.
 
-    Where it is not defined it is None, and second comes why: fewer than two classes among the samples, or features
-    that are not finite.
+    Where it is undefined, the value is None and the second element is the reason: fewer than two classes among the
+    samples, or features that are not finite.
     """
     from sklearn.metrics import silhouette_score
 
@@ -169,7 +169,7 @@ def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.devi
     if not 1 < len(set(labels.tolist())) < len(labels):
         return None, "the test samples are of one class, or each of its own"
     wide = features.double()
-    # Distances add squares: features so large that these overflow have no silhouette either.
+    # Distances add squares: if these overflow, the silhouette is undefined, too.
     if not torch.isfinite(wide.square().sum(dim=1)).all():
         return None, "the features are not finite: the model has diverged"
     value = float(silhouette_score(wide.numpy(), labels))

@@ -1,7 +1,7 @@
-"""Frozen models of a round: what they put out, computed once whoever asks.
+"""Frozen models of a round: their outputs, cached per round.
 
-Without augmentation a sample's frozen outputs do not change within a round, so they are computed once per
-sample, in fixed chunks of the client's sample order: the same bits whichever batch or plugin asks first.
+Without augmentation a sample's frozen outputs do not change within a round. They are computed once per sample, in
+fixed chunks of the client's sample order, so that the bits do not depend on the batch or plugin that reads them first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FrozenModel:
         self.present = False
 
     def load(self, tensors: Mapping[str, Tensor] | None) -> None:
-        """Take the weights of another client or round; None where there is no such model."""
+        """Load the weights for another client or round; None where there is no such model."""
         self._cache = None
         self.present = tensors is not None
         load_state(self._state, tensors or {})

@@ -1,4 +1,4 @@
-"""A client's losses, summed by name where they are computed."""
+"""A client's losses, summed by name on the device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class LossTotals:
-    """Sums of losses by name, kept on the device: read once, after the last epoch.
+    """Sums of losses by name on the device, read once, after the last epoch.
 
-    :param sums: tensors to add into, set to 0 here, so that captured steps find them where they were.
+    :param sums: tensors to add into, set to 0 here; captured steps need them at fixed addresses.
     """
 
     def __init__(self, sums: dict[str, Tensor] | None = None) -> None:
@@ -49,7 +49,7 @@ class LossTotals:
         if not self._counts:
             return {}
         sums = [self._sums[name].double() for name in self._counts]
-        # Constants lie on the CPU: all go where the others are.
+        # Constants are on the CPU: move all sums to the device of the others.
         device = max((total.device for total in sums), key=lambda device: device.type != "cpu")
         totals: list[float] = torch.stack([total.to(device) for total in sums]).tolist()
         return {name: total / count for total, (name, count) in zip(totals, self._counts.items(), strict=True)}

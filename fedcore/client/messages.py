@@ -1,4 +1,4 @@
-"""What passes between the server and its clients: tasks, results, failures."""
+"""The messages between the server and its clients: tasks, results, failures."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FailureKind = Literal[
     "dropped",
     "deadline",
 ]
-"""Why a client gave nothing; ``diverged`` is a loss, a model or a payload that is not finite. The last three are the
-simulated system's (``fedcore.system``)."""
+"""Why a task has no result; ``diverged`` is a loss, a model or a payload that is not finite. The last three come from
+the simulated system (:mod:`fedcore.server.system`)."""
 
 
 @dataclass(frozen=True)
 class ClientTask:
     """One piece of work for one client.
 
-    :param id: unique in a run; results are matched and duplicates dropped by it.
-    :param session: names the live training of a client between ``fit_begin`` and its last ``fit_resume``.
+    :param id: unique in a run; the server matches results and drops duplicates by it.
+    :param session: name of the client's training between ``fit_begin`` and its last ``fit_resume``.
     :param version: of the client's state to start from; None for the empty one.
-    :param shared: key of a payload that the engine was given once with ``share``.
+    :param shared: key of the shared payload, which the engine received with ``share``.
     """
 
     id: str
@@ -51,7 +51,7 @@ class ClientTask:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a task gave: named tensors and JSON."""
+    """The result of a task: named tensors and JSON."""
 
     task_id: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """Why a task gave nothing."""
+    """The reason why a task has no result."""
 
     task_id: str
     kind: FailureKind

@@ -1,7 +1,7 @@
 """The optimizer of local training: torch's fused SGD, without the class around it.
 
-``torch.optim.SGD`` imports torch's compiler as soon as it is built, which takes each process as long as torch itself,
-and wraps every step in checks and profiler notes. The kernel here is the same, and so are its bits.
+Creating a ``torch.optim.SGD`` imports torch's compiler, which takes as long as importing torch itself, in every
+process; it also wraps every step in checks and profiler annotations. The kernel and its bits are the same here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.optim.sgd import sgd
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are trained alike."""
+    """Parameters with the same learning rate and weight decay."""
 
     parameters: Sequence[nn.Parameter]
     lr: float
@@ -24,10 +24,10 @@ class ParameterGroup:
 
 
 class SGD:
-    """SGD as torch has it: coupled weight decay, no dampening; a parameter without a gradient is left as it is.
+    """SGD as in torch: coupled weight decay, no dampening; parameters without a gradient are not changed.
 
     :param momentum: 0 for none; else every parameter needs an entry in ``velocities``.
-    :ivar velocities: momentum buffers. One of zeros gives the first step of torch's that has none.
+    :ivar velocities: momentum buffers. A buffer of zeros gives the same first step as torch's missing buffer.
     """
 
     def __init__(self, groups: Iterable[ParameterGroup], momentum: float) -> None:
@@ -40,7 +40,7 @@ class SGD:
         return [parameter for group in self.groups for parameter in group.parameters]
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to None."""
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -1,6 +1,6 @@
 """The client side of a run: turns tasks into results.
 
-The same ``ClientRuntime`` runs behind every engine, in whatever process the engine chose.
+Every engine runs the same ``ClientRuntime``, in this process or in others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedcore.storage.state import States
 
 
 class Failed(Exception):
-    """Ends a task with a failure of a kind."""
+    """Ends a task with a failure of this kind."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -71,17 +71,17 @@ class ClientRuntime:
         }
 
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
-        """Run one task; whatever happens to the client becomes a value.
+        """Run one task; a failure of the client is returned as a value.
 
-        :raises FedcoreError: a broken contract or run directory, which no other client would survive either.
+        :raises FedcoreError: a broken contract or run directory, which would fail every other client, too.
         """
         began, before = time.perf_counter(), dict(self.setup.plugins.seconds)
         try:
             with self.graphs.recorder.running() if self.graphs else nullcontext():
                 result = self._handlers[task.kind](task, shared)
                 tensors = {name: tensor.cpu() for name, tensor in result.tensors.items()}
-        except Failed as verdict:
-            return self._failed(task, verdict.kind, str(verdict))
+        except Failed as failed:
+            return self._failed(task, failed.kind, str(failed))
         except PluginCallError as error:
             return self._failed(task, "raised", str(error))
         except FedcoreError:
@@ -94,7 +94,7 @@ class ClientRuntime:
         return ClientResult(result.task_id, tensors, result.meta)
 
     def _record_time(self, task: ClientTask, meta: dict[str, Any], spent: dict[str, float]) -> None:
-        """Put the seconds of a task, a fit's earlier parts included, into its result: in all, and by plugin."""
+        """Add the seconds of a task, earlier parts of its training included, to its result: in total and by plugin."""
         earlier = self._spent.pop(task.session or "", {})
         spent = {name: seconds + earlier.get(name, 0.0) for name, seconds in spent.items()}
         if "paused" in meta:
@@ -239,5 +239,5 @@ class ClientRuntime:
 
 
 def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
-    """Say whether training steps are recorded: on CUDA, where every batch of one size has the same shapes."""
+    """Return whether training steps are captured: on CUDA, where all batches of one size have the same shapes."""
     return device.type == "cuda" and config.capture and dataset.train.fixed_shape

@@ -18,8 +18,8 @@ from fedcore.models import Outputs, SplitModel
 class Batch:
     """One mini-batch of one client, shared by the views of all plugins.
 
-    :ivar depends_on: which of ``round``, ``client``, ``epoch`` and ``batch`` hooks looked at; what a captured step
-        took from them is fixed, so it can be replayed only where they are the same.
+    :ivar depends_on: which of ``round``, ``client``, ``epoch`` and ``batch`` hooks read; a captured step has their
+        values compiled in, so it can be replayed only where these are the same.
     """
 
     def __init__(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:

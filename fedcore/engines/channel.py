@@ -1,4 +1,4 @@
-"""How the local engine and its workers talk: frames over a socket, large tensors through shared memory."""
+"""The transport between the local engine and its workers: frames over a socket, large tensors in shared memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORKER_SPEC = "worker-spec"
 class Spool:
     """A folder in shared memory (/dev/shm where there is one with room) for tensors that processes exchange.
 
-    Named after the process that owns it, so that one left behind by a killed process is found and deleted.
+    Its name holds the process id of its owner, so that the spool of a killed process is found and deleted.
     """
 
     PREFIX = "fedcore-spool-"
@@ -36,8 +36,8 @@ class Spool:
 
     @classmethod
     def create(cls, needed: int) -> Spool:
-        """Make a spool with room for ``needed`` bytes and delete abandoned ones."""
-        shared = Path("/dev/shm")  # noqa: S108 - the point is memory, and the folder below it is private
+        """Create a spool with room for ``needed`` bytes and delete abandoned ones."""
+        shared = Path("/dev/shm")  # noqa: S108 - shared memory is the purpose, and the folder below it is private
         roomy = shared.is_dir() and shutil.disk_usage(shared).free > 2 * needed + (64 << 20)
         parent = shared if roomy else Path(tempfile.gettempdir())
         remove_abandoned(parent, cls.PREFIX)
@@ -52,14 +52,14 @@ class Spool:
         return read_tensors(self._file(name))
 
     def delete(self, name: str) -> None:
-        """Delete what :meth:`put` wrote; what is mapped stays readable. Idempotent."""
+        """Delete what :meth:`put` wrote; mapped tensors stay readable. Idempotent."""
         self._file(name).unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.safetensors"
 
     def remove(self) -> None:
-        """Delete the folder; what is mapped stays readable to who mapped it."""
+        """Delete the folder; mapped tensors stay readable."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""Which worker gets which task: a live session's goes where the session lives, any other to whoever is idle."""
+"""Assignment of tasks to workers: a live session's task to the worker that holds it, any other to an idle worker."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Pair = tuple[ClientTask, Outcome]
 
 
 class Worker(Protocol):
-    """What runs one task at a time.
+    """Runs one task at a time.
 
-    :ivar task: what it is at; None while it is idle.
-    :ivar ready: whether it takes tasks yet.
+    :ivar task: the task that it runs; None while it is idle.
+    :ivar ready: whether it has started and takes tasks.
     """
 
     task: ClientTask | None
     ready: bool
 
     def start(self, task: ClientTask) -> None:
-        """Take a task; a worker that is dead by now is noticed when its outcome is waited for."""
+        """Start a task without raising; a dead worker is detected when the engine waits for its outcome."""
 
 
 W = TypeVar("W", bound=Worker)
 
 Advance = Callable[[deque[ClientTask], Callable[[ClientTask], bool]], list[Pair]]
-"""Starts tasks of a queue that may start, taking them out, and returns what is finished by now, waiting if need be."""
+"""Removes and starts the tasks of a queue that may start; returns finished tasks, and waits if there are none."""
 
 
 def in_window(tasks: Iterable[ClientTask], advance: Advance, *, ahead: int | None) -> Iterator[Pair]:
-    """Yield each task as it finishes, while none is started that lies too far ahead of the oldest that is not done.
+    """Yield each task as it finishes, with bounded look-ahead past the oldest unfinished task.
 
-    :param ahead: how many tasks after the oldest may be started; None for all.
+    :param ahead: how many tasks from the oldest unfinished one on may be started; None for all.
     """
     queue = deque(tasks)
     order = {task.id: index for index, task in enumerate(queue)}
@@ -62,8 +62,8 @@ def in_window(tasks: Iterable[ClientTask], advance: Advance, *, ahead: int | Non
 class Dispatcher(Generic[W]):
     """Hands tasks to workers in the given order, and outcomes to the caller that waits for them.
 
-    It starts no workers and waits for none: the engine does, and says what came of them with :meth:`take`,
-    :meth:`finish` and :meth:`replace`.
+    The engine starts the workers, waits for them, and reports to this object with :meth:`take`, :meth:`finish` and
+    :meth:`replace`.
     """
 
     def __init__(self, workers: list[W]) -> None:
@@ -74,7 +74,7 @@ class Dispatcher(Generic[W]):
     def run(self, tasks: Iterable[ClientTask], collect: Callable[[], None], *, window: int | None) -> Iterator[Pair]:
         """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker.
 
-        :param collect: waits until a worker has something to say, and reports it to this object.
+        :param collect: waits for a worker's message and reports it to this object.
         :param window: as in :meth:`fedcore.engines.protocol.Engine.run`.
         """
         tasks = list(tasks)
@@ -85,7 +85,7 @@ class Dispatcher(Generic[W]):
             inbox.extend(self._dispatch(queue, may_start))
             if not inbox:
                 collect()
-                # Before the caller works on what came in, whose worker would wait for it.
+                # Give the idle worker its next task before the caller processes this outcome.
                 inbox.extend(self._dispatch(queue, may_start))
             finished = inbox.copy()
             inbox.clear()
@@ -94,13 +94,13 @@ class Dispatcher(Generic[W]):
         try:
             yield from in_window(tasks, advance, ahead=None if window is None else window + len(self.workers))
         finally:
-            for task in tasks:  # what the caller abandoned is dropped when it arrives
+            for task in tasks:  # outcomes that the caller no longer waits for are dropped on arrival
                 self._inboxes.pop(task.id, None)
 
     def take(self, worker: W, kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Do what a worker's frame says: it is ready, or its task is done.
+        """Handle a worker's frame: it is ready, or its task is done.
 
-        :raises FedcoreError: it is broken, in a way that no other worker would survive either.
+        :raises FedcoreError: the frame reports an error that would end every other worker, too.
         """
         if kind == "broken":
             worker.task = None
@@ -111,7 +111,7 @@ class Dispatcher(Generic[W]):
             self.finish(worker, unpack_outcome(kind, tensors, meta))
 
     def finish(self, worker: W, outcome: Outcome) -> None:
-        """Put what became of a worker's task where it is waited for."""
+        """Deliver the outcome of a worker's task to the caller that waits for it."""
         task, worker.task = worker.task, None
         if task is None:
             return
@@ -122,14 +122,14 @@ class Dispatcher(Generic[W]):
             inbox.append((task, outcome))
 
     def replace(self, gone: W, successor: W, message: str, kind: FailureKind = "worker_lost") -> None:
-        """Put a new worker in the place of one that is gone; its task is a failure, its sessions are lost."""
+        """Replace a worker that is gone; its task fails and its sessions are lost."""
         self.workers[self.workers.index(gone)] = successor
         self._homes = {key: home for key, home in self._homes.items() if home is not gone}
         if gone.task is not None:
             self.finish(gone, ClientFailure(gone.task.id, kind, message))
 
     def _dispatch(self, queue: deque[ClientTask], may_start: Callable[[ClientTask], bool]) -> list[Pair]:
-        """Give idle workers the first task each may run; returns the tasks whose session is lost."""
+        """Give each idle worker the first task that it may run; returns the tasks whose session is lost."""
         lost: list[Pair] = []
         for task in [task for task in queue if task.kind in BOUND and task.session not in self._homes]:
             queue.remove(task)

@@ -1,7 +1,7 @@
 """The default engine: worker processes on this machine, or this process itself.
 
-CPU: persistent workers of one thread each (one worker is a process too, so that bits do not depend on their
-number); data and weights go through shared memory. CUDA, or ``workers = 0``: in this process.
+CPU: persistent workers of one thread each (a single worker is a process, too, so that bits do not depend on the
+number of workers); data and weights go through shared memory. CUDA, or ``workers = 0``: in this process.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from fedcore.engines.dispatch import Dispatcher
 from fedcore.models.placement import resolve_device
 
 KILLED_EARLY = 3
-"""How many workers of a run may be killed before they are ready, and are replaced: more, and it is no accident."""
+"""How many workers of a run that are killed before they are ready are replaced; one more ends the run."""
 
 STARTS_WITHIN = 120.0
-"""Least seconds that a worker has to become ready where clients have a time limit: it imports torch first."""
+"""Lower bound, in seconds, of the time limit until a worker is ready; it imports torch first."""
 
 STOPS_WITHIN = 3.0
-"""Seconds that idle workers have to end by themselves; then they are killed."""
+"""Seconds after which idle workers that were asked to stop are killed."""
 
-# glibc gives freed activations back to the kernel at once, and every step then faults them in again.
+# By default glibc returns freed activations to the kernel, and every step page-faults them in again.
 ALLOCATOR = {
     "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
@@ -47,14 +47,14 @@ ALLOCATOR = {
 
 
 def LocalEngine(spec: WorkerSpec) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
-    """Return the engine that the run's device and ``workers`` ask for."""
+    """Return the engine for the run's device and number of workers."""
     workers = spec.config.workers
     on_gpu = resolve_device(spec.config.device).type == "cuda"
     if workers == 0 or (on_gpu and workers is None):
         if spec.config.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
         return InProcessEngine(spec)
-    return WorkerEngine(spec, min(workers or cores(), spec.config.clients))  # more would never have a task
+    return WorkerEngine(spec, min(workers or cores(), spec.config.clients))  # further workers would never have a task
 
 
 def cores() -> int:
@@ -72,11 +72,11 @@ class InProcessEngine:
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Keep a payload under a key."""
+        """Unpack a payload and keep it under a key."""
         self._shared[key] = SharedPayload(tensors, meta, self._runtime.placement)
 
     def unshare(self, key: str) -> None:
-        """Forget a payload."""
+        """Drop a payload."""
         self._shared.pop(key, None)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
@@ -85,7 +85,7 @@ class InProcessEngine:
             yield task, self._runtime.handle(task, self._shared.get(task.shared or ""))
 
     def close(self) -> None:
-        """Forget everything that was shared."""
+        """Drop the shared payloads."""
         self._shared.clear()
 
 
@@ -93,15 +93,15 @@ class _Worker:
     """One worker process and our end of its channel."""
 
     def __init__(self, spool: Spool) -> None:
-        self.since = time.monotonic()  # when it was started, or was given its task
+        self.since = time.monotonic()  # monotonic time of its start, or of its task's
         connection, theirs = socket_pair()
         with theirs:
             self.process = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
                 command("fedcore.engines.worker", str(theirs.fileno()), str(spool.path), str(os.getpid())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Ctrl-C in the terminal is the engine's business. A group of this session, and no session of its own:
-                # when the engine dies the kernel wakes the group's stopped processes, which then end, too.
+                # The engine handles Ctrl-C. A separate process group, but in the engine's session: when the engine
+                # dies, the kernel wakes the group's stopped processes, which then end, too.
                 process_group=0,
                 env=environment(**ALLOCATOR, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
             )
@@ -111,11 +111,11 @@ class _Worker:
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
-        with contextlib.suppress(EOFError, OSError):  # it is dead, which is seen where its answer is waited for
+        with contextlib.suppress(EOFError, OSError):  # a dead worker is detected by _collect
             self.channel.send("task", *pack_task(task))
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):  # it may be dead
+        with contextlib.suppress(OSError):  # the worker may be dead
             self.channel.send("stop", {}, None)
         self.channel.connection.close()
 
@@ -161,7 +161,7 @@ class WorkerEngine:
         self._spool.remove()
 
     def _collect(self) -> None:
-        """Wait until a worker has something to say, and put finished tasks where they are waited for."""
+        """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""
         connections = {worker.channel.connection: worker for worker in self._dispatcher.workers}
         heard = wait(list(connections), self._patience())
         for worker in self._overdue() if not heard else ():
@@ -176,7 +176,7 @@ class WorkerEngine:
             self._dispatcher.take(worker, kind, tensors, meta)
 
     def _patience(self) -> float | None:
-        """Return the seconds until the next worker is overdue; None where none ever is."""
+        """Return the seconds until the next worker is overdue; None without a time limit."""
         left = [self._limit(worker) - time.monotonic() for worker in self._at_work()]
         return max(0.0, min(left)) if left else None
 
@@ -184,18 +184,18 @@ class WorkerEngine:
         return [worker for worker in self._at_work() if time.monotonic() >= self._limit(worker)]
 
     def _at_work(self) -> list[_Worker]:
-        """Return the workers whose answer is waited for, if there is a limit to that."""
+        """Return the workers that owe an answer within a time limit."""
         waited_for = [w for w in self._dispatcher.workers if w.task is not None or not w.ready]
         return [] if self._timeout is None else waited_for
 
     def _limit(self, worker: _Worker) -> float:
-        """Return the time (monotonic) until which a worker has to say something."""
+        """Return the monotonic time at which a worker is overdue."""
         assert self._timeout is not None
         return worker.since + (self._timeout if worker.ready else max(self._timeout, STARTS_WITHIN))
 
     def _give_up(self, worker: _Worker) -> None:
-        """Kill a worker that does not answer, and start a new one in its place."""
-        worker.process.kill()  # a stopped one, too
+        """Kill a worker that does not answer, and replace it."""
+        worker.process.kill()  # SIGKILL ends stopped processes, too
         worker.process.wait()
         worker.stop()
         if not worker.ready:
@@ -209,7 +209,7 @@ class WorkerEngine:
         self._dispatcher.replace(worker, _Worker(self._spool), message)
 
     def _replace(self, worker: _Worker) -> None:
-        """Start a new worker in the place of one that died."""
+        """Replace a worker that died."""
         code = worker.process.wait()
         worker.stop()
         killed = code < 0 and self._killed_early < KILLED_EARLY

@@ -1,29 +1,26 @@
-"""What every engine is: tasks in, exactly one result or failure per task out, as values."""
+"""The protocol of engines: tasks in, exactly one result or failure per task out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedcore.client.messages import ClientTask, Outcome
 
-if TYPE_CHECKING:
-    pass
-
 
 class Engine(Protocol):
-    """Runs client tasks. Never raises for a client: failures are values."""
+    """Runs client tasks. A failure of a client is an outcome, never an exception."""
 
     workers: int
     """How many tasks run side by side."""
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Make a payload known to all clients under a key, sent once."""
+        """Make a payload available to all clients under a key, sent once."""
 
     def unshare(self, key: str) -> None:
-        """Forget a shared payload; idempotent."""
+        """Drop a shared payload; idempotent."""
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
         """Run tasks in the given order of dispatch and yield each with its outcome as it finishes.
@@ -32,4 +29,4 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Stop everything and free what was shared; idempotent."""
+        """Stop all workers and free the shared payloads; idempotent."""

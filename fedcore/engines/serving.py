@@ -1,4 +1,4 @@
-"""What a worker process of the local engine does while it lives: answers the engine's frames."""
+"""The serving loop of a worker process: it answers the local engine's frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcore.engines.channel import WORKER_SPEC, Channel, Spool
 
 
 def answer_frames(fd: int, spool: Path) -> bool:
-    """Serve tasks, with one thread; returns False when the engine hung up without a word, as one that is killed."""
+    """Serve tasks with one thread; returns False if the connection ended without a stop frame."""
     torch.set_num_threads(1)
     try:
         with threadpool_limits(1):
@@ -28,7 +28,7 @@ def answer_frames(fd: int, spool: Path) -> bool:
 
 
 def serve(channel: Channel) -> None:
-    """Set the runtime up and answer every frame until the engine says that it was the last."""
+    """Set up the runtime and answer frames until the stop frame."""
 
     def broken(error: FedcoreError) -> None:
         channel.send("broken", {}, pack_error(error))

@@ -1,12 +1,12 @@
 """A worker process of the local engine: ``python -m fedcore.engines.worker FD SPOOL ENGINE``.
 
-Lives as long as its connection: when the engine's process is gone, killed even, the worker ends too. It sees to that
-before it imports torch, which takes seconds.
+A worker ends with its connection, also when the engine's process is killed. It installs the handlers for that before it
+imports torch, which takes seconds.
 
-A worker that is stopped (SIGSTOP) runs no handler and reads no socket. But it is alone in a process group that the
-death of its parent, in another group of the session, leaves orphaned, and stopped members of such a group get SIGHUP
-and SIGCONT (POSIX): it wakes, and ends as any other. PR_SET_PDEATHSIG with SIGKILL would end it, too, but at once:
-nobody would delete the shared memory.
+A stopped worker (SIGSTOP) runs no handler and reads no socket. It is alone in a process group, which becomes orphaned
+when its parent, in another group of the same session, dies. POSIX sends SIGHUP and SIGCONT to stopped members of an
+orphaned group, so the worker wakes and ends like any other. PR_SET_PDEATHSIG with SIGKILL would end it, too, but then
+the shared memory would not be deleted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 ENGINE_DIED = signal.SIGUSR1
 DYING = 5.0
-"""Seconds left to a killed engine's threads: the death of the first is told, that of the last is the process's."""
+"""Seconds to wait for a killed engine: the signal comes when its first thread dies, the process ends with the last."""
 
 
 def main(fd: int, spool: Path, engine: int) -> None:
-    """Serve the engine, a process by its id, until it hangs up or dies."""
+    """Serve the engine, given by its process id, until it closes the connection or dies."""
 
     def died() -> bool:
         give_up = time.monotonic() + DYING
@@ -39,22 +39,22 @@ def main(fd: int, spool: Path, engine: int) -> None:
         if died():
             shutil.rmtree(spool, ignore_errors=True)
         elif number == signal.SIGHUP:
-            return  # somebody else's
-        os._exit(1)  # an exception could be raised where nobody can pass it on
+            return  # not caused by the engine's death
+        os._exit(1)  # an exception could be raised in code that swallows it
 
     signal.signal(ENGINE_DIED, end)
     signal.signal(signal.SIGHUP, end)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # not the terminal's foreground group, and may write all the same
-    if sys.platform == "linux":  # the kernel ends this process, in mid-epoch too, when the engine's process dies
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process group may write to the terminal
+    if sys.platform == "linux":  # the kernel signals the engine's death, also during an epoch
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ENGINE_DIED)
     dead = os.getppid() != engine
     try:
         if not dead:
             from fedcore.engines.serving import answer_frames
 
-            dead = not answer_frames(fd, spool)  # a process that is killed hangs up before it counts as dead
+            dead = not answer_frames(fd, spool)  # a killed process closes its sockets before its parent changes
     except OSError:
-        dead = died()  # then another worker has removed what this one was reading
+        dead = died()  # then another worker has deleted a file that this one was reading
         if not dead:
             raise
     finally:
