@@ -89,7 +89,9 @@ def _check_name(name: str, kind: str) -> None:
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
     source = next(text for path, text in _render(_TEMPLATES / kind, values) if path.name == "__init__.py")
-    imported = set(re.findall(r"\w+", " ".join(re.findall(r"^(?:from|import) .+$", source, re.MULTILINE))))
+    imported = set(
+        re.findall(r"\w+", " ".join(re.findall(r"^(?:from|import) [^(\n]*(?:\([^)]*\))?", source, re.MULTILINE)))
+    )
     twice = len(re.findall(rf"^(?:class|def) {values['attribute']}\b", source, re.MULTILINE)) > 1
     if values["attribute"] in imported or twice or keyword.iskeyword(values["attribute"]):
         raise ConfigError(
