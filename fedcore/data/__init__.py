@@ -1,4 +1,4 @@
-"""Data sets, their division among clients, and augmentation."""
+"""Data sets, partitions among clients, and augmentation."""
 
 from fedcore.data.assign import make_partition
 from fedcore.data.augment import augment

@@ -1,4 +1,4 @@
-"""A federation small enough for a hand: the model is a point, samples are centres, the loss is half the square between.
+"""An analytically solvable federation: the model is a point, samples are centres, the loss half the squared distance.
 
 Client i's gradient at w is w - c_i, so every step, mean and correction of a method can be worked out on paper.
 """

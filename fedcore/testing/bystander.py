@@ -1,4 +1,4 @@
-"""A plugin that does what many do, without any effect on the model, and minds that nobody touches what is its own."""
+"""A plugin that uses many hooks without an effect on the model, and checks that no other plugin changes its data."""
 
 from __future__ import annotations
 

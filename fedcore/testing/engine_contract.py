@@ -1,4 +1,4 @@
-"""What an engine must keep to, as one plain function."""
+"""The contract of an engine, as one function."""
 
 from __future__ import annotations
 

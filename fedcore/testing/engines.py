@@ -1,4 +1,4 @@
-"""Engines of this process that watch, or exchange, what clients send: for questions about aggregation."""
+"""In-process engines that record or replace clients' messages, for tests of aggregation."""
 
 from __future__ import annotations
 

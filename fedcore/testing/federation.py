@@ -1,4 +1,4 @@
-"""Short ways to run a federation in a test, and to read back what a run left."""
+"""Short functions to run a federation in a test and to read its run directory."""
 
 from __future__ import annotations
 

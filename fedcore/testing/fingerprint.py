@@ -1,4 +1,4 @@
-"""What can be compared before and after: values by content, global random state, global settings."""
+"""Fingerprints for comparisons before and after a call: values, global random state, global settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def random_states() -> dict[str, Any]:
 
 
 def global_settings() -> dict[str, Any]:
-    """Return what a plugin could change for everybody in the process."""
+    """Return the global settings that a plugin could change in the process."""
     return {
         "torch's default dtype": torch.get_default_dtype(),
         "torch's gradient mode": torch.is_grad_enabled(),

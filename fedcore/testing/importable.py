@@ -1,1 +1,1 @@
-"""A module for names only: classes that a test made are offered here, so that a config can name them."""
+"""Classes that a test defines are set on this module, so that a configuration can name them."""

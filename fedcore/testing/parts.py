@@ -1,4 +1,4 @@
-"""What a data set, a model and a partitioner must keep to, each as one plain function."""
+"""The contracts of a data set, a model and a partitioner, each as one function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin that sends an engine every kind of task, and whose bits tell whether all came through."""
+"""A plugin that sends an engine every kind of task; the result's bits show whether all arrived."""
 
 from __future__ import annotations
 

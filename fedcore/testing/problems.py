@@ -1,4 +1,4 @@
-"""Small data sets, models and ways to deal samples that bring out what breaks a plugin."""
+"""Small data sets, models and partitioners that expose defects of plugins."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def linear(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
 
 
 def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
-    """Give the even classes to the even clients and the odd ones to the odd; nobody has the last class."""
+    """Give the even classes to the even clients and the odd ones to the odd; the last class has no holder."""
     order = numpy_generator(seed, "partition").permutation(len(labels))
     order = order[labels[order] < labels.max()]
     dealt = [np.array_split(order[labels[order] % 2 == side], (num_clients + 1 - side) // 2) for side in (0, 1)]

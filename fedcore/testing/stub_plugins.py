@@ -1,4 +1,4 @@
-"""Company for a plugin under test: small plugins that each do one thing that methods do, and nothing else."""
+"""Stub plugins to combine with a plugin under test: each implements one behaviour of methods."""
 
 from __future__ import annotations
 

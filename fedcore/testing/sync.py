@@ -1,4 +1,4 @@
-"""Find what would make a training step wait for the device, on a machine without one."""
+"""Detect host synchronisation in a training step, on a machine without an accelerator."""
 
 from __future__ import annotations
 

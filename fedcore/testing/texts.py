@@ -1,4 +1,4 @@
-"""Read a plugin as a text: the commands that its README gives, and how long its code is."""
+"""Read a plugin's texts: the commands in its README, and the length of its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tracker must keep to, as one plain function."""
+"""The contract of a tracker, as one function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin really sends: watched in a run of two rounds on the bundled digits, not read from prose."""
+"""The tensors that a plugin sends, recorded in a run of two rounds on the bundled digits."""
 
 from __future__ import annotations
 

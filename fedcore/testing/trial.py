@@ -1,4 +1,4 @@
-"""One plugin on trial: its class and name, and the runs that several checks look at, made once."""
+"""One plugin under test: its class and name, and the runs that several checks share."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Trial:
     """One plugin under test.
 
     :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
-    :raises UnknownNameError: nobody provides the name.
+    :raises UnknownNameError: no installed package provides the name.
     """
 
     def __init__(self, target: Any) -> None:

@@ -1,4 +1,4 @@
-"""A plugin's hooks watched in a run: what each call changed, drew, waited for and returned.
+"""Watch a plugin's hooks in a run: the changes, random draws, host synchronisations and result of each call.
 
 A sensor is a context around one call of a hook. It reports findings rather than raising, so that one run shows
 everything, each thing under its own :class:`Rule`.

@@ -42,7 +42,7 @@ def check_works_with_a_last_batch_of_one(trial: Trial) -> None:
 
 @check("where a class has no sample there is no mean: mask it out, and divide by counts.clamp(min=1).")
 def check_works_with_absent_classes(trial: Trial) -> None:
-    """Each client lacks half of the classes, and one class nobody has."""
+    """Each client lacks half of the classes, and one class has no holder."""
     _require_trains(trial, clients=4, partition=f"{HERE}halves")
 
 
