@@ -17,11 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedcore.base.protocols import EVALUATED
 from fedcore.cli.output import clean, duration, note, number, percent, stopwatch, text
 from fedcore.runs import participation
 
 ROWS = 8
-PROTOCOLS = ("global", "global_local", "personal", "personal_global")
 
 Record = Mapping[str, Any]
 
@@ -195,7 +195,7 @@ class LiveDisplay(Display):
 
 def rounds_table(records: Sequence[Record], width: int) -> Table:
     """Return the rounds as a table of at most ``width`` columns; the last losses are omitted if they do not fit."""
-    protocols = [name for name in PROTOCOLS if any(name in accuracies(record) for record in records)]
+    protocols = [name for name in EVALUATED if any(name in accuracies(record) for record in records)]
     losses = list(dict.fromkeys(name for record in records for name, _ in ordered(record["losses"])))
     failing = any(record["failures"] for record in records)
     room = width - sum(len(name) + 4 for name in protocols) - 20 - (8 if failing else 0)
@@ -237,7 +237,7 @@ def headline(details: Mapping[str, Any]) -> str:
 def accuracies(record: Record) -> dict[str, str]:
     """Return the accuracies of a round in percent, by protocol; empty for a round without evaluation."""
     metrics = record["metrics"] or {}
-    return {name: percent(metrics[name]["accuracy"]) for name in PROTOCOLS if metrics.get(name)}
+    return {name: percent(metrics[name]["accuracy"]) for name in EVALUATED if metrics.get(name)}
 
 
 def ordered(losses: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -10,16 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedcore.base.protocols import PROTOCOLS
 from fedcore.cli.output import clean, duration, number, percent, size, text
 from fedcore.runs import participation
-
-PROTOCOLS = {
-    "global": "global model on the test set",
-    "global_local": "global model on held-out parts",
-    "personal": "own models on held-out parts",
-    "personal_global": "own models on the test set",
-    "global_before_correction": "before the correction",
-}
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
 
@@ -57,7 +50,7 @@ def protocol_table(metrics: Mapping[str, Any]) -> Table:
         cells = [percent(row["accuracy"]), number(row["loss"])]
         if spread and "std" in row:
             cells += [percent(row["std"]), percent(row["worst10"]), str(row["clients"]), str(row["untrained"])]
-        table.add_row(name, PROTOCOLS[name], *cells)
+        table.add_row(name, PROTOCOLS[name].heading, *cells)
     return table
 
 

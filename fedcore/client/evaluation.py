@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.base.seeding import numpy_generator
 from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
@@ -125,14 +126,14 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
     :param untrained: clients that never took part and were evaluated with the global model.
     """
     untrained, summary = set(untrained), {}
-    for protocol in ("global_local", "personal", "personal_global"):
+    for protocol in ON_CLIENTS:
         counts = {client: found[protocol] for client, found in sorted(results.items()) if protocol in found}
         if not counts:
             continue
         totals = np.array([sum(c["total"]) for c in counts.values()], dtype=np.float64)
         accuracies = np.array([sum(c["correct"]) for c in counts.values()], dtype=np.float64) / totals
         losses = np.array([c["loss"] for c in counts.values()], dtype=np.float64)
-        weights = np.ones_like(totals) if protocol == "personal_global" else totals
+        weights = totals if PROTOCOLS[protocol].held_out else np.ones_like(totals)
         worst = np.sort(accuracies)[: max(1, round(0.1 * len(accuracies)))]
         row: dict[str, Any] = {
             "accuracy": float((weights * accuracies).sum() / weights.sum()),
@@ -141,7 +142,7 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
             "worst10": float(worst.mean()),
             "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
             "clients": len(accuracies),
-            "untrained": sum(client in untrained for client in counts) if protocol != "global_local" else 0,
+            "untrained": sum(client in untrained for client in counts) if PROTOCOLS[protocol].own_model else 0,
         }
         if len(counts) <= MAX_PER_CLIENT:
             each = zip(counts, accuracies.tolist(), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.client.evaluation import evaluate, rates, silhouette, summarise_clients
 from fedcore.client.frozen import load_state
 from fedcore.client.messages import ClientTask
@@ -50,10 +51,12 @@ class Evaluator:
         federation, plugins = self.federation, self.federation.setup.plugins
         personal = bool(federation.setup.layout.personal or plugins.implementers("personal_model"))
         held_out = federation.partition.test.sizes.nonzero().flatten().tolist()
-        protocols = ["global_local"] if held_out and not federation.setup.layout.personal else []
-        if personal:
-            protocols += ["personal"] if held_out else []
-            protocols += [] if federation.partition.is_declared else ["personal_global"]  # they hold no such test set
+        possible = {
+            "global_local": held_out and not federation.setup.layout.personal,
+            "personal": held_out and personal,
+            "personal_global": personal and not federation.partition.is_declared,  # else no client holds it
+        }
+        protocols = [name for name in ON_CLIENTS if possible[name]]
         if not protocols:
             return {}
         classes = federation.dataset.num_classes
@@ -86,12 +89,12 @@ class Evaluator:
     def _samples(self, task: ClientTask) -> dict[str, int]:
         """Return how many samples a client has for each protocol that its task asks for."""
         held_out, test = len(self.federation.partition.test[task.client]), len(self.federation.dataset.test)
-        sizes = {"global_local": held_out, "personal": held_out, "personal_global": test}
-        return {protocol: sizes[protocol] for protocol in task.meta["protocols"] if sizes[protocol]}
+        sizes = {name: held_out if PROTOCOLS[name].held_out else test for name in task.meta["protocols"]}
+        return {protocol: sizes[protocol] for protocol in sizes if sizes[protocol]}
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""
-        protocol = next((name for name in ("personal", "global_local") if name in metrics), None)
+        protocol = next((name for name in VALIDATION if name in metrics), None)
         if protocol is None:
             return {}
         accuracy = metrics[protocol]["accuracy"]

@@ -1,12 +1,10 @@
-"""A whole run: prepare, train round by round, evaluate, record, checkpoint, finish; and go on after a stop."""
+"""Run, resume or evaluate an experiment: the functions that Python programs and the command line call."""
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +12,25 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError, RunDirectoryError
-from fedcore.client.frozen import load_state
+from fedcore.base.errors import RunDirectoryError
 from fedcore.data import Partition
-from fedcore.models import SplitModel
-from fedcore.models.placement import Placement, resolve_device
-from fedcore.runs import participation
+from fedcore.models.placement import resolve_device
 from fedcore.runs.checkpoint import Report
-from fedcore.runs.directory import RunDirectory
-from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.opened import OpenedRun
-from fedcore.runs.provenance import now, session
+from fedcore.runs.provenance import session
 from fedcore.runs.resolve import ResolvedRun
 from fedcore.runs.start import Make, begin, federation, reopen
-from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.runs.trackers.following import tracked
-from fedcore.server.context import ScopeContext
-from fedcore.server.federation import Federation
-from fedcore.server.post_train import run_post_train
-from fedcore.server.round import Notify, run_round
-from fedcore.server.scope import ServerScope
+from fedcore.runs.training import Experiment, Interrupted, RunResult
+from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
-from fedcore.storage.files import finite, sealed
+
+__all__ = ["Experiment", "Interrupted", "RunResult", "evaluate_run", "go_on", "one_thread", "resume", "run", "started"]
 
 UNFINISHED = (
     "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
     "one before it is computed again"
 )
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run.
-
-    :param metrics: final figures by protocol, as in ``summary.json``.
-    :param model: the global model, on the CPU, in eval mode.
-    :param directory: the run directory.
-    """
-
-    metrics: dict[str, Any]
-    model: SplitModel
-    directory: Path
-    summary: dict[str, Any]
-
-
-class Interrupted(FedcoreError):
-    """Ctrl-C: the run stopped with a checkpoint that it can go on from."""
 
 
 def run(
@@ -194,127 +165,6 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-class Experiment:
-    """One run under way."""
-
-    def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
-        self.federation, self.directory, self.notify = federation, directory, notify
-        self.config = federation.config
-        self.evaluator = Evaluator(federation)
-        self._touched: set[int] = set()  # since the last checkpoint
-        self._latest: dict[str, Any] | None = None
-        self._times = RoundTimes()
-        self._began = time.perf_counter()
-
-    def train(self, state: ServerState) -> RunResult:
-        """Run what is left of the run."""
-        try:
-            while state.phase == "train":
-                state = self.one_round(state)
-            if state.phase == "post_train":
-                state = self.post_train(state)
-            return self.finish(state)
-        except KeyboardInterrupt:
-            self.notify("stopped", {})
-            raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
-
-    def one_round(self, state: ServerState) -> ServerState:
-        """Run, evaluate and record one round; returns the committed state."""
-        saved = state
-        try:
-            result = run_round(self.federation, state, self.notify)
-        except BaseException:
-            self.checkpoint(saved)  # what is committed stays, whatever became of this round
-            raise
-        state = result.state
-        last = state.round == self.config.rounds
-        state = replace(state, phase="post_train" if last else "train")
-        began = time.perf_counter()
-        metrics = None
-        if last or state.round % self.config.eval_every == 0:
-            every = self.config.silhouette_every
-            metrics = self.evaluator.evaluate(state, with_silhouette=bool(every) and state.round % every == 0)
-            state = replace(state, best=self.evaluator.best(state, metrics))
-        self._latest = metrics
-        seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
-        record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
-        state = replace(state, metrics_bytes=self.directory.append_metrics(record))
-        self.federation.setup.plugins.call_all("round_end", server=self._after(state), record=record)
-        self._touched.update(record["cohort"])
-        began = time.perf_counter()
-        if last or state.round % self.config.checkpoint_every == 0:
-            self.checkpoint(state)
-        self._times.add({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
-        self.notify("round", record)
-        return state
-
-    def post_train(self, state: ServerState) -> ServerState:
-        """Run every ``post_train``; returns the committed state."""
-        before = self._latest or self.evaluator.evaluate(state)
-        after, failures, ignored = run_post_train(self.federation, state)
-        changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
-        if changed or failures or ignored:
-            record = {"phase": "post_train", "failures": failures, "ignored": ignored, "bytes": after.ledger}
-            after = replace(after, metrics_bytes=self.directory.append_metrics(record))
-        after = replace(after, phase="done")
-        if changed:
-            self._latest = None
-            after = replace(after, before_correction=before["global"])
-        self.checkpoint(after)
-        return after
-
-    def finish(self, state: ServerState) -> RunResult:
-        """Write the model and the summary."""
-        metrics = self.final_metrics(state)
-        self.directory.write_model(state.model)
-        summary = {
-            "run_dir": str(self.directory.path),
-            "plugins": list(self.config.plugins),
-            "rounds": state.round,
-            "seconds": time.perf_counter() - self._began,
-            "finished": now(),
-            "metrics": metrics,
-            "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
-            "time": self._times.split(self.federation.engine.workers),
-        }
-        summary |= self.reports(state)
-        if self.config.system is not None:
-            summary["system"] = participation.totals(self.directory.read_metrics())
-        earlier = self.directory.read_summary()
-        if earlier and not self._times.rounds and has_times(earlier, summary):  # then, and it still holds
-            summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
-        summary = sealed(finite(summary), self.directory.mark)
-        self.directory.write_summary(summary)
-        self.notify("done", summary)
-        model = Placement.plain().model(self.federation.setup.model).eval()
-        load_state(model.state_dict(), state.model)
-        return RunResult(metrics, model, self.directory.path, summary)
-
-    def final_metrics(self, state: ServerState) -> dict[str, Any]:
-        """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
-        metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state)
-        if "silhouette" not in metrics:
-            metrics = {**metrics, **self.evaluator.silhouette(state)}
-        if state.before_correction is not None:
-            metrics = {**metrics, "global_before_correction": state.before_correction}
-        return {**metrics, "best_by_validation": state.best or None}
-
-    def reports(self, state: ServerState) -> dict[str, Any]:
-        """Return what plugins report after the last committed round, as an entry of a record; none where none do."""
-        found = self.federation.setup.plugins.each("report", server=self._after(state))
-        reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
-        return {"reports": reports} if reports else {}
-
-    def _after(self, state: ServerState) -> ScopeContext:
-        """Return the server as hooks see it after the last committed round."""
-        return ScopeContext(ServerScope(self.federation, state, state.round - 1, "report"))
-
-    def checkpoint(self, state: ServerState) -> None:
-        """Save a state that is committed, its clients' states first, and drop what it makes superfluous."""
-        self.directory.checkpoint(state, self._touched)
-        self._touched.clear()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Partition, TensorSamples, load_dataset, load_partition, make_partition
 from fedcore.engines.local import InProcessEngine
 from fedcore.runs import experiment
+from fedcore.runs.directory import RunDirectory
 from fedcore.testing import federate, model_bytes
 from fedcore.testing.federation import small_config
 
@@ -127,7 +128,7 @@ def test_a_client_whose_disk_lost_its_state_is_named_and_the_others_go_on(tmp_pa
                     yield from super().run([task])
 
     result = own_data(tmp_path, "moon", engine=Forgetful, participation=1.0)
-    records = [line for line in experiment.RunDirectory(result.directory).read_metrics() if line["round"]]
+    records = [line for line in RunDirectory(result.directory).read_metrics() if line["round"]]
     assert [[failure["client"] for failure in record["failures"]] for record in records] == [[1], [1]]
 
 

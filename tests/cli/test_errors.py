@@ -238,9 +238,9 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(cli, monkeypatch, tmp_path: Path) ->
             raise KeyboardInterrupt
         return run_round(federation, state, notify)
 
-    from fedcore.runs.experiment import run_round
+    from fedcore.runs.training import run_round
 
-    monkeypatch.setattr("fedcore.runs.experiment.run_round", interrupt)
+    monkeypatch.setattr("fedcore.runs.training.run_round", interrupt)
     result = cli("train", *SMALL, "--rounds", 2, "--out", "stopped")
     assert result.exit_code == 130
     assert f"fedcore resume {tmp_path / 'stopped'}" in result.stderr

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedcore import UnknownNameError
+from fedcore.base.protocols import PROTOCOLS
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 
@@ -14,9 +15,7 @@ from fedcore.cli.guard import guarded
 @guarded
 def compare(
     runs: options.Runs,
-    protocol: Annotated[
-        str, typer.Option(help="global, global_local, personal, personal_global or global_before_correction.")
-    ] = "global",
+    protocol: Annotated[str, typer.Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "global",
     by: options.By = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")

@@ -13,12 +13,12 @@ from typing import Any
 from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import DEALING, key, settings
+from fedcore.base.protocols import PROTOCOLS
 from fedcore_study.compare.cautions import few_seeds, other_models
 from fedcore_study.compare.figures import Difference, Figure, paired_difference
 from fedcore_study.compare.groups import by_seed, field, grouped
 from fedcore_study.compare.records import Evaluation, RunRecord, Warn
 
-PROTOCOLS = ("global", "global_local", "personal", "personal_global", "global_before_correction")
 BASELINE = "fedavg"
 
 

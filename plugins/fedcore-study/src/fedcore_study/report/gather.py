@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from fedcore.base.protocols import EVALUATED, PROTOCOLS, VALIDATION
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord
 from fedcore_study.report.charts import Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, number, plain
@@ -18,13 +19,6 @@ from fedcore_study.report.shares import bytes_sent, participation, seconds
 
 Metrics: TypeAlias = "Mapping[str, Any]"
 Read: TypeAlias = "Callable[[Mapping[str, Any]], float | None]"
-
-PROTOCOLS = {
-    "global": "the global model on the server's test set",
-    "global_local": "the global model on each client's held-out part",
-    "personal": "each client's own model on its held-out part",
-    "personal_global": "each client's own model on the server's test set",
-}
 
 
 def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
@@ -50,8 +44,8 @@ def state(run: RunRecord) -> str:
 
 
 def final_accuracy(run: RunRecord) -> tuple[str, float] | None:
-    """Return the last accuracy of a run, finished or not, with its protocol: the first of ``PROTOCOLS`` it has."""
-    for protocol in PROTOCOLS:
+    """Return the last accuracy of a run, finished or not, with its protocol: the first of ``EVALUATED`` it has."""
+    for protocol in EVALUATED:
         end = run.final(protocol) or next(iter(reversed(run.curve(protocol))), None)
         if end is not None:
             return protocol, end.accuracy
@@ -60,7 +54,8 @@ def final_accuracy(run: RunRecord) -> tuple[str, float] | None:
 
 def _learning(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitted]:
     drawn = False
-    for protocol, meaning in PROTOCOLS.items():
+    for protocol in EVALUATED:
+        meaning = PROTOCOLS[protocol].measures
 
         def read(line: Mapping[str, Any], protocol: str = protocol) -> float | None:
             return _scaled(_figure(line, protocol, "accuracy"), 100)
@@ -82,7 +77,7 @@ def _learning(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitt
 
 def _per_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
     title = "Accuracy by client"
-    for protocol in ("personal", "global_local", "personal_global"):
+    for protocol in (*VALIDATION, "personal_global"):
         boxes: list[Box] = []
         after = set()
         for label, runs in group.rows.items():
@@ -108,8 +103,8 @@ def _per_client(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
             return Boxes(
                 name="clients",
                 title=f"{title}, {protocol}",
-                about=f"Accuracy of {PROTOCOLS[protocol]}, {_after(after)}. The box spans the middle half of the "
-                "clients, of all seeds together; the line in it is the median.",
+                about=f"Accuracy of {PROTOCOLS[protocol].measures}, {_after(after)}. The box spans the middle half of "
+                "the clients, of all seeds together; the line in it is the median.",
                 y_title="accuracy %",
                 boxes=boxes,
             )

@@ -17,8 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base import registry
 from fedcore.base.config import Json, describe
+from fedcore.base.protocols import PROTOCOLS
 from fedcore.storage.config_file import read_config_file
-from fedcore_study.compare.comparison import PROTOCOLS
 from fedcore_study.sweep.spec import SweepSpec, axis_name
 
 Scale = Literal["quick", "paper"]
