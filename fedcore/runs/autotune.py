@@ -1,4 +1,4 @@
-"""Choose by measurement what is a fixed rule otherwise: the memory format of images and convolutions."""
+"""Choose the memory format of images and convolutions by measurement, in place of a fixed rule."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WARM_UP, TURNS, STEPS = 2, 5, 3
 
 
 def tuned(config: RunConfig, model: SplitModel, dataset: Dataset) -> RunConfig:
-    """Return the configuration with the memory format in which training steps were the faster here.
+    """Return the configuration with the memory format in which training steps are faster on this machine.
 
-    A format that the user chose stays, as does the rule where there is nothing to choose.
+    A format that the user chose stays; so does ``auto`` where a model or data set has no choice.
     """
     if config.memory_format != "auto" or not convolves(model) or not isinstance(dataset.train, ResidentSamples):
         return config
@@ -31,7 +31,7 @@ def tuned(config: RunConfig, model: SplitModel, dataset: Dataset) -> RunConfig:
 
 
 def measure(config: RunConfig, model: SplitModel, dataset: Dataset) -> dict[Format, float]:
-    """Return the least seconds of a few training steps in each format; they take turns."""
+    """Return the minimum seconds of a few training steps in each format, measured in turns."""
     timers = {name: _Steps(config.model_copy(update={"memory_format": name}), model, dataset) for name in FORMATS}
     for steps in timers.values():
         steps.take(WARM_UP)

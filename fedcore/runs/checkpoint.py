@@ -1,4 +1,4 @@
-"""Checkpoints: the last two, each one file that is whole or absent, with the clients' states that they name.
+"""Checkpoints: the last two, each one file written atomically, with the clients' states that they name.
 
 A checkpoint is only as good as what it names. Clients' states are on the disk before it is written, and nothing
 that one of the two names is deleted, so that a run can go on from the older one when the newer is damaged.
@@ -40,7 +40,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 Report = Callable[[str], None]
-"""Called with a sentence for people."""
+"""Called with a message for the user."""
 
 Check = Callable[[ServerState, Mapping[str, Any]], object]
 
@@ -97,7 +97,7 @@ class CheckpointStore:
         """Return the newest checkpoint that is whole with all that it names; None where there is none. Writes nothing.
 
         Of the clients' states it reads those that the checkpoint before has in another version: for the others, an
-        older checkpoint is no help, and whoever uses them checks them.
+        older checkpoint does not help, and their readers check them.
 
         :param check: raises RunDirectoryError for what else has to fit; it is given the JSON part, too.
         :param report: told of damaged ones, those that were passed over and the one before.

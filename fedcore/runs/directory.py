@@ -1,4 +1,4 @@
-"""A run's directory: what a finished, a stopped and a resumed run leave behind."""
+"""A run's directory: its files, and their recovery after a stop."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class RunDirectory:
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for folder in self._missing:
-            with contextlib.suppress(OSError):  # somebody else put something there
+            with contextlib.suppress(OSError):  # another process put something there
                 folder.rmdir()
 
     @classmethod
@@ -324,7 +324,7 @@ class RunDirectory:
             return None
 
     def reopen_finished(self) -> None:
-        """Delete what says that the run is finished, before it is gone on with for more rounds."""
+        """Delete summary and model of a finished run, before it is resumed for more rounds."""
         with storing(self.path):
             for name in ("summary.json", "model.safetensors"):
                 (self.path / name).unlink(missing_ok=True)

@@ -73,7 +73,7 @@ def started(
                     begun = True
                     yield experiment, initial
         except BaseException:
-            if not begun:  # the engine could not be started: nothing to go on with
+            if not begun:  # the engine could not be started: there is nothing to resume
                 opened.directory.discard()
             raise
 
@@ -93,13 +93,13 @@ def resume(
     A checkpoint that is damaged, or names a client's state that is, is passed over for the one before it.
 
     :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
-    :param allow_code: import what its configuration names as ``module:...``; the directory may be a stranger's.
+    :param allow_code: import what its configuration names as ``module:...``; do so for a directory that you trust.
     :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
         directory.
     :param engine: as in :func:`run`.
     :param changes: options of :data:`fedcore.runs.start.CHANGEABLE` with other values from here on, recorded in
         config.yaml. With more rounds the bits are those of a run of so many if no method looks at their number.
-    :param out: go on in this new directory, with a copy; ``path`` stays as it is.
+    :param out: copy the run to this new directory and resume the copy; ``path`` stays unchanged.
     :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, its files do not belong
         together, or it is being trained.
     :raises ConfigError: it needs one of the permissions.
@@ -193,15 +193,15 @@ def _tell(opened: OpenedRun, report: Report) -> None:
 
 
 def _notes(notify: Notify | None) -> Report:
-    """Return what hands sentences for people to a run's listener."""
+    """Return a message callback that calls ``notify``."""
     return lambda message: (notify or _silent)("note", {"message": message})
 
 
 def _only_notes(event: str, details: Mapping[str, Any]) -> None:
-    """Tell a caller who listens to nothing what people should know: that a tracker was switched off."""
+    """Tell a caller that passed no ``notify``, for example that a tracker was switched off."""
     if event == "note":
         warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
 
 
 def _silent(event: str, details: Mapping[str, Any]) -> None:
-    """Take no notice."""
+    """Ignore all events."""

@@ -1,4 +1,4 @@
-"""Who took part, read from the records of a run with a simulated system. Imports no torch."""
+"""Participation of clients, read from the records of a run with a simulated system. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SIMULATED = ("unavailable", "dropped", "deadline")
-"""Kinds of failures that a simulated system makes; they are its results and no accidents."""
+"""Kinds of failures that the simulated system produces; they are results, not errors."""
 
 
 def lost(record: Mapping[str, Any]) -> dict[str, int]:
-    """Return by kind how many selected clients of a round gave nothing; each counts once."""
+    """Return by kind how many selected clients of a round gave no update; each counts once."""
     cohort = set(record["cohort"])
     kinds = {failure["client"]: failure["kind"] for failure in record["failures"] if failure["client"] in cohort}
     return dict(sorted(Counter(kinds.values()).items()))
@@ -39,7 +39,7 @@ def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def in_words(selected: int, accepted: int, partial: int, losses: Mapping[str, int]) -> str:
-    """Return who took part in a few words: ``5 of 8 clients (1 partial; 2 dropped)``."""
+    """Return the participation as a short text: ``5 of 8 clients (1 partial; 2 dropped)``."""
     parts = [f"{partial} partial"] if partial else []
     if losses:
         parts.append(", ".join(f"{count} {kind}" for kind, count in losses.items()))

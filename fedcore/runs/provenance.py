@@ -1,4 +1,4 @@
-"""Where a run's figures come from: which code, model and machine trained it, and when."""
+"""Provenance of a run's results: the code, model and machine that trained it, and when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
-    """Return what a run notes each time a process trains it: plain values, without host name or paths.
+    """Return what is recorded each time a process trains a run: plain values, without host name or paths.
 
     :param device: the GPU is named where it is a CUDA device.
     """

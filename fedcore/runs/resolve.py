@@ -47,7 +47,7 @@ class ResolvedRun:
 
 
 def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
-    """Return what :func:`resolve` finds, for callers that start no run."""
+    """Return the resolved configuration and the data set, for callers that start no run."""
     found = resolve(config)
     return found.config, found.dataset
 
@@ -78,7 +78,7 @@ def resolve(config: RunConfig) -> ResolvedRun:
 
 
 def resolve_engine(config: RunConfig) -> dict[str, Any]:
-    """Return the engine's options, defaults included; an engine that takes some names them in its ``Options``.
+    """Return the engine's options, defaults included; an engine declares them in its ``Options``.
 
     :raises ConfigError: and its kin, an unknown engine or option, or a value out of bounds.
     """

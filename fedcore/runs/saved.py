@@ -30,11 +30,11 @@ HOW_TO_CHANGE = (
 
 @dataclass(frozen=True)
 class Binding:
-    """What belongs to one run.
+    """The settings, partition and data that the files of one run agree on.
 
     :param settings: every option that can change the run's bits, as plain values.
     :param partition: digest of who holds which samples; ``data`` of the samples.
-    :param changes: what was changed on purpose when the run was gone on with, oldest first: the round, and by option
+    :param changes: changes made on purpose when the run was resumed, oldest first: the round, and by option
         the values before and after.
     """
 

@@ -1,4 +1,4 @@
-"""What a file from someone else cannot do by itself: have code imported, or have something written elsewhere.
+"""Guards against untrusted files: they cannot import code or write outside of the run directory without permission.
 
 Imports no torch.
 """
@@ -23,7 +23,7 @@ FILES = (".safetensors", ".json", ".jsonl", ".yaml")
 
 
 def code_in(config: RunConfig) -> list[str]:
-    """Return the names in a configuration that stand for code to import: ``module:package.attribute``."""
+    """Return the names in a configuration that import code: ``module:package.attribute``."""
     single = (config.dataset, config.model, config.partition, config.engine)
     return [name for name in (*config.plugins, *config.trackers, *single) if registry.is_code(name)]
 
@@ -31,8 +31,8 @@ def code_in(config: RunConfig) -> list[str]:
 def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:
     """Refuse code that a file names, unless the user allows it.
 
-    :param source: where the names stand, for people.
-    :param own: names that the user wrote themself.
+    :param source: where the names were found, for the message.
+    :param own: names that the user gave directly.
     :raises ConfigError: the first name, and the flag that allows it.
     """
     for name in names:

@@ -12,12 +12,11 @@ def in_order(
     outcomes: Iterable[tuple[ClientTask, Outcome]],
     ignore: Callable[[int, str, str], None] = lambda client, kind, message: None,
 ) -> Iterator[tuple[ClientTask, Outcome]]:
-    """Yield exactly one outcome of every task, in the order of the tasks: an early one waits for its turn.
+    """Yield exactly one outcome of every task, in the order of the tasks; early outcomes are held back.
 
-    A second outcome of a task is dropped, and so is one of a task that nobody waits for; a task without any is
-    a failure.
+    A second outcome of a task is dropped, as is an outcome of an unknown task; a task without an outcome is a failure.
 
-    :param ignore: told of what is dropped: client, kind and a message.
+    :param ignore: called with client, kind and message of each dropped outcome.
     """
     position = {task.id: index for index, task in enumerate(tasks)}
     waiting: dict[int, Outcome] = {}

@@ -1,4 +1,4 @@
-"""What the server works with during a whole run."""
+"""What the server uses during a whole run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedcore.storage.client_store import ClientStore
 
 @dataclass(frozen=True)
 class Federation:
-    """What the server works with, all run long.
+    """Set-up, data and engine of a run, with the validator and the simulator made from them.
 
-    :param store: where the clients keep their state.
+    :param store: the clients' states.
     """
 
     setup: Setup
@@ -34,10 +34,10 @@ class Federation:
 
     @cached_property
     def validator(self) -> UpdateValidator:
-        """Checks what clients send."""
+        """Validates what clients send."""
         return UpdateValidator(self.setup, self.partition, self.store)
 
     @cached_property
     def simulator(self) -> Simulator:
-        """Draws who is available, lost, late and slow; without ``--system`` nobody is."""
+        """Draws which clients are available, lost, late and slow; without ``--system`` all take part."""
         return Simulator(self.config, self.partition.train.sizes.numpy(), self.setup.breaks)

@@ -1,4 +1,4 @@
-"""Bytes that went down and up, by who sent them: the model or a plugin."""
+"""Bytes sent down and up, by sender: the model or a plugin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ledger:
         return self
 
     def as_json(self) -> dict[str, Any]:
-        """Return totals and the split by sender; the model's own traffic stands under ``model``."""
+        """Return totals and the split by sender; the traffic of the model itself is under ``model``."""
         by_plugin = {sender: dict(counts) for sender, counts in sorted(self._by.items()) if any(counts.values())}
         return {
             "down": sum(counts["down"] for counts in by_plugin.values()),

@@ -27,7 +27,7 @@ def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable
 def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[int]:
     """Return a cohort in ascending order.
 
-    :raises PluginContractError: an id that does not exist or is there twice, or nobody.
+    :raises PluginContractError: an unknown id, a repeated id, or no id.
     """
     ids = [int(client) for client in cohort]
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= num_clients:

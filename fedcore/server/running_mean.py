@@ -17,7 +17,7 @@ class RunningMean:
     """The weighted mean of models, added one by one in a fixed order.
 
     One float64 sum of weight * tensor per name, divided once and rounded to the tensor's dtype: equal models
-    return exactly themselves. Floating buffers are weighted by samples whatever the parameters' weights;
+    return exactly themselves. Floating buffers are weighted by samples;
     integer buffers take the maximum.
     """
 

@@ -117,7 +117,7 @@ class ServerScope:
         self.failures.append(_entry(client, kind, message))
 
     def ignore(self, client: int, kind: str, message: str) -> None:
-        """Record an outcome that changed nothing, whatever else the client gave."""
+        """Record an outcome that changed nothing."""
         self.ignored.append(_entry(client, kind, message))
 
 

@@ -11,16 +11,16 @@ from torch import Tensor
 
 @dataclass
 class ServerState:
-    """What commits at the end of a round, and all that a checkpoint needs.
+    """What a round commits; a checkpoint holds it.
 
     :param round: the next round to run.
     :param phase: ``train``, ``post_train`` or ``done``.
     :param model: the global model w_t, personal names at their initial values.
     :param plugins: server state by plugin.
     :param manifest: for every client that took part, the version of its state; None where it keeps nothing.
-    :param ledger: totals of bytes and the like.
-    :param best: best value so far of the validation protocol.
-    :param before_correction: figures of the global model before ``post_train`` changed it.
+    :param ledger: totals of bytes, see :meth:`fedcore.server.ledger.Ledger.as_json`.
+    :param best: the best round so far by the validation protocol.
+    :param before_correction: metrics of the global model before ``post_train`` changed it.
     :param virtual_time: seconds on the clock of the simulated system.
     :param metrics_bytes: length of metrics.jsonl that belongs to the committed rounds.
     """

@@ -1,6 +1,6 @@
-"""What the simulated system does to a run: a pure function of the seed, the round and the client.
+"""The simulated system: availability, loss and delay of clients as pure functions of seed, round and client.
 
-Nothing here depends on what ran before, on the engine or on the number of workers, and nothing waits: time is virtual.
+Nothing here depends on earlier rounds, on the engine or on the number of workers, and nothing waits: time is virtual.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fedcore.client.messages import FailureKind
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutcome:
-    """What becomes of one selected client in one round.
+    """The simulated outcome of one selected client in one round.
 
     :param completed: whole local epochs that it completes; with ``--local-steps`` optimizer steps.
-    :param seconds: virtual seconds until the server has its update, or knows that there will be none.
+    :param seconds: virtual seconds until the server has the update, or knows that there will be none.
     :param failure: why there is no update, a kind and a message; None where there is one.
     """
 
@@ -37,15 +37,15 @@ class SimulatedOutcome:
         return self.failure is None or self.failure[0] != "unavailable"
 
     def lost_before(self, epoch: int | None) -> bool:
-        """Whether the client never gets to the start of an epoch; None is the end of its training."""
+        """Whether the client is lost before the start of an epoch; None is the end of its training."""
         return self.failure is not None and (epoch is None or self.completed < epoch)
 
 
 class Simulator:
-    """Draws who is available, and what becomes of who was selected."""
+    """Draws which clients are available, and the outcomes of those that were selected."""
 
     def __init__(self, config: RunConfig, samples: NDArray[np.int64], breaks: Collection[int] = ()) -> None:
-        """Prepare the draws that hold all run long.
+        """Draw what holds for the whole run: the slow clients.
 
         :param samples: training samples of each client.
         :param breaks: local epochs at whose start the cohort pauses for an exchange.
@@ -65,13 +65,13 @@ class Simulator:
         return found
 
     def reachable(self, round: int, client: int) -> bool:
-        """Say whether a client is available in a round and answers when the server turns to it."""
+        """Return whether a client is available in a round and answers the server."""
         options = self.options
         here = options.availability == 1 or bool(self._presence(round)[client])
         return here and not self._happens(options.no_show, "no-show", round, client)
 
     def simulated(self, round: int, client: int) -> SimulatedOutcome:
-        """Return what becomes of a client that was selected."""
+        """Return the outcome of a client that was selected."""
         options = self.options
         unit, everything = self._config.local_work
         if not self.reachable(round, client):
@@ -104,20 +104,20 @@ class Simulator:
         return SimulatedOutcome(completed, latency + completed * pace)
 
     def round_seconds(self, simulated: Iterable[SimulatedOutcome]) -> float:
-        """Return how long a round lasts: until the last client is in or known to be lost, at most to the deadline.
+        """Return the seconds of a round: until the last client answered or is known to be lost, at most the deadline.
 
-        A round without clients lasts until the deadline; it takes no time where there is none.
+        A round without clients lasts until the deadline; without a deadline it takes no time.
         """
-        return max((simulated.seconds for simulated in simulated), default=self.options.deadline or 0.0)
+        return max((outcome.seconds for outcome in simulated), default=self.options.deadline or 0.0)
 
     def _unit_seconds(self, client: int) -> float:
-        """Return how long a client takes for a local epoch, or for a step with ``--local-steps``."""
+        """Return the seconds of a client's local epoch, or of a step with ``--local-steps``."""
         epoch = math.ceil(int(self._samples[client]) / self._config.batch_size)
         batches = epoch if self._config.local_steps is None else 1
         return batches * self.options.step_seconds * (self.options.slow_factor if client in self._slow else 1.0)
 
     def _presence(self, round: int) -> NDArray[np.bool_]:
-        """Return for each client whether it is available; the round's is kept, as it is asked for again and again."""
+        """Return for each client whether it is available; cached for the latest round."""
         if self._present is None or self._present[0] != round:
             self._present = (round, self._draw_presence(round))
         return self._present[1]

@@ -1,4 +1,4 @@
-"""What clients send, checked before anything uses it: where an outcome becomes an update, or is refused by name."""
+"""Validation of what clients send, before anything uses it: an outcome becomes an update, or is rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAIN = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 )
-"""Dtypes that are taken: those that can be summed and tested for nan."""
+"""Accepted dtypes: those that can be summed and tested for nan."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
@@ -43,7 +43,7 @@ Loss = Annotated[float, Field(ge=-LARGEST_LOSS, le=LARGEST_LOSS)]
 
 
 class _Strict(BaseModel):
-    # Other keys are let be, and never looked at: an engine may have measurements of its own.
+    # Other keys are ignored: an engine may add measurements.
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
 
 
@@ -52,7 +52,7 @@ class _Metrics(_Strict):
 
 
 class UpdateMeta(_Strict):
-    """The numbers that go up beside an update's tensors. Strict: True is no number, 3.0 no count."""
+    """The numbers uploaded beside an update's tensors. Strict: True is not a number, 3.0 is not a count."""
 
     client: Count
     samples: Positive
@@ -73,10 +73,10 @@ class _Counts(_Strict):
 
 
 class UpdateValidator:
-    """Checks what a federation's clients send against what the server asked for and knows of them.
+    """Validates what clients send against what the server asked for and knows about them.
 
-    Every method raises ``RejectUpdate``, which names the client, what it sent and what was expected. What a
-    plugin makes of its payload is not known here: the collector rejects one that makes its hooks raise.
+    Every method raises ``RejectUpdate``, which names the client, what it sent and what was expected. The content of a
+    plugin's payload is not validated here: the collector rejects an update that makes the plugin's hooks raise.
 
     :param store: where clients keep their state.
     """
@@ -93,9 +93,9 @@ class UpdateValidator:
         self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
 
     def update(self, task: ClientTask, outcome: Any, lr: float) -> tuple[ClientUpdate, UpdateMeta]:
-        """Return the update that a finished training sent, and what came with it.
+        """Return the update of a finished training, and the numbers beside it.
 
-        :param lr: the learning rate that was asked for.
+        :param lr: the learning rate that the server set.
         """
         what, tensors = f"client {task.client}", self._tensors(task, outcome)
         meta = _parsed(UpdateMeta, outcome.meta, what)
@@ -111,7 +111,7 @@ class UpdateValidator:
         return update, meta
 
     def check(self, task: ClientTask, update: ClientUpdate) -> None:
-        """Check an update as it is folded, after the server's own plugins had their hands on it."""
+        """Validate an update as it is aggregated, after server-side hooks changed it."""
         what = f"client {task.client}"
         if update.client != task.client:
             raise RejectUpdate(f"{what}: the update says that it is client {update.client}'s")
@@ -142,7 +142,7 @@ class UpdateValidator:
     def counts(self, task: ClientTask, outcome: Any, totals: Mapping[str, int], classes: int) -> dict[str, Any]:
         """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` gives them.
 
-        :param totals: protocol -> how many samples it is evaluated on; exactly these protocols are expected.
+        :param totals: protocol -> number of samples that it is evaluated on; exactly these protocols are expected.
         """
         self._tensors(task, outcome)
         found = {}
@@ -156,7 +156,7 @@ class UpdateValidator:
         return found
 
     def _tensors(self, task: ClientTask, outcome: Any) -> Tensors:
-        """Return an outcome's tensors, plain and without history, once it is known to answer this task."""
+        """Return an outcome's tensors, detached, after checking that it answers this task."""
         what = f"client {task.client}"
         if not isinstance(outcome, ClientResult):
             raise RejectUpdate(f"{what}: sent a {type(outcome).__name__}, expected a result")
@@ -195,7 +195,7 @@ class UpdateValidator:
                 raise RejectUpdate(f"client {task.client}: {name} is {value}, expected {expected}")
 
     def _losses(self, meta: UpdateMeta, what: str) -> dict[str, float]:
-        """Return the losses; what else plugins report must be JSON of a modest size."""
+        """Return the losses; everything else that plugins report must be JSON of at most METRICS_BYTES."""
         losses = _parsed(_Metrics, meta.metrics, f"{what}: metrics").losses
         try:
             size = len(json.dumps(meta.metrics, allow_nan=False))
@@ -231,7 +231,7 @@ def _parsed(model: type[Model], value: Any, what: str) -> Model:
 
 
 def _short(value: Any) -> str:
-    """Return a value as text that fits into a message, however long a client made it."""
+    """Return a value as a short text for a message."""
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of thousands of digits

@@ -44,12 +44,12 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """What people call the run: its folder's name."""
+        """The run's display name: the name of its folder."""
         return self.directory.name
 
 
 class Tracker(ABC):
-    """Takes a run's records somewhere while it is under way.
+    """Sends the records of a run in progress to another place.
 
     It lives in a process of its own that follows the run directory: whatever it imports, draws or waits for leaves the
     run as it is. ``start`` comes first, ``round`` and ``evaluation`` in the order of the rounds, each round once, also
@@ -83,7 +83,7 @@ class Tracker(ABC):
 def tracker_class(name: str) -> type[Tracker]:
     """Return the class behind a name.
 
-    :raises UnknownNameError: nobody provides the name.
+    :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: it cannot be imported, or is no tracker.
     """
     cls = registry.resolve("tracker", name)

@@ -50,7 +50,7 @@ def tracked(config: RunConfig, directory: Path, notify: Notify) -> Iterator[Noti
 
 
 class TrackerProcess:
-    """One tracker under way; after its first problem it is switched off."""
+    """The process of one tracker; after its first problem it is switched off."""
 
     def __init__(self, name: str, options: Mapping[str, Any], directory: Path, notify: Notify) -> None:
         self.name, self.notify = name, notify

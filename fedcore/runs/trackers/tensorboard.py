@@ -82,7 +82,7 @@ class TensorBoard(Tracker):
 
 
 def _new_file(chosen: Path | None, run: TrackedRun) -> BinaryIO:
-    """Make a file of events; in the run directory, which may be a stranger's, through no link.
+    """Make a file of events; in the run directory, without following links.
 
     TensorBoard's own writer would follow links that wait there.
     """
