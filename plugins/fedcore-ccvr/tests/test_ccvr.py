@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import doctest
+import pkgutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,6 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     RoundFailedError,
-    ServerContext,
     hookimpl,
 )
 from fedcore.data import load_dataset, load_partition
@@ -39,6 +39,8 @@ from fedcore_ccvr import Ccvr, TukeyLinear, head, plugin, tukey
 
 QUICK = {"epochs": 2, "per_class": 50}
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}
+SERVER = pkgutil.resolve_name("fedcore.server.context:ScopeContext")
+"""What post_train sees of the server; not public, so that it is looked up by name."""
 go = federations()
 
 
@@ -143,8 +145,8 @@ def test_the_classifier_is_retrained_as_sgd_would(go, monkeypatch):
         seen.update(x=features, y=labels, start={n: t.clone() for n, t in self.model.items()})
         original(self, features, labels, **how)
 
-    original = ServerContext.retrain_classifier
-    monkeypatch.setattr(ServerContext, "retrain_classifier", spy)
+    original = SERVER.retrain_classifier
+    monkeypatch.setattr(SERVER, "retrain_classifier", spy)
     options = {"per_class": 30, "epochs": 1, "batch_size": 300, "lr": 0.1}  # one step of all 300: order is nothing
     result = go({"ccvr": options}, rounds=1)
     x, y = seen["x"].double().numpy(), seen["y"].numpy()
@@ -197,9 +199,9 @@ def test_a_run_that_stopped_before_calibrating_resumes_to_the_same_bits(go, monk
             raise RoundFailedError("stop")
         original(self, *arguments, **options)
 
-    original = ServerContext.retrain_classifier
+    original = SERVER.retrain_classifier
     with monkeypatch.context() as patch:
-        patch.setattr(ServerContext, "retrain_classifier", stopping)
+        patch.setattr(SERVER, "retrain_classifier", stopping)
         with pytest.raises(RoundFailedError, match="stop"):
             go({"ccvr": {**QUICK, "tukey": 0.5}}, out=tmp_path / "run")
     resumed = fedcore.resume(tmp_path / "run", allow_code=True)
@@ -222,8 +224,8 @@ def test_batch_norm_is_left_as_it_is(go, power):
 
 def test_uscc_is_ccvr_with_other_numbers(go, monkeypatch):
     installed("uscc")
-    original = ServerContext.generator
-    monkeypatch.setattr(ServerContext, "generator", lambda self, purpose: original(self, "the same"))
+    original = SERVER.generator
+    monkeypatch.setattr(SERVER, "generator", lambda self, purpose: original(self, "the same"))
     options = {"per_class": 50, "epochs": 3, "lr": 0.01, "batch_size": 64}
     uscc, ccvr = go({"uscc": options}, **SKEWED), go({"ccvr": {**options, "momentum": 0.0}}, **SKEWED)
     assert model_bytes(uscc) == model_bytes(ccvr)
