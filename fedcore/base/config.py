@@ -124,7 +124,7 @@ class RunConfig(BaseModel):
         None,
         gt=0,
         le=1e9,
-        description="Seconds until a client that does not answer is given up and its worker replaced; off by default.",
+        description="Seconds until a client without an answer has failed and its worker is replaced; off by default.",
     )
     out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(

@@ -1,4 +1,4 @@
-"""Every error that fedcore raises on purpose: what was wrong, where, and what to do."""
+"""The errors that fedcore raises on purpose: what was wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import ClassVar, Literal, Self
 
 
 class FedcoreError(Exception):
-    """Base of all errors that are meant to be read by people; the CLI prints them without a traceback."""
+    """Base of all errors whose message is written for users; the CLI prints it without a traceback."""
 
 
 class ConfigError(FedcoreError):
-    """A run was configured in a way that cannot work."""
+    """The configuration of a run cannot work."""
 
 
 class DataError(FedcoreError):
@@ -24,11 +24,11 @@ class RunDirectoryError(FedcoreError):
 
 
 class StorageError(RunDirectoryError):
-    """A file cannot be written or read: no room, no permission, a broken disk."""
+    """A file cannot be written or read: no space, no permission, a broken disk."""
 
 
 class UnknownNameError(ConfigError):
-    """A name (plugin, data set, model, option, ...) that nobody provides."""
+    """An unknown name of a plugin, data set, model, option, ..."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)

@@ -1,4 +1,4 @@
-"""What makes two runs the same run, or the same method in other settings: for sweeps and comparisons.
+"""Identity of a run: which options determine its results, for sweeps and comparisons.
 
 Imports no torch.
 """
@@ -22,16 +22,24 @@ WITHOUT_EFFECT = (
     "trackers",
     "client_timeout",
 )
-"""Options that say where and how a run is executed; the same seed gives the same bits for all their values."""
+"""Options of where and how a run is executed; with the same seed, results have the same bits for all their values."""
 
-DEALING = ("dataset", "partition", "alpha", "classes_per_client", "clients", "client_test_fraction", "samples")
-"""Options that, with the seed, decide who holds which samples."""
+PARTITION_OPTIONS = (
+    "dataset",
+    "partition",
+    "alpha",
+    "classes_per_client",
+    "clients",
+    "client_test_fraction",
+    "samples",
+)
+"""Options that, with the seed, determine which client holds which samples."""
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Return every option that can change a run's results, as plain values; the seed is one of them."""
+    """Return every option that can change a run's results, as plain values; the seed is included."""
     values = config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
-    values["plugins"].pop("fedavg", None)  # the built-in one is always there, named or not
+    values["plugins"].pop("fedavg", None)  # the built-in plugin is always there, named or not
     return values
 
 
@@ -41,11 +49,11 @@ def key(value: Any) -> str:
 
 
 def digest(config: RunConfig) -> str:
-    """Return 12 hexadecimal digits that two runs share when the same results are expected of them."""
+    """Return 12 hexadecimal digits, equal for two runs that must have the same results."""
     values = settings(config)
     for name in ("system", "local_steps"):
         if values[name] is None:
-            del values[name]  # sweeps that were begun before there was the option find their runs again
+            del values[name]  # sweeps that started before the option existed find their runs again
     return hashlib.sha256(key(values).encode()).hexdigest()[:12]
 
 

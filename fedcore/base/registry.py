@@ -1,4 +1,4 @@
-"""Names to objects: entry points first, ``module:package.attr`` for the user's own code.
+"""Names to objects: entry points, or ``module:package.attr`` for the user's own code.
 
 Looking a name up reads package metadata only; the object's module is imported when it is resolved.
 """
@@ -97,8 +97,8 @@ def _scan(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
 def resolve(kind: str, name: str) -> Any:
     """Return the object behind a name.
 
-    :raises UnknownNameError: nobody provides the name; says the nearest one and, where known, its package.
-    :raises PluginContractError: the module behind the name cannot be imported; says which package it misses.
+    :raises UnknownNameError: no installed package provides the name; with the nearest name or, if known, its package.
+    :raises PluginContractError: the module behind the name cannot be imported; with the package that is missing.
     """
     if is_code(name):
         return _import_attribute(kind, name)
@@ -109,7 +109,7 @@ def resolve(kind: str, name: str) -> Any:
         raise UnknownNameError(kind, name, points, hint)
     try:
         return points[name].load()
-    except Exception as error:  # whatever a stranger's module does while it is imported
+    except Exception as error:  # an imported module can raise anything
         found = f"of {_origin(points[name])} cannot be imported from {points[name].value!r}"
         raise PluginContractError.of(
             name, f"{found}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, points[name])
@@ -117,20 +117,20 @@ def resolve(kind: str, name: str) -> Any:
 
 
 def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -> Any:
-    """Return what the function behind a name gives.
+    """Call the function behind a name and return its result.
 
-    :raises PluginContractError: it is none, or raised something that is not meant for people.
+    :raises PluginContractError: it is not callable, or raised something other than a FedcoreError.
     """
     try:
         return function(*arguments, **options)
     except FedcoreError:
         raise
-    except Exception as error:  # whatever stands behind a stranger's name
+    except Exception as error:  # third-party code can raise anything
         raise PluginContractError.of(name, f"raised {type(error).__name__}: {error}", kind=kind) from error
 
 
 def _missing(error: Exception, point: EntryPoint) -> str:
-    """Return what to install where an import failed for want of another package."""
+    """Return which package to install if the import failed because another package is missing; else empty."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or missing in ("", point.module.partition(".")[0]):
         return ""
@@ -144,7 +144,7 @@ def package_of(kind: str, name: str) -> str | None:
 
 def summary(point: EntryPoint) -> str:
     """Return the one-line summary of the distribution behind an entry point."""
-    # Not metadata["Summary"]: the importlib_metadata package, where something imported it, raises for a missing key.
+    # Not metadata["Summary"]: with the backport importlib_metadata imported, a missing key raises.
     return next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
 
 
@@ -162,7 +162,7 @@ def _import_attribute(kind: str, name: str) -> Any:
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module does while it is imported
+    except Exception as error:  # an imported module can raise anything
         raise ConfigError(
             f"{kind} {name!r}: cannot import {attribute!r} from module {module!r} "
             f"({type(error).__name__}: {error}). "

@@ -1,4 +1,4 @@
-"""YAML as JSON's values, from files that may be a stranger's: no objects, nothing that unfolds to gigabytes."""
+"""YAML restricted to JSON's values, for files of unknown origin: no objects, no alias bombs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 import yaml
 
 MOST_NODES = 200_000
-"""Most values in one text, each alias counted with all that it stands for: a recipe has a few hundred."""
+"""Most values in one text, aliases expanded: a recipe has a few hundred."""
 
 _ONLY = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    """Return a text; an escaped character may come in two halves, as in JSON, but half a character is none."""
+    """Return a text; an escaped character may be a surrogate pair, as in JSON, but no unpaired surrogate."""
     text: str = loader.construct_scalar(node)
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        raise ValueError(f"{text!r} holds half a character") from None
+        raise ValueError(f"{text!r} holds an unpaired surrogate") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader for what JSON has, too: dates stay text; sets, bytes and the like are refused."""
+    """A safe loader for JSON's types: dates stay text; sets, bytes and other types are refused."""
 
-    yaml_constructors = {  # PyYAML's own registry: None is what refuses every other tag
+    yaml_constructors = {  # PyYAML's own registry: the entry None refuses every other tag
         tag: constructor
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _ONLY
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
-    :raises ValueError: it is not YAML, holds what JSON has not, contains itself, or unfolds to too much.
+    :raises ValueError: it is not YAML, holds a type that JSON does not have, contains itself, or has too many values.
     """
     try:
         loader = _Loader(text)
@@ -61,7 +61,7 @@ def read_yaml(text: str) -> Any:
 
 
 def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
-    """Return how many values a node unfolds to; ``sizes`` has those of nodes seen before, None for one under way."""
+    """Return the number of values below a node, aliases expanded; ``sizes`` caches it, None for a node in progress."""
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:
@@ -74,6 +74,6 @@ def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
     elif isinstance(node, yaml.MappingNode):
         size += sum(_measure(key, sizes) + _measure(value, sizes) for key, value in node.value)
     if size > MOST_NODES:
-        raise ValueError(f"it unfolds to more than {MOST_NODES:,} values")
+        raise ValueError(f"its aliases expand to more than {MOST_NODES:,} values")
     sizes[id(node)] = size
     return size

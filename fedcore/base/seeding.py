@@ -1,4 +1,4 @@
-"""Random streams: every one derives from (seed, purpose, round, client), none from what ran before it.
+"""Random streams: each derives from (seed, purpose, round, client), never from earlier draws.
 
 So a resumed run, another engine or another number of workers draws the same numbers, and no random state
 has to be saved.
@@ -35,12 +35,12 @@ def numpy_generator(
 def choose(population: int, count: int, stream: torch.Generator) -> list[int]:
     """Draw ``count`` of 0..population-1 uniformly without replacement: the first of a random permutation.
 
-    A few of very many are drawn without the permutation, by the shuffle that ``torch.randperm`` does, broken off; the
-    numbers are the same.
+    Few numbers of a large population are drawn by a truncated Fisher-Yates shuffle, with the numbers that
+    ``torch.randperm`` gives.
     """
     if count * _DRAW_COST > population or population >= _RANDPERM_CHANGES:
         return torch.randperm(population, generator=stream)[:count].tolist()
-    moved: dict[int, int] = {}  # what stands where the permutation is no longer 0, 1, 2, ...
+    moved: dict[int, int] = {}  # position -> value, where the permutation differs from 0, 1, 2, ...
     chosen = []
     for place in range(count):
         other = place + int(torch.randint(population - place, (1,), generator=stream))
@@ -49,13 +49,13 @@ def choose(population: int, count: int, stream: torch.Generator) -> list[int]:
     return chosen
 
 
-_DRAW_COST = 500  # a number drawn on its own takes about as long as so many of a permutation
-_RANDPERM_CHANGES = 1 << 27  # from somewhere above, randperm draws 64 bits at a time
+_DRAW_COST = 500  # one separate draw takes as long as this many numbers of a permutation
+_RANDPERM_CHANGES = 1 << 27  # above, randperm draws 64 bits at a time
 
 
 @contextlib.contextmanager
 def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Run a block on a stream of its own and give torch's global generators back untouched.
+    """Run a block with torch's global generators seeded, and restore their state afterwards.
 
     For code that can only draw from the global generators: module constructors, dropout.
     """

@@ -1,4 +1,4 @@
-"""Python processes of our own: they import what this one can, and nothing that happens to lie where it was started."""
+"""Python subprocesses: they import what this process can, and nothing from the working directory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module, without the working directory among the places to import from.
+    """Return the command line that runs a module, without the working directory on the import path.
 
-    It may be a stranger's run directory, and what is called ``torch.py`` in there must not be run.
+    The working directory may be a run directory of unknown origin; a ``torch.py`` in it must not be run.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment, so that another one finds modules where this one does, in the same order."""
+    """Return this process's environment with its import path, so that a subprocess finds the same modules."""
     return {**os.environ, "PYTHONPATH": search_path(), **more}
 
 
 def search_path() -> str:
-    """Return the places that this process imports from, as ``PYTHONPATH`` names them."""
+    """Return this process's import path in the form of ``PYTHONPATH``."""
     return os.pathsep.join(place or os.getcwd() for place in sys.path)

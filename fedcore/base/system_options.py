@@ -1,4 +1,4 @@
-"""The options of a run's simulated faults (``--system``). Imports no torch."""
+"""Options of the simulated system (``--system``): when clients are available, lost, late or slow. Imports no torch."""
 
 from __future__ import annotations
 

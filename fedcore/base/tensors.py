@@ -20,7 +20,7 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.dtype in (torch.float32, torch.float64):
-        # A product with itself is one pass without temporaries; where it overflows, or is not finite, look closer.
+        # The dot product is one pass without temporaries; if it overflows or is not finite, the exact check decides.
         flat = tensor.flatten()
         if bool(torch.isfinite(torch.dot(flat, flat))):
             return True
@@ -28,11 +28,11 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:
-    """Refuse what a client sent for a plugin if it is not exactly these tensors; a wrong shape could be broadcast.
+    """Refuse a client's tensors unless they are exactly the expected ones; a wrong shape could be broadcast.
 
     :param expected: name -> shape and dtype; None for any real floating one.
     :raises ValueError: which tensor, what it is and what was expected. Raised in ``accumulate``, or in the ``check`` of
-        ``server.ask``, it leaves the client out by name.
+        ``server.ask``, it rejects that client.
 
     >>> check_tensors({"known": torch.tensor(True)}, {"known": ((3,), torch.bool)})
     Traceback (most recent call last):
@@ -50,7 +50,7 @@ def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Seque
 
 
 def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], trainable: Iterable[str]) -> None:
-    """Refuse what is not one tensor for some of a model's trainable ones each; what a round freezes is not sent.
+    """Refuse tensors that do not match trainable parameters by name, shape and dtype; frozen ones are not sent.
 
     :raises ValueError: as :func:`check_tensors`.
     """

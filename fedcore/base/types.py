@@ -1,4 +1,4 @@
-"""The small values that hooks exchange."""
+"""The values that hooks exchange: losses, updates, answers, mappings of tensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ClientUpdate:
     :param lr: local learning rate of this round.
     :param momentum: momentum of local SGD.
     :param payload: extra tensors; a hook sees those of its own plugin only.
-    :param metrics: mean local losses and the like, JSON values.
+    :param metrics: JSON values such as the mean local losses.
     :param frozen: the shared parameters that plugins excluded from this round's training (``client.freeze``).
     """
 
@@ -59,7 +59,7 @@ class ClientUpdate:
         return replace(self, payload=self.payload.setdefault(plugin, {}))
 
     def merged(self, plugin: str, seen: ClientUpdate) -> ClientUpdate:
-        """Return ``seen``, which ``plugin`` returned from its scoped view, with all namespaces again."""
+        """Return ``seen``, which ``plugin`` returned from its scoped view, with the payloads of all plugins."""
         return replace(seen, payload={**self.payload, plugin: dict(seen.payload)})
 
 

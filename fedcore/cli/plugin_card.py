@@ -36,7 +36,7 @@ def describe(name: str) -> dict[str, Any]:
     point = registry.available("plugin").get(name)
     dist = point.dist if point else None
     source: Plugin | type[Plugin] = cls
-    with suppress(ConfigError):  # an option without a default: what the class says must do
+    with suppress(ConfigError):  # an option without a default: the class's declarations are used
         source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
     hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
     return {

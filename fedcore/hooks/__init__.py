@@ -1,1 +1,1 @@
-"""The contract: hook specifications, what hooks see, plugins and their options, the set-up that both sides share."""
+"""Hooks: their specifications and contexts, plugins, their options, declarations and checks, the set-up of a run."""

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): what every run does where no plugin says otherwise."""
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): the default of every hook that needs a result."""
 
 from __future__ import annotations
 

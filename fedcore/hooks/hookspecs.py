@@ -20,7 +20,7 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
           pre_upload                                                [client]
         for each update that arrives, in dispatch order:
           pre_aggregate                                             [server]   checked before and after
-          weight, accumulate                                        [server]   then folded; who makes one raise is out
+          weight, accumulate                                        [server]   then the mean; rejected if one raises
         aggregate                                                   [server]
         server_step                                                 [server]   then the round commits
         personal_model                                              [client]   in personalised evaluation
@@ -30,7 +30,7 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
 
 A plugin implements a hook as a method marked with ``@hookimpl`` that takes any of the specified arguments
 by name. Plugins are called in the order in which the user lists them. Server and client instances of a
-plugin are separate and read-only after ``__init__``: what must last goes into the ``state`` they are handed.
+plugin are separate and read-only after ``__init__``: values for later rounds go into the context's ``state``.
 "Exclusive" hooks may be implemented by one plugin of a run only; the core refuses two at start-up.
 """
 
@@ -73,7 +73,7 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
 
     When: once per process, after every ``configure_model``.
     :returns: Patterns over the model's names (``classifier.*``), or None for none. They are not sent,
-        folded, weighted or counted; a client's first ones are those of the initial global model.
+        averaged, weighted or counted; a client's initial values are those of the initial global model.
     Combining: exclusive.
     """
 
@@ -84,14 +84,14 @@ def local_epoch_breaks(config: RunConfig) -> set[int] | None:
 
     When: once per run.
     :returns: Epoch numbers from 1 to local_epochs - 1; 0 and anything from local_epochs on is an error, and so is
-        any with ``local_steps``, which clients take in different passes over their samples.
+        any with ``local_steps``, where clients are in different passes over their samples.
     Combining: the union; each plugin is called at its own breaks.
     """
 
 
 @hookspec
 def check_run(setup: RunSetup) -> None:
-    """Refuse a run in which this plugin cannot keep what it promises (a privacy guarantee).
+    """Refuse a run in which this plugin cannot keep its guarantee (differential privacy, for example).
 
     When: once per process, after all other checks, before anything is written.
     :param setup: Configuration, all plugins of the run, model and layout; read-only.
@@ -109,7 +109,7 @@ def check_run(setup: RunSetup) -> None:
 def select_clients(server: ServerContext) -> Sequence[int] | None:
     """Choose the cohort of a round.
 
-    When: first thing in a round.
+    When: at the start of a round.
     :returns: Distinct client ids, best of ``server.available`` (others fail as ``unavailable``), or None for the
         default: uniformly without replacement, max(1, round(participation * clients)) of the available ones.
         Not called in a round in which no client is available.
@@ -159,7 +159,7 @@ def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate |
 
     When: once per arriving update, in dispatch order; the core checks it before and after.
     :returns: The update to use (``dataclasses.replace``), or None to leave it as it is.
-    :raises RejectUpdate: leaves the update out; the client counts as rejected and nothing of it remains.
+    :raises RejectUpdate: excludes the update; the client counts as rejected and its state stays unchanged.
     Combining: in user order, each on the result of the one before.
     """
 
@@ -178,7 +178,7 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
 def accumulate(server: ServerContext, update: ClientUpdate) -> None:
     """Add one accepted update to streaming sums in ``server.state``.
 
-    When: once per accepted update, in dispatch order, so that sums do not depend on who was first.
+    When: once per accepted update, in dispatch order, so that sums do not depend on the order of arrival.
     :param update: ``update.model`` is read-only; entries of ``update.payload`` may be popped to free memory.
     Combining: all are called.
     """
@@ -304,7 +304,7 @@ def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | No
     :param update: ``payload`` holds what this plugin sends; for one that ``guards_uploads`` plugin -> name -> tensor,
         all that goes up.
     :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
-    Combining: in user order, each on the result of the one before; who guards uploads is last.
+    Combining: in user order, each on the result of the one before; a plugin that ``guards_uploads`` is last.
     """
 
 

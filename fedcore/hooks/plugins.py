@@ -1,4 +1,4 @@
-"""The plugins of a run: a fresh set per run and side, called in the user's order, conflicts refused at start-up."""
+"""The plugins of one side of a run: created, checked for conflicts and called in the user's order."""
 
 from __future__ import annotations
 

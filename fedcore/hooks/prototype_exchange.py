@@ -28,7 +28,7 @@ class PrototypeOptions(PluginOptions):
     first_round: Literal["contrast", "task"] = Field(
         "task",
         description="Round 0: cross-entropy alone, and the first prototypes are those of the trained models (task), or "
-        "contrast with prototypes that init says.",
+        "contrast with prototypes chosen by init.",
     )
     init: Literal["query", "random"] = Field(
         "query",
@@ -53,10 +53,10 @@ class PrototypeOptions(PluginOptions):
 class PrototypeExchange:
     """One plugin's exchange of global prototypes, to be called from the hooks of the same names.
 
-    It keeps nothing: what lasts stands in ``server.state`` (``prototypes`` and ``known``), what a client needs for a
-    round in ``client.scratch``. Until there are prototypes nothing is sent down, and :meth:`ready` returns None.
+    It has no state: the server keeps ``prototypes`` and ``known`` in ``server.state``, a client keeps the values of one
+    round in ``client.scratch``. Until prototypes exist nothing is broadcast and :meth:`ready` returns None.
 
-    :param options: which prototypes come first, and what weighs in a mean.
+    :param options: how the first prototypes are made, and the weights of the means.
     """
 
     def __init__(self, options: PrototypeOptions) -> None:
@@ -65,9 +65,9 @@ class PrototypeExchange:
     # --- server --------------------------------------------------------------------------------------------
 
     def begin_round(self, server: ServerContext) -> None:
-        """Initialize the prototypes for a first round with contrast, in the first round that comes to something.
+        """Initialize the prototypes for a first round with contrast, in the first round that is committed.
 
-        :raises RoundFailedError: nobody of the cohort answered.
+        :raises RoundFailedError: no client of the cohort answered.
         """
         if self._options.first_round == "task" or "prototypes" in server.state:
             return
@@ -84,7 +84,7 @@ class PrototypeExchange:
         server.state.update(first)
 
     def broadcast(self, server: ServerContext) -> Tensors | None:
-        """Return the global ``prototypes`` (C, d) and ``known`` (C,); None while there are none."""
+        """Return the global ``prototypes`` (C, d) and ``known`` (C,); None before they exist."""
         if "prototypes" not in server.state:
             return None
         return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
@@ -106,7 +106,7 @@ class PrototypeExchange:
         update.payload.clear()
 
     def aggregate(self, server: ServerContext) -> None:
-        """Renew the global prototypes by this round's sums, if clients sent any."""
+        """Update the global prototypes from this round's sums, if clients sent any."""
         if "sums" in server.state:
             total = {name: server.state.pop(name) for name in ("sums", "weights")}
             previous = server.state if "prototypes" in server.state else None

@@ -1,4 +1,4 @@
-"""What server and clients must agree on: plugins, model and layout, rebuilt on each side from names and config."""
+"""The set-up of a run: plugins, model and layout, built alike by server and clients from the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tune = Callable[[RunConfig, SplitModel], RunConfig]
 
 @dataclass(frozen=True)
 class Setup:
-    """One side's view of a run.
+    """The set-up of a run on one side, server or client.
 
     :param breaks: epoch -> the plugins that exchange at its start, in user order.
     """
@@ -40,7 +40,8 @@ class Setup:
 
         :param plugins: of the configuration, not in use elsewhere; default fresh ones.
         :param tune: called with configuration and model, returns the configuration to use from there on.
-        :raises ConfigError: and its kin, for everything that cannot be combined or does not fit.
+        :raises ConfigError: plugins, model and data set cannot be combined; PluginConflictError for two plugins.
+        :raises PluginContractError: a plugin or the model breaks its contract.
         """
         plugins = PluginSet.create(config.plugins) if plugins is None else plugins
         require_takes(config.model, dataset.kind, config.dataset)
@@ -70,7 +71,7 @@ class Setup:
         return setup
 
     def claimed(self, plugin: Plugin, declaration: str) -> list[str]:
-        """Return the names under a plugin's ``owns``, ``exchanges`` or ``corrects``, as far as they travel."""
+        """Return the names under a plugin's ``owns``, ``exchanges`` or ``corrects``, without personal ones."""
         names = match(getattr(plugin, declaration), self.layout.shapes, plugin, declaration)
         return [name for name in names if name not in self.layout.personal]
 

@@ -1,4 +1,4 @@
-"""Where the clients' states are kept: one file per client and version."""
+"""The store of the clients' states: one file per client and version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClientStore:
         return self.path(client, version).is_file()
 
     def read(self, client: int, version: int | None) -> dict[str, dict[str, Any]]:
-        """Return a version by plugin; None is the empty state.
+        """Return a version as plugin -> name -> value; None is the empty state.
 
         :raises RunDirectoryError: the file is missing or damaged.
         """
@@ -64,7 +64,7 @@ class ClientStore:
             return 0
 
     def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
-        """Delete every version of these clients that none of the manifests names, and what was half written."""
+        """Delete every version of these clients that no manifest names, and incomplete files."""
         for client in clients:
             versions = [manifest.get(client) for manifest in kept]
             names = {self.path(client, version).name for version in versions if version is not None}
@@ -83,16 +83,16 @@ class ClientStore:
                 raise RunDirectoryError(f"client {client}'s state of round {version} is missing")
 
     def everyone(self) -> list[int]:
-        """Return the clients of which there are files."""
+        """Return the clients that have files."""
         folders = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
 
 class RemoteClientStore(ClientStore):
-    """The states of clients that keep them themselves, where the server can neither read nor delete them."""
+    """A stand-in for states that remote clients keep; the server can neither read nor delete them."""
 
     def has(self, client: int, version: int) -> bool:
-        """Believe the client: the server cannot look."""
+        """Return True: the server cannot check."""
         return True
 
     def stamp(self, client: int, version: int | None) -> int:
@@ -106,4 +106,4 @@ class RemoteClientStore(ClientStore):
         """Leave it to the clients."""
 
     def check(self, manifest: Manifest, before: Manifest | None = None) -> None:
-        """Believe the manifest: of a client that lost its state the task fails."""
+        """Check nothing: a task of a client that lost its state fails."""

@@ -1,4 +1,4 @@
-"""Configuration files: YAML that holds a mapping of option names to values."""
+"""Configuration files: YAML mappings of option names to values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedcore.base.safe_yaml import read_yaml
 from fedcore.storage.files import read_text
 
 BESIDE_OPTIONS = ("digests", "changes", "versions")
-"""What a run's own config.yaml holds beside its options: what it is bound to, and what was installed."""
+"""Entries of a run's own config.yaml that are not options: digests of its data and installed versions."""
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

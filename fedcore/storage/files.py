@@ -1,4 +1,4 @@
-"""Files that are whole or absent: nothing waits at a pipe, nothing is written through a link. No torch.
+"""Atomic files: complete or absent, never a pipe, never written through a link. Imports no torch.
 
 A file is written beside its target and renamed: a reader sees the old one or the new one, never a part. Whoever made a
 run directory may have put links into it. What fedcore writes there is therefore opened folder by folder, each relative
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from fedcore.base.errors import StorageError
 
 TEMPORARY = ".tmp"
-"""How the name of a file ends that is being written."""
+"""Suffix of a file that is being written."""
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -31,23 +31,23 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def parse_json(text: str | bytes) -> Any:
     """Return a JSON text's value.
 
-    :raises ValueError: it is none, nested too deeply, or holds half a character (``"\\ud800"``).
+    :raises ValueError: it is invalid, nested too deeply, or holds an unpaired surrogate (``"\\ud800"``).
     """
     try:
         if isinstance(text, bytes):
-            text = text.decode()  # json would let halves of characters pass
+            text = text.decode()  # json accepts unpaired surrogates
         value = json.loads(text)
         if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError as error:
-        raise ValueError(f"it holds {error.object[error.start]!r}, half a character") from None
+        raise ValueError(f"it holds {error.object[error.start]!r}, an unpaired surrogate") from None
     return value
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content; a pipe in its place is refused and not waited for.
+    """Return a file's content; a pipe is refused without waiting for it.
 
     :raises OSError: there is none, or something that is no file.
     """
@@ -69,7 +69,7 @@ def read_text(path: Path) -> str:
 
 
 def require_file(path: Path) -> None:
-    """Refuse what is no file, before a library that would wait at a pipe opens it.
+    """Refuse a path that is not a regular file, before a library opens it and waits at a pipe.
 
     :raises OSError: there is none, or something that is no file.
     """
@@ -88,7 +88,7 @@ def kind_of(mode: int) -> str:
 
 
 NOT_FINITE = "not_finite"
-"""Where a record names its figures that could not be computed."""
+"""Key under which a record lists its values that could not be computed."""
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ _SEAL = "crc32"
 def sealed(value: Mapping[str, Any], mark: str = "") -> dict[str, Any]:
     """Return a JSON mapping with a checksum as last entry, for :func:`unsealed`.
 
-    :param mark: of whom it is; the checksum is of that, too.
+    :param mark: owner of the mapping; part of the checksum.
     """
     return {**value, _SEAL: _checksum(value, mark)}
 
@@ -277,7 +277,7 @@ def _no_link(error: OSError, name: str, folder: int, path: Path) -> OSError:
 
 @contextlib.contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Turn what the system says against writing ``path`` into an error for people.
+    """Turn an OSError at writing ``path`` into a StorageError.
 
     :raises StorageError: in place of an OSError.
     """

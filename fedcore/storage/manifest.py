@@ -1,4 +1,4 @@
-"""Which version of each client's state counts, for as many clients as there may be."""
+"""The manifest: which version of each client's state is current, in 4 bytes per client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Manifest(Mapping[int, "int | None"]):
         return Manifest(new)
 
     def changed(self, other: Manifest) -> list[int]:
-        """Return the clients of which the two say different things, in ascending order."""
+        """Return the clients with different versions in the two, in ascending order."""
         length = max(len(self._versions), len(other._versions))
         padded = np.full((2, length), _ABSENT, np.int32)
         for row, manifest in zip(padded, (self, other)):

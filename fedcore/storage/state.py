@@ -1,4 +1,4 @@
-"""State that lasts: versioned client state, and what the server commits.
+"""A plugin's state between rounds: named tensors and JSON values, of a client or of the server.
 
 Client state is versioned by round. A task names the version to start from; the client writes a new one and
 never edits an old one. Which version counts is decided by the server's manifest, when the round commits, so

@@ -206,7 +206,7 @@ def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:
     for runs in rows.values():
         for run in runs.values():
             values = settings(run.config)
-            other = dealt.setdefault(key([values[name] for name in (*DEALING, "seed")]), run)
+            other = dealt.setdefault(key([values[name] for name in (*PARTITION_OPTIONS, "seed")]), run)
             if not _same_clients(other, run):
                 raise ConfigError(
                     f"{other.path} and {run.path} have the same settings and seed, but their clients hold different "
