@@ -149,10 +149,10 @@ def _vectors(payload: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Vector]:
     for plugin, tensors in payload.items():
         for name, tensor in tensors.items():
             if tensor.is_complex():
-                raise PluginContractError(
-                    f"plugin {plugin!r} sends {name!r} of {tensor.dtype}, to which local-dp adds no noise; send real "
-                    "and imaginary parts, or leave one of the two plugins out",
-                    plugin=plugin,
+                raise PluginContractError.of(
+                    plugin,
+                    f"sends {name!r} of {tensor.dtype}, to which local-dp adds no noise",
+                    hint="send real and imaginary parts, or leave one of the two plugins out",
                 )
         for floating in (True, False):
             vector = {(plugin, name): _exact(t) for name, t in tensors.items() if t.is_floating_point() == floating}

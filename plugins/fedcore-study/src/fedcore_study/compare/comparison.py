@@ -12,7 +12,7 @@ from typing import Any
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
-from fedcore.base.identity import DEALING, key, settings
+from fedcore.base.identity import PARTITION_OPTIONS, key, settings
 from fedcore.base.protocols import PROTOCOLS
 from fedcore_study.compare.cautions import few_seeds, other_models
 from fedcore_study.compare.figures import Difference, Figure, paired_difference
