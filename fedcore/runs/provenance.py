@@ -16,7 +16,7 @@ from fedcore.engines.local import cores
 from fedcore.models import SplitModel
 from fedcore.runs.directory import installed_versions
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
