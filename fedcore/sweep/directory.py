@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Literal
 
 from fedcore.config import RunConfig
 from fedcore.errors import RunDirectoryError
-from fedcore.files import parse_json, write_json, write_text
+from fedcore.files import open_inside, parse_json, write_json, write_text
 from fedcore.identity import digest
 from fedcore.trust import check_links
 
@@ -114,10 +115,10 @@ class SweepDirectory:
         check_links(self.path, ("runs", "logs"), deep=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("w")
+            descriptor = open_inside(self.path / ".lock", os.O_WRONLY | os.O_CREAT, inside=self.path)
         except OSError as error:
             raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
-        with file:
+        with open(descriptor, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
