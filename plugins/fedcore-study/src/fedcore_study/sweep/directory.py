@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Literal
 from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.identity import digest
 from fedcore.runs.trust import check_links
-from fedcore.storage.files import parse_json, write_json, write_text
+from fedcore.storage.files import open_inside, parse_json, write_json, write_text
 
 Standing = Literal["finished", "stopped", "waiting"]
 
@@ -113,10 +114,10 @@ class SweepDirectory:
         check_links(self.path, ("runs", "logs"), deep=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("w")
+            descriptor = open_inside(self.path / ".lock", os.O_WRONLY | os.O_CREAT, inside=self.path)
         except OSError as error:
             raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
-        with file:
+        with open(descriptor, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from fedcore.base import subprocesses
+from fedcore.storage.files import open_inside
 
 Inbox: TypeAlias = "queue.Queue[tuple[_Process, dict[str, Any] | None]]"
 Listener = Callable[[str, str, Mapping[str, Any]], None]
@@ -47,7 +49,8 @@ class _Process:
         self.job, self.inbox = job, inbox
         self.began = time.monotonic()
         self.message = ""
-        with job.log.open("ab") as log:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with open(open_inside(job.log, flags, inside=job.log.parents[1]), "ab") as log:
             self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
                 job.command,
                 stdin=subprocess.PIPE,
