@@ -17,7 +17,7 @@ CALLS = {
     *("pandas.read_pickle", "pd.read_pickle", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
 }
 IMPORTS_BY_NAME = {
-    *("fedcore/__init__.py", "fedcore/base/registry.py", "fedcore/data/vision.py"),
+    *("fedcore/__init__.py", "fedcore/engines/__init__.py", "fedcore/base/registry.py", "fedcore/data/vision.py"),
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
 }
 """Where import_module is called: the registry imports what a user may name; the others have names of their own."""
