@@ -397,7 +397,7 @@ def test_unknown_and_broken_loaders(monkeypatch):
     with pytest.raises(UnknownNameError, match="cifar10"):
         load_dataset("cifar-10")
     monkeypatch.setattr(datasets, "resolve", lambda kind, name: lambda data_dir: None)
-    with pytest.raises(PluginContractError, match="not Dataset"):
+    with pytest.raises(PluginContractError, match="returned NoneType, expected a Dataset"):
         load_dataset("mine")
 
 

@@ -32,6 +32,14 @@ class Waits(Plugin):
             time.sleep(3600)
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Let runs be interrupted even where the tests are a shell's background job, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Any]:
     begun = []

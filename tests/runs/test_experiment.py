@@ -530,6 +530,7 @@ def test_what_a_run_directory_holds(moon):
         "config.yaml",
         "partition.json",
         "metrics.jsonl",
+        "sessions.jsonl",
         "summary.json",
         "model.safetensors",
         "checkpoint",
