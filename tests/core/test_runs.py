@@ -529,6 +529,7 @@ def test_what_a_run_directory_holds(moon):
         "config.yaml",
         "partition.json",
         "metrics.jsonl",
+        "sessions.jsonl",
         "summary.json",
         "model.safetensors",
         "checkpoint",
@@ -539,7 +540,7 @@ def test_what_a_run_directory_holds(moon):
         assert str(moon.directory) not in text
         assert "seconds" not in text
     summary = json.loads((moon.directory / "summary.json").read_text())
-    assert {"run_dir", "plugins", "rounds", "seconds", "metrics", "bytes", "time", "crc32"} == set(summary)
+    assert {"run_dir", "plugins", "rounds", "seconds", "metrics", "bytes", "time", "finished", "crc32"} == set(summary)
     assert summary["rounds"] == 3
     sizes = sum(tensor.numel() * tensor.element_size() for tensor in weights(moon).values())
     assert lines(moon)[0]["bytes"]["by_plugin"]["model"] == {"down": 3 * sizes, "up": 3 * sizes}
