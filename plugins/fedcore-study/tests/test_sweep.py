@@ -167,7 +167,7 @@ class TestDirectory:
     def test_a_run_keeps_its_name_when_others_are_added(self, tmp_path):
         directory = SweepDirectory(tmp_path / "s")
         first = directory.add("", SweepSpec(grid={"alpha": [0.1]}).cells())
-        both = directory.add("", SweepSpec(grid={"alpha": [0.1, 0.5], "lr": [0.05]}).cells())
+        both = directory.add("", SweepSpec(grid={"alpha": [0.1, 0.5], "lr": [0.02]}).cells())
         assert both[0] == first[0]
         assert list(directory.plan()) == both
         assert [config.alpha for config in directory.plan().values()] == [0.1, 0.5]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.test_reproduce import SMALL
 
 from fedcore import RunConfig
 from fedcore_study.reproduce import estimate as estimating
@@ -16,6 +15,8 @@ from fedcore_study.reproduce import run as reproducing
 from fedcore_study.reproduce.estimate import PROCESS, Timed, estimate, total, unfinished
 from fedcore_study.reproduce.recipe import read_recipe
 from fedcore_study.sweep.directory import SweepDirectory
+
+from .test_reproduce import SMALL
 
 
 def test_seconds_are_reckoned_from_one_round():
