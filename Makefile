@@ -5,8 +5,12 @@ BIN := $(VENV)/bin
 PLUGINS := $(sort $(wildcard plugins/*))
 # Flower asks for older versions than the pinned ones: its package is installed without it, and tested in .venv-flower.
 FLOWER := plugins/fedcore-flower
-EDITABLES := $(foreach plugin,$(filter-out $(FLOWER),$(PLUGINS)),-e $(plugin))
-STAMP := $(VENV)/.installed
+# make setup PROFILE=core: without development tools, and without packages that need more than fedcore does.
+PROFILE ?= dev
+# make setup TORCH=cpu: torch without CUDA. TORCH_INDEX is the address of an index, or a folder, with its wheels.
+TORCH ?= default
+TORCH_INDEX ?=
+STAMP := $(VENV)/.installed$(if $(filter core,$(PROFILE)),-core)
 
 # Where this is set, each of the processes that tests start would compile all our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,13 +19,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+$(STAMP): pyproject.toml constraints.txt tools/install.py $(addsuffix /pyproject.toml,$(PLUGINS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedcore needs Python 3.11 or newer; name it with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt hatchling editables
-	$(BIN)/pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]' $(EDITABLES)
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps -e $(FLOWER)
+	$(BIN)/python tools/install.py --profile $(PROFILE) --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
 	@touch $(STAMP)
 
 FLOWER_VENV := .venv-flower

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -111,9 +112,18 @@ def _escape_tables(section: str) -> str:
 
 
 def _plugins(package: Path, known: dict[str, Definition]) -> str:
-    """Return the plugins' classes by mkdocstrings, hooks with their source."""
-    parts = []
+    """Return the plugins' classes by mkdocstrings, hooks with their source; bases that hold them come first."""
+    parts, shown = [], set()
     for name, point in entry_points(package).items():
-        path = known[point.partition(":")[2]].path
-        parts.append(f"`--plugin {name}`\n\n::: {path}\n    options:\n      show_source: true\n      heading_level: 3")
+        definition = known[point.partition(":")[2]]
+        bases = [] if _is_plugin(definition) else [known[base] for base in _bases(definition) if base in known]
+        parts.append(f"`--plugin {name}`")
+        for path in [each.path for each in (*bases, definition) if each.path not in shown]:
+            shown.add(path)
+            parts.append(f"::: {path}\n    options:\n      show_source: true\n      heading_level: 3")
     return "\n\n".join(parts) + "\n"
+
+
+def _bases(definition: Definition) -> list[str]:
+    """Return the names of a class's base classes."""
+    return [base.id for base in getattr(definition.node, "bases", []) if isinstance(base, ast.Name)]
