@@ -1,8 +1,86 @@
 """What holds for the tests of the core and of every package in plugins/."""
 
+from __future__ import annotations
+
+import atexit
+import gc
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+# Configurations name test plugins and data as ``module:tests...``, here and in worker processes.
+ROOT = str(Path(__file__).resolve().parent)
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
 
 # `make test` runs as many processes as there are cores. Threads of their own would only wait for each other, at twice
 # the processor time; runs have one thread anyway, see fedcore.runs.experiment.one_thread.
 # Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Imports and the collection of tests make millions of objects, none of which is garbage.
+gc.disable()
+atexit.register(gc.freeze)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but not among what was imported and collected."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Let files of this process be written without fsync, which waits for the disk some twenty times in each run.
+
+    It guards against a power failure, which no test makes. tests/storage/test_files.py checks that it is called.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_workers() -> Iterator[None]:
+    """Let the local engine's workers begin by a fork; tests/engines/test_local.py starts real ones."""
+    from fedcore.testing import forked_workers
+
+    with forked_workers():
+        yield
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Run a command in an empty folder; ``catch_exceptions`` is off, so a traceback fails the test."""
+    from typer.testing import CliRunner
+
+    from fedcore.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR", "FEDCORE_DATA"):
+        monkeypatch.delenv(name, raising=False)
+
+    def invoke(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+    return invoke
+
+
+@pytest.fixture
+def python() -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Run Python code in a process of its own."""
+    environment = {**os.environ, "NO_COLOR": "1"}
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)  # noqa: S603
+
+    return run

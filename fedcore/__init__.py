@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
     from fedcore.runs.experiment import Interrupted as Interrupted
-    from fedcore.runs.experiment import RunResult as RunResult
     from fedcore.runs.experiment import evaluate_run as evaluate_run
+    from fedcore.runs.experiment import load_run as load_run
     from fedcore.runs.experiment import resume as resume
     from fedcore.runs.experiment import run as run
+    from fedcore.runs.result import RunResult as RunResult
 
 _HOMES = {
     "Answer": "base.types",
@@ -69,7 +70,7 @@ _HOMES = {
     "RoundFailedError": "base.errors",
     "RunConfig": "base.config",
     "RunDirectoryError": "base.errors",
-    "RunResult": "runs.experiment",
+    "RunResult": "runs.result",
     "RunSetup": "hooks.contexts",
     "ServerContext": "hooks.contexts",
     "SplitModel": "models.split",
@@ -81,6 +82,7 @@ _HOMES = {
     "evaluate_run": "runs.experiment",
     "generator": "base.seeding",
     "hookimpl": "hooks.hookspecs",
+    "load_run": "runs.experiment",
     "resume": "runs.experiment",
     "run": "runs.experiment",
 }

@@ -1,4 +1,4 @@
-"""Data, models and partitions small enough for a hand: a model that IS its parameters, a sample that IS its centre."""
+"""Analytically solvable data, models and partitions: the model is a point, a sample is a centre."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _dataset(points) -> Dataset:
 
 
 def two_centres(data_dir=None) -> Dataset:
-    """n_1 = 1 at (2, 0), n_2 = 3 at (0, 4): the TOY of baselines.md."""
+    """f_1 = |w - (2, 0)|^2 / 2 with one sample, f_2 = |w - (0, 4)|^2 / 2 with three."""
     return _dataset([[2, 0], [0, 4], [0, 4], [0, 4]])
 
 

@@ -34,7 +34,13 @@ class RunConfig(BaseModel):
     dataset: str = Field("digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
     data_dir: Path | None = Field(None, description="Folder that holds the data sets' files.")
     augment: bool = Field(False, description="Augment training images as MOON's protocol does for the data set.")
-    model: str = Field("auto", description="Model: a name, or auto for the data set's default model.")
+    model: str = Field(
+        "auto",
+        description="Model: a name, torchvision:NAME or timm:NAME, or auto for the data set's default model.",
+    )
+    weights: str | None = Field(
+        None, description="Start from the weights in this safetensors file; a classifier that does not fit stays fresh."
+    )
     projection: bool = Field(False, description="Put a 2-layer projection head (256 wide) on the encoder.")
 
     partition: str = Field(
@@ -53,7 +59,13 @@ class RunConfig(BaseModel):
         None, ge=1, description="Number of training samples to assign, drawn in proportion to the classes; default all."
     )
 
-    rounds: int = Field(15, ge=1, le=_MANY, description="Communication rounds T.")
+    public: str | None = Field(
+        None,
+        description="Public samples, which belong to no client, for methods that use some: a share of the training "
+        "set, such as 0.1, or the name of another data set.",
+    )
+
+    rounds: int = Field(20, ge=1, le=_MANY, description="Communication rounds T.")
     local_epochs: int = Field(5, ge=1, le=_MANY, description="Local epochs E per round.")
     local_steps: int | None = Field(
         None,
@@ -66,8 +78,25 @@ class RunConfig(BaseModel):
     )
     lr: float = Field(0.02, gt=0, description="Local learning rate of round 0.")
     lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD; its buffer is reset in each round.")
-    weight_decay: float = Field(1e-5, ge=0, description="L2 penalty of local SGD, on every trainable parameter.")
+    lr_schedule: Literal["constant", "cosine", "step"] = Field(
+        "constant",
+        description="How the learning rate falls over the rounds: not, along half a cosine to 0, or in steps.",
+    )
+    lr_step_rounds: int = Field(10, ge=1, le=_MANY, description="Rounds between two steps of --lr-schedule step.")
+    lr_step_factor: float = Field(0.1, gt=0, le=1, description="Factor of each step of --lr-schedule step.")
+    warmup_rounds: int = Field(
+        0, ge=0, le=_MANY, description="First rounds, in which the learning rate rises linearly to the full one."
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="Optimizer of local training; its state is reset in each round."
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
+    epsilon: float = Field(1e-8, gt=0, description="Added to the root of Adam's second moment.")
+    weight_decay: float = Field(
+        1e-5, ge=0, description="L2 penalty on every trainable parameter; with adamw the decay of weights per step."
+    )
     clip_norm: float | None = Field(None, gt=0, description="Maximum norm of a local gradient; off by default.")
     buffers: Literal["global", "local"] = Field(
         "global",
@@ -102,6 +131,12 @@ class RunConfig(BaseModel):
     capture: bool = Field(True, description="On CUDA, record training steps as graphs and replay them.")
 
     eval_every: int = Field(1, ge=1, description="Rounds between evaluations; the last round is always evaluated.")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        le=_MANY,
+        description="Stop after so many rounds without a better accuracy on clients' held-out parts; off by default.",
+    )
     silhouette_every: int = Field(
         0, ge=0, description="Rounds between silhouettes of the features; 0 for the end only."
     )
@@ -124,7 +159,8 @@ class RunConfig(BaseModel):
         None,
         gt=0,
         le=1e9,
-        description="Seconds until a client without an answer has failed and its worker is replaced; off by default.",
+        description="Seconds until a client without an answer has failed and its worker is replaced; not with "
+        "--workers 0; off by default.",
     )
     out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(
@@ -153,11 +189,30 @@ class RunConfig(BaseModel):
             value = {name: {} if options is None else options for name, options in value.items()}
         return value
 
-    @field_validator("dataset", "data_dir", "model", "partition", "engine", "device", "out")
+    @field_validator("dataset", "model", "plugins", mode="before")
+    @classmethod
+    def _names_only(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse objects: a configuration is what a file can hold."""
+        name = info.field_name
+        listed = list(value) if name == "plugins" and isinstance(value, (list, tuple, dict)) else [value]
+        if any(isinstance(item, type) or callable(item) for item in listed):
+            raise ValueError(f"a configuration holds names; give objects to fedcore.run(config, {name}=...)")
+        return value
+
+    @field_validator("dataset", "data_dir", "model", "weights", "partition", "engine", "device", "out")
     @classmethod
     def _no_null_byte(cls, value: Any) -> Any:
         if "\0" in str(value):
             raise ValueError("a name or path must not contain a null byte")
+        return value
+
+    @field_validator("public", mode="before")
+    @classmethod
+    def _read_public(cls, value: Any) -> Any:
+        value = str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        share = public_share(value) if isinstance(value, str) else None
+        if share is not None and not 0 < share < 1:
+            raise ValueError("a share of the training set is above 0 and below 1")
         return value
 
     @field_validator("system", mode="before")
@@ -176,6 +231,8 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"system option stragglers needs --local-{unit} 2 or more: clients complete at least one {unit[:-1]}"
             )
+        if self.warmup_rounds and self.warmup_rounds >= self.rounds:
+            raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
         if self.min_clients > self.cohort_size:
             raise ValueError(
                 f"min_clients is {self.min_clients}, but a round samples only {self.cohort_size} of "
@@ -206,6 +263,18 @@ class RunConfig(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(describe(error, f"{source}: " if source else "")) from None
+
+
+def public_share(public: str | None) -> float | None:
+    """Return the share of the training set that ``--public`` names; None where it names a data set, or nothing.
+
+    >>> public_share("0.1"), public_share("digits")
+    (0.1, None)
+    """
+    try:
+        return float(public or "")
+    except ValueError:
+        return None
 
 
 def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) -> str:

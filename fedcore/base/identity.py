@@ -24,6 +24,23 @@ WITHOUT_EFFECT = (
 )
 """Options of where and how a run is executed; with the same seed, results have the same bits for all their values."""
 
+LATER = (
+    "system",
+    "local_steps",
+    "public",
+    "optimizer",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "weights",
+    "lr_schedule",
+    "lr_step_rounds",
+    "lr_step_factor",
+    "warmup_rounds",
+    "patience",
+)
+"""Options that do not count in :func:`digest` at their defaults, as they were added later."""
+
 PARTITION_OPTIONS = (
     "dataset",
     "partition",
@@ -32,6 +49,7 @@ PARTITION_OPTIONS = (
     "clients",
     "client_test_fraction",
     "samples",
+    "public",
 )
 """Options that, with the seed, determine which client holds which samples."""
 
@@ -51,8 +69,8 @@ def key(value: Any) -> str:
 def digest(config: RunConfig) -> str:
     """Return 12 hexadecimal digits, equal for two runs that must have the same results."""
     values = settings(config)
-    for name in ("system", "local_steps"):
-        if values[name] is None:
+    for name in LATER:
+        if values[name] == RunConfig.model_fields[name].default:
             del values[name]  # sweeps that started before the option existed find their runs again
     return hashlib.sha256(key(values).encode()).hexdigest()[:12]
 

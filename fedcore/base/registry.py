@@ -1,5 +1,9 @@
 """Names to objects: entry points, or ``module:package.attr`` for the user's own code.
 
+Data sets and models of other libraries have names such as ``timm:resnet18``: the prefix is an entry point of the groups
+``fedcore.dataset_prefixes`` and ``fedcore.model_prefixes``, a function that takes the rest of the name and returns the
+loader or factory.
+
 Looking a name up reads package metadata only; the object's module is imported when it is resolved.
 """
 
@@ -11,14 +15,15 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from fedcore.base import objects
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
-
-_CODE = "module:"
 
 GROUPS = {
     "plugin": "fedcore.plugins",
     "dataset": "fedcore.datasets",
     "model": "fedcore.models",
+    "dataset prefix": "fedcore.dataset_prefixes",
+    "model prefix": "fedcore.model_prefixes",
     "partitioner": "fedcore.partitioners",
     "engine": "fedcore.engines",
     "tracker": "fedcore.trackers",
@@ -46,6 +51,25 @@ PACKAGES = {
     ("plugin", "ccvr"): "fedcore-ccvr",
     ("plugin", "fednova"): "fedcore-fednova",
     ("plugin", "fedavgm"): "fedcore-fedavgm",
+    ("plugin", "fedsam"): "fedcore-fedsam",
+    ("plugin", "per-fedavg"): "fedcore-per-fedavg",
+    ("plugin", "fedrep"): "fedcore-fedrep",
+    ("plugin", "fedbabu"): "fedcore-fedrep",
+    ("plugin", "fedala"): "fedcore-fedala",
+    ("plugin", "fedadam"): "fedcore-fedopt",
+    ("plugin", "fedyogi"): "fedcore-fedopt",
+    ("plugin", "fedadagrad"): "fedcore-fedopt",
+    ("plugin", "fedntd"): "fedcore-fedntd",
+    ("plugin", "fedlc"): "fedcore-fedlc",
+    ("plugin", "qffl"): "fedcore-qffl",
+    ("plugin", "topk"): "fedcore-compress",
+    ("plugin", "qsgd"): "fedcore-compress",
+    ("plugin", "power-of-choice"): "fedcore-power-of-choice",
+    ("plugin", "feddf"): "fedcore-feddf",
+    ("plugin", "lora"): "fedcore-lora",
+    ("plugin", "fedamp"): "fedcore-fedamp",
+    ("plugin", "ifca"): "fedcore-ifca",
+    ("plugin", "fedbuff"): "fedcore-fedbuff",
     ("plugin", "median"): "fedcore-robust",
     ("plugin", "trimmed-mean"): "fedcore-robust",
     ("plugin", "krum"): "fedcore-robust",
@@ -68,6 +92,8 @@ PACKAGES = {
     ("dataset", "imdb-binary"): "fedcore-graph",
     ("model", "gin"): "fedcore-graph",
     ("figure", "partition"): "fedcore-study",
+    ("dataset prefix", "hf"): "fedcore-huggingface",
+    ("model prefix", "hf"): "fedcore-huggingface",
 }
 """(kind, name) -> the distribution that provides a known name, for the hint where it is not installed."""
 
@@ -99,14 +125,22 @@ def resolve(kind: str, name: str) -> Any:
 
     :raises UnknownNameError: no installed package provides the name; with the nearest name or, if known, its package.
     :raises PluginContractError: the module behind the name cannot be imported; with the package that is missing.
+    :raises ConfigError: the name is that of an object that a program gave to a run.
     """
+    lent = objects.find(kind, name)
+    if lent is not None:
+        return lent
     if is_code(name):
         return _import_attribute(kind, name)
     points = available(kind)
     if name not in points:
-        package = package_of(kind, name)
+        prefix, colon, rest = name.partition(":")
+        prefixes = available(f"{kind} prefix") if f"{kind} prefix" in GROUPS else {}
+        if colon and prefix in prefixes:
+            return call(kind, name, resolve(f"{kind} prefix", prefix), rest)
+        package = package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name)
         hint = f"{name!r} is in the package {package}: pip install {package}" if package else ""
-        raise UnknownNameError(kind, name, points, hint)
+        raise UnknownNameError(kind, name, [*points, *(f"{known}:NAME" for known in prefixes)], hint)
     try:
         return points[name].load()
     except Exception as error:  # an imported module can raise anything
@@ -150,7 +184,7 @@ def summary(point: EntryPoint) -> str:
 
 def is_code(name: str) -> bool:
     """Whether a name stands for code that is imported by its path, ``module:package.attribute``."""
-    return name.startswith(_CODE)
+    return name.startswith(objects.CODE)
 
 
 def _origin(point: EntryPoint) -> str:
@@ -158,7 +192,7 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _import_attribute(kind: str, name: str) -> Any:
-    path = name.removeprefix(_CODE)
+    path = name.removeprefix(objects.CODE)
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -36,6 +36,14 @@ class _Loader(yaml.SafeLoader):
     }
 
 
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, where PyYAML was built with it
+
+
+def write_yaml(value: Any) -> str:
+    """Return the YAML text of a value of JSON's types; mappings keep their order."""
+    return str(yaml.dump(value, Dumper=_DUMPER, sort_keys=False))
+
+
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 

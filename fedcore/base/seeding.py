@@ -60,10 +60,16 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
     For code that can only draw from the global generators: module constructors, dropout.
     """
     device = torch.device(device)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices, device_type="cuda"):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    states = [each.get_state() for each in generators]
+    try:
+        for each in generators:
+            each.manual_seed(seed)
         yield
+    finally:
+        for each, state in zip(generators, states):
+            each.set_state(state)

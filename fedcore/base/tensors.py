@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -12,17 +14,27 @@ from fedcore.base.types import Tensors
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the first name whose tensor holds nan or inf, or None."""
+    if any(not tensor.is_cpu for tensor in tensors.values()) and _all_finite(tensors):
+        return None
     for name, tensor in tensors.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and not _is_finite(tensor):
             return name
     return None
 
 
+def _all_finite(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether all values are finite, by one wait for the device: a largest magnitude is nan or inf else."""
+    floating = [tensor for tensor in tensors.values() if tensor.is_floating_point() and tensor.numel()]
+    largest = [norm.double() for norm in torch._foreach_norm(floating, math.inf)] if floating else []
+    finite = not largest or bool(torch.isfinite(torch.stack(largest)).all())
+    return finite and not any(tensor.is_complex() for tensor in tensors.values())  # complex ones: the exact check
+
+
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.dtype in (torch.float32, torch.float64):
         # The dot product is one pass without temporaries; if it overflows or is not finite, the exact check decides.
         flat = tensor.flatten()
-        if bool(torch.isfinite(torch.dot(flat, flat))):
+        if math.isfinite(torch.dot(flat, flat).item()):
             return True
     return bool(torch.isfinite(tensor).all())
 
@@ -57,6 +69,18 @@ def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], train
     check_tensors(sent, {name: (model[name].shape, model[name].dtype) for name in trainable if name in sent})
 
 
+def copy_into(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the memory of those of the same name, in one operation."""
+    if source:
+        with torch.no_grad():
+            torch._foreach_copy_([target[name] for name in source], list(source.values()))
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return tensors on the CPU, without a copy of those that are there."""
+    return {name: tensor if tensor.is_cpu else tensor.cpu() for name, tensor in tensors.items()}
+
+
 def clone(tensors: Mapping[str, Tensor]) -> Tensors:
     """Return copies that own their memory."""
     return {name: tensor.clone() for name, tensor in tensors.items()}
@@ -65,3 +89,12 @@ def clone(tensors: Mapping[str, Tensor]) -> Tensors:
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:
     """Return the number of bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, shapes, dtypes and values, in hex."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -56,7 +57,9 @@ class ClientUpdate:
 
     def scoped(self, plugin: str) -> ClientUpdate:
         """Return this update as ``plugin`` sees it: ``payload`` is its own namespace, shared for popping."""
-        return replace(self, payload=self.payload.setdefault(plugin, {}))
+        seen = copy.copy(self)  # a tenth of the time of dataclasses.replace
+        object.__setattr__(seen, "payload", self.payload.setdefault(plugin, {}))
+        return seen
 
     def merged(self, plugin: str, seen: ClientUpdate) -> ClientUpdate:
         """Return ``seen``, which ``plugin`` returned from its scoped view, with the payloads of all plugins."""

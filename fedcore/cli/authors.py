@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcore.base.startup import importing
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 from fedcore.cli.scaffold import KINDS, new_package, train_command
@@ -53,14 +54,17 @@ def check(
     only: Annotated[
         list[str] | None, typer.Option(metavar="CHECK", help="Run only this check; can be repeated.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip checks that start worker processes.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Run also in worker processes and on every installed engine.")
+    ] = False,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """Run the conformance checks on a plugin; exit code 1 if one fails."""
-    from fedcore.testing import run_checks
+    with importing():
+        from fedcore.testing import run_checks
 
-    verdicts = run_checks(name, slow=not quick, only=only or ())
+    verdicts = run_checks(name, slow=thorough, only=only or ())
     if as_json:
         found = list(verdicts)
         output.print_json(

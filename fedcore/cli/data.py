@@ -25,6 +25,7 @@ SPLIT_FIELDS = (
     "clients",
     "client_test_fraction",
     "samples",
+    "public",
     "seed",
 )
 
@@ -38,6 +39,9 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
 
     found["dataset"]["npz:FILE"] = output.first_line(files.npz)
     found["dataset"]["imagefolder:DIR"] = output.first_line(files.imagefolder)
+    for kind in ("dataset", "model"):
+        for prefix in registry.available(f"{kind} prefix"):
+            found[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
     if as_json:
         output.print_json(found)
         return

@@ -26,7 +26,7 @@ FORMATS = ("table", "markdown", "csv", "latex", "json")
 
 _PANELS = {
     METHODS: ("plugins",),
-    DATA: ("dataset", "data_dir", "augment", "model", "projection"),
+    DATA: ("dataset", "data_dir", "augment", "model", "weights", "projection"),
     CLIENTS: (
         "partition",
         "alpha",
@@ -35,6 +35,7 @@ _PANELS = {
         "participation",
         "client_test_fraction",
         "samples",
+        "public",
         "system",
     ),
     EXECUTION: (

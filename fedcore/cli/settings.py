@@ -28,7 +28,7 @@ def build_config(
     source = str(file) if file else ""
     written = read_config_file(file) if file else {}
     if file and "out" in written and Path(str(written["out"])).resolve() == file.parent.resolve():
-        del written["out"]  # the file of an earlier run; the new one gets a directory of its own
+        del written["out"]  # the file of an earlier run; the new run gets a new directory
     values = {**written, **given}
     if "system" in given and written.get("system"):
         before = read_system(written["system"])

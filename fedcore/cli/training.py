@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcore.base.errors import DivergedError, FedcoreError
+from fedcore.base.startup import importing
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore.cli.settings import build_config
@@ -35,9 +36,9 @@ def train(
 
     After Ctrl-C, fedcore resume continues from the last checkpoint to the same bits.
     """
-    config = build_config(given, config_file, settings or [], allow_code=allow_code)
-
-    from fedcore.runs.experiment import run
+    with importing():
+        config = build_config(given, config_file, settings or [], allow_code=allow_code)
+        from fedcore.runs.experiment import run
 
     with training(quiet) as display:
         result = run(config, notify=display)
@@ -55,7 +56,8 @@ def resume(
     data_dir: Annotated[Path | None, typer.Option(help="New folder of the data sets' files.")] = None,
     device: Annotated[str | None, typer.Option(help="New device: cpu, cuda or cuda:N.")] = None,
     client_timeout: Annotated[
-        float | None, typer.Option(help="Seconds until a client that does not answer is given up.")
+        float | None,
+        typer.Option(help="Seconds until a client that does not answer is given up; not with --workers 0."),
     ] = None,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,
@@ -68,7 +70,8 @@ def resume(
 
     Changed options are recorded in the run's config.yaml; no other option can change.
     """
-    from fedcore.runs import experiment
+    with importing():
+        from fedcore.runs import experiment
 
     changes = {
         "rounds": rounds,
@@ -94,7 +97,9 @@ def evaluate(
     """Evaluate a run's last checkpoint under every protocol; writes nothing."""
     from fedcore.cli.display import make_display
     from fedcore.cli.summary import metrics_tables
-    from fedcore.runs.experiment import evaluate_run
+
+    with importing():
+        from fedcore.runs.experiment import evaluate_run
 
     metrics = evaluate_run(run_dir, notify=make_display(output.stderr(), quiet=True), allow_code=allow_code)
     if as_json:

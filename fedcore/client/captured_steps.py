@@ -162,7 +162,7 @@ class StepGraphs:
 
     def take_step(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
         """Take one optimizer step: replay a captured one, capture one that was seen before, else run it eagerly."""
-        kind = Kind(len(picked.positions), session.lr, frozenset(session.requests.excluded))
+        kind = Kind(len(picked.positions), session.lr, session.excluded)
         if kind in self._refused:
             self._train_batch(session, epoch, number, picked)
             return

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
+from fedcore.base.types import Tensors
 from fedcore.client.frozen import all_outputs
+from fedcore.client.mean_gradients import MeanLoss, cross_entropy, mean_gradients
 from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
+from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import match
 from fedcore.models import SplitModel
@@ -32,7 +35,7 @@ class SessionContext(ClientContext):
         self._session, self._plugin = session, plugin
         self.id, self.n = session.client, len(session.data)
         self.round, self.rounds = session.round, session.config.rounds
-        self.num_classes = session.working.num_classes
+        self.num_classes, self.device = session.working.num_classes, session.working.device
         self.model: SplitModel = session.working.module
         self.received: Mapping[str, Tensor] = session.received.get(plugin, {})
         self.state: State = session.states.of(plugin)
@@ -47,6 +50,17 @@ class SessionContext(ClientContext):
     def class_counts(self) -> Tensor:
         """Training samples per class, (C,) int64."""
         return torch.bincount(self._session.data.labels, minlength=self.num_classes)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable shared parameters by name, in the model's order."""
+        working = self._session.working
+        return {n: p for n, p in working.parameters.items() if p.requires_grad and n not in working.layout.personal}
+
+    @property
+    def start(self) -> Tensors:
+        """The values of ``parameters`` at the start of the round."""
+        return {name: self._session.start[name] for name in self.parameters}
 
     @property
     def steps(self) -> int:
@@ -66,6 +80,11 @@ class SessionContext(ClientContext):
         previous = self._session.working.frozen["previous"]
         return previous.module if previous.present else None
 
+    @property
+    def public(self) -> PublicSamples | None:
+        """The public samples of ``--public``, on the client's device; None without."""
+        return self._session.public
+
     def generator(self, purpose: str) -> torch.Generator:
         """Return the stream of this seed, round, client and purpose, from its start."""
         return self._session.generator(purpose)
@@ -80,6 +99,15 @@ class SessionContext(ClientContext):
         model.train(was_training)
         labels = data.labels if indices is None else data.labels[indices]
         return outputs.features, outputs.logits, labels
+
+    def gradients(
+        self, indices: Tensor | None = None, model: SplitModel | None = None, loss: MeanLoss | None = None
+    ) -> Tensors:
+        """Return the gradient of the mean loss over the training part: eval mode, no augmentation, fixed chunks."""
+        session = self._session
+        session.depends_on.add("batch")
+        names = session.working.layout.trainable
+        return mean_gradients(model or self.model, session.data, names, indices, loss or cross_entropy)
 
     def add_parameters(
         self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None
@@ -97,11 +125,19 @@ class SessionContext(ClientContext):
         )
         session.requests.groups.append(group)
 
-    def freeze(self, patterns: tuple[str, ...] | list[str]) -> None:
-        """Exclude parameters from this round's training, by patterns over the model's names."""
+    def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:
+        """Exclude parameters from this round's training, or from some of its epochs, by patterns over the names."""
         self._require_begin_local("freeze")
-        names = [name for name, _ in self.model.named_parameters()]
-        self._session.requests.excluded.update(match(patterns, names, self._session.plugins[self._plugin], "freeze"))
+        session, plugin = self._session, self._session.plugins[self._plugin]
+        if epochs != slice(None) and not plugin.freezes_epochs:
+            raise PluginContractError.of(
+                self._plugin,
+                "freezes parameters in some local epochs without declaring it",
+                hook="begin_local",
+                hint="set freezes_epochs = True on the class",
+            )
+        names = match(patterns, (name for name, _ in self.model.named_parameters()), plugin, "freeze")
+        session.requests.frozen.append((frozenset(names), epochs))
 
     def _require_begin_local(self, method: str) -> None:
         if not self._session.requests.open:

@@ -29,6 +29,9 @@ SILHOUETTE_SAMPLES = 2000
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Quantiles of the clients' accuracies that are recorded for any number of clients."""
 
+MAX_CONFUSION = 100
+"""Up to this many classes, a finished run's summary has the confusion matrix of the global model."""
+
 MAX_PER_CLIENT = 1000
 """Up to this many clients, every evaluated round records each client's accuracy."""
 
@@ -41,26 +44,31 @@ def evaluate(
     *,
     indices: Tensor | None = None,
     threads: int = 1,
+    confusion: bool = False,
 ) -> dict[str, Any]:
     """Return counts of a model on samples: ``correct`` and ``total`` per class, and the summed cross-entropy.
 
     Chunks are fixed and added in order, each computed by one thread, so that the result does not depend on the
     number of threads.
+
+    :param confusion: count ``confusion``, too: a row per class, in it the samples by predicted class.
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
     chunks = [chunk for chunk in positions.to(samples.labels.device).split(forward_chunk(device)) if len(chunk)]
 
-    def count(chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def count(chunk: Tensor) -> tuple[Tensor, ...]:
         if device.type == "cpu":
             torch.set_num_threads(1)  # OpenMP's setting is per thread
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
             _, logits = model(samples.gather(chunk).to(device))
             members = labels.unsqueeze(1) == classes  # (B, C)
-            hits = (logits.argmax(dim=1) == labels).unsqueeze(1)
+            predicted = logits.argmax(dim=1)
+            hits = (predicted == labels).unsqueeze(1)
             loss = F.cross_entropy(logits.double(), labels, reduction="sum")
-            return (members & hits).sum(dim=0), members.sum(dim=0), loss
+            counted = (members & hits).sum(dim=0), members.sum(dim=0), loss
+            return (*counted, *([confusion_counts(labels, predicted, num_classes)] if confusion else []))
 
     classes = torch.arange(num_classes, device=device)
     if threads > 1 and len(chunks) > 1 and device.type == "cpu":
@@ -70,10 +78,22 @@ def evaluate(
         counts = [count(chunk) for chunk in chunks]
     zero = torch.zeros_like(classes)
     return {
-        "correct": sum((c for c, _, _ in counts), zero).tolist(),
-        "total": sum((t for _, t, _ in counts), zero).tolist(),
-        "loss": float(sum((loss for _, _, loss in counts), zero.double().sum())),
+        "correct": sum((parts[0] for parts in counts), zero).tolist(),
+        "total": sum((parts[1] for parts in counts), zero).tolist(),
+        "loss": float(sum((parts[2] for parts in counts), zero.double().sum())),
+        **({"confusion": sum((parts[3] for parts in counts), zero.diag()).tolist()} if confusion else {}),
     }
+
+
+def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:
+    """Return how many samples of each class (rows) were predicted as each class (columns), (C, C) int64.
+
+    >>> confusion_counts(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2)
+    tensor([[1, 1],
+            [0, 1]])
+    """
+    pairs = labels * num_classes + predicted
+    return pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes)
 
 
 def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +188,7 @@ def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.devi
         features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in parts])
     labels = samples.labels.cpu()[positions].numpy()
     if not 1 < len(set(labels.tolist())) < len(labels):
-        return None, "the test samples are of one class, or each of its own"
+        return None, "the test samples have one class, or all different ones"
     wide = features.double()
     # Distances add squares: if these overflow, the silhouette is undefined, too.
     if not torch.isfinite(wide.square().sum(dim=1)).all():

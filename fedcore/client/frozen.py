@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.base.tensors import copy_into
 from fedcore.data.client import ClientData
 from fedcore.models import Outputs, SplitModel
 from fedcore.models.placement import forward_chunk
@@ -31,7 +32,7 @@ class FrozenModel:
         """Load the weights for another client or round; None where there is no such model."""
         self._cache = None
         self.present = tensors is not None
-        load_state(self._state, tensors or {})
+        copy_into(self._state, tensors or {})
 
     def outputs(self, x: Any) -> Outputs:
         """Return features and logits of a batch."""
@@ -52,10 +53,3 @@ def all_outputs(model: SplitModel, data: ClientData, positions: Tensor | None = 
     with torch.no_grad():
         chunks = [model(data.inputs(part)) for part in order.split(forward_chunk(order.device))]
     return Outputs(torch.cat([c.features for c in chunks]), torch.cat([c.logits for c in chunks]))
-
-
-def load_state(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a model's own memory by name."""
-    with torch.no_grad():
-        for name, tensor in source.items():
-            target[name].copy_(tensor)

@@ -6,6 +6,8 @@ Every method trains through :func:`train_epochs`; methods differ in the hooks th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
 from fedcore.base.types import Loss
+from fedcore.client.second_pass import SecondPass, replace_gradients, trained_parameters
 from fedcore.client.session import LocalSession
 from fedcore.client.step import Batch, BatchStep
 from fedcore.data.client import Picked
@@ -33,14 +36,15 @@ def train_epochs(session: LocalSession, start: int, stop: int, take_step: TakeSt
 
     :param take_step: default :func:`train_batch`.
     """
-    model, data, work = session.working.module, session.data, session.work
+    data, work = session.data, session.work
     take_step = take_step or train_batch
-    model.train()
-    for module in session.working.excluded_modules(session.requests.excluded):
-        module.eval()  # else BatchNorm's statistics would change
     for epoch in range(start, stop):
+        if session.begin_epoch(epoch) or epoch == start:
+            session.working.modes.switch(training=True)
+            for module in session.working.excluded_modules(session.excluded):
+                module.eval()  # else BatchNorm's statistics would change
         order = torch.randperm(len(data), generator=session.generator(f"shuffle/{epoch}"))
-        batches = data.batches(order, session.config.batch_size, session.generator(f"augment/{epoch}"))
+        batches = data.batches(order, session.config.batch_size, partial(session.generator, f"augment/{epoch}"))
         with random_stream(session.derive_seed(f"epoch/{epoch}"), session.working.device):
             for number, picked in enumerate(batches):
                 if session.steps == work.most_steps:
@@ -49,30 +53,56 @@ def train_epochs(session: LocalSession, start: int, stop: int, take_step: TakeSt
                     continue
                 take_step(session, epoch, number, picked)
                 session.steps += 1
-    model.eval()
+    session.begin_epoch(None)
+    session.working.modes.switch(training=False)
 
 
 def train_batch(session: LocalSession, epoch: int, number: int, picked: Picked) -> Batch:
     """Take one optimizer step; returns its batch."""
     batch = Batch(session, epoch, number, picked)
     session.depends_on, training = batch.depends_on, session.training
-    with session.autocast():
-        batch.outputs = Outputs(*session.working.module(batch.x))
-        step = BatchStep(batch)
-        total = objective(session, step)
+    second = None
+    if session.plugins.implements("gradients"):
+        second = batch.second = SecondPass(session, lambda part: _forward(session, part, record=False)[1])
+    step, total = _forward(session, batch)
     training.optimizer.zero_grad()
     total.backward()
+    if second is not None:
+        _change_gradients(session, batch, step, second)
     if session.config.clip_norm is not None:
         nn.utils.clip_grad_norm_(training.parameters, session.config.clip_norm)
-    with torch.no_grad():
-        session.plugins.call_all("observe", step=step)
+    if session.plugins.implements("observe"):
+        with torch.no_grad():
+            session.plugins.call_all("observe", step=step)
     training.optimizer.step()
     session.depends_on = set()  # hooks outside of a step look at no batch
     return batch
 
 
-def objective(session: LocalSession, step: Step) -> Tensor:
-    """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded."""
+def _forward(session: LocalSession, batch: Batch, *, record: bool = True) -> tuple[BatchStep, Tensor]:
+    """Take the forward pass of a batch; returns what plugins see of it, and its objective."""
+    with session.autocast():
+        batch.outputs = Outputs(*session.working.module(batch.x))
+        step = BatchStep(batch)
+        return step, objective(session, step, record=record)
+
+
+def _change_gradients(session: LocalSession, batch: Batch, step: BatchStep, second: SecondPass) -> None:
+    """Let the plugin that implements ``gradients`` put others in place of the model's."""
+    second.begin(batch)
+    trained = trained_parameters(session)
+    given = MappingProxyType({name: p.grad for name, p in trained.items() if p.grad is not None})
+    with torch.no_grad(), second.open():
+        for plugin, found in session.plugins.each("gradients", step=step, gradients=given):
+            if found is not None:
+                replace_gradients(session, plugin, found)
+
+
+def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
+    """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded.
+
+    :param record: whether the parts are added to the client's losses.
+    """
     task = task_loss(session.plugins, step)
     task_scale, terms = 1.0, []
     for plugin, result in session.plugins.each("local_loss", step=step):
@@ -80,10 +110,12 @@ def objective(session: LocalSession, step: Step) -> Tensor:
             task_scale *= _task_scale(plugin, loss)
             if isinstance(loss.weight, Tensor) or loss.weight != 0:
                 terms.append(loss.value if _is_one(loss.weight) else loss.weight * loss.value)
-                session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
+                if record:
+                    session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
     if task_scale != 0:
         terms.append(task if task_scale == 1.0 else task_scale * task)
-        session.losses.add("task", task)
+        if record:
+            session.losses.add("task", task)
     total = sum(terms[1:], terms[0]) if terms else None
     if total is None or not total.requires_grad:
         raise PluginContractError(

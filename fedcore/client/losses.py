@@ -46,8 +46,8 @@ class LossTotals:
 
     def means(self) -> dict[str, float]:
         """Return the mean over the batches in which each loss took part; syncs with the host, once."""
-        if not self._counts:
-            return {}
+        if all(self._sums[name].is_cpu for name in self._counts):
+            return {name: float(self._sums[name]) / count for name, count in self._counts.items()}
         sums = [self._sums[name].double() for name in self._counts]
         # Constants are on the CPU: move all sums to the device of the others.
         device = max((total.device for total in sums), key=lambda device: device.type != "cpu")

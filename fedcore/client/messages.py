@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate", "end_session"]
+TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate", "end_session", "bundle"]
+BUNDLE: TaskKind = "bundle"
+"""A task of the local engine that holds others (:mod:`fedcore.engines.bundles`); no client sees one."""
 
 
 FailureKind = Literal[
@@ -36,6 +38,8 @@ class ClientTask:
     :param session: name of the client's training between ``fit_begin`` and its last ``fit_resume``.
     :param version: of the client's state to start from; None for the empty one.
     :param shared: key of the shared payload, which the engine received with ``share``.
+    :param tensors: may be computed at each reading, so that no more tasks' tensors are in memory than are sent at once:
+        an engine reads them once, when it sends the task (:func:`fedcore.client.packing.pack_task`).
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The optimizer of local training: torch's fused SGD, without the class around it.
+"""The optimizers of local training: torch's fused SGD, Adam and AdamW, without the classes around them.
 
 Creating a ``torch.optim.SGD`` imports torch's compiler, which takes as long as importing torch itself, in every
 process; it also wraps every step in checks and profiler annotations. The kernel and its bits are the same here.
@@ -6,12 +6,15 @@ process; it also wraps every step in checks and profiler annotations. The kernel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 from torch.optim.sgd import sgd
+
+from fedcore.base.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,23 @@ class ParameterGroup:
     weight_decay: float
 
 
-class SGD:
-    """SGD as in torch: coupled weight decay, no dampening; parameters without a gradient are not changed.
+class Optimizer:
+    """Steps groups of parameters; one without a gradient is not changed.
 
-    :param momentum: 0 for none; else every parameter needs an entry in ``velocities``.
-    :ivar velocities: momentum buffers. A buffer of zeros gives the same first step as torch's missing buffer.
+    :ivar state: by a parameter's id, its tensors by name; :meth:`fresh` gives those before the first step.
     """
 
-    def __init__(self, groups: Iterable[ParameterGroup], momentum: float) -> None:
-        self.groups, self.momentum = list(groups), momentum
-        self.velocities: dict[nn.Parameter, Tensor] = {}
+    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
+        self.groups = list(groups)
+        self.state: dict[int, Mapping[str, Tensor]] = {}
+
+    @staticmethod
+    def of(config: RunConfig, groups: Iterable[ParameterGroup]) -> Optimizer:
+        """Return the optimizer that a run's configuration names."""
+        if config.optimizer == "sgd":
+            return SGD(groups, config.momentum)
+        betas = (config.beta1, config.beta2)
+        return Adam(groups, betas, config.epsilon, decoupled=config.optimizer == "adamw")
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -48,25 +58,83 @@ class SGD:
     def step(self) -> None:
         """Take one step along the gradients."""
         for group in self.groups:
-            used: list[Tensor] = []
-            gradients: list[Tensor] = []
-            velocities: list[Tensor | None] = []
-            for parameter in group.parameters:
-                if parameter.grad is not None:
-                    used.append(parameter)
-                    gradients.append(parameter.grad)
-                    if self.momentum:
-                        velocities.append(self.velocities[parameter])
+            used = [parameter for parameter in group.parameters if parameter.grad is not None]
             if used:
-                sgd(
-                    used,
-                    gradients,
-                    velocities,
-                    fused=True,
-                    weight_decay=group.weight_decay,
-                    momentum=self.momentum,
-                    lr=group.lr,
-                    dampening=0.0,
-                    nesterov=False,
-                    maximize=False,
-                )
+                self._step(group, used, [p.grad for p in used if p.grad is not None])
+
+    def fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return a parameter's state before the first step: all zeros."""
+        raise NotImplementedError
+
+    def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """SGD as in torch: coupled weight decay, no dampening.
+
+    A momentum buffer of zeros gives the same first step as torch's missing buffer.
+
+    :param momentum: 0 for none; else every parameter needs a ``state``.
+    """
+
+    def __init__(self, groups: Iterable[ParameterGroup], momentum: float) -> None:
+        super().__init__(groups)
+        self.momentum = momentum
+
+    def fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return a momentum buffer of zeros, if there is momentum."""
+        return {"momentum": torch.zeros_like(parameter)} if self.momentum else {}
+
+    def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
+        velocities: list[Tensor | None] = [self.state[id(p)]["momentum"] for p in used] if self.momentum else []
+        sgd(
+            list(used),
+            gradients,
+            velocities,
+            fused=True,
+            weight_decay=group.weight_decay,
+            momentum=self.momentum,
+            lr=group.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+class Adam(Optimizer):
+    """Adam as in torch, with coupled weight decay; with decoupled one it is AdamW.
+
+    :param betas: decay of the two moments; ``epsilon`` is added to the root of the second.
+    """
+
+    def __init__(
+        self, groups: Iterable[ParameterGroup], betas: tuple[float, float], epsilon: float, *, decoupled: bool
+    ) -> None:
+        super().__init__(groups)
+        self.betas, self.epsilon, self.decoupled = betas, epsilon, decoupled
+
+    def fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return two moments of zeros, and no step taken."""
+        count = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        return {"first": torch.zeros_like(parameter), "second": torch.zeros_like(parameter), "steps": count}
+
+    def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
+        states = [self.state[id(parameter)] for parameter in used]
+        adam(
+            list(used),
+            gradients,
+            [state["first"] for state in states],
+            [state["second"] for state in states],
+            [],
+            [state["steps"] for state in states],
+            fused=True,
+            decoupled_weight_decay=self.decoupled,
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=group.lr,
+            weight_decay=group.weight_decay,
+            eps=self.epsilon,
+            maximize=False,
+        )

@@ -21,9 +21,11 @@ from fedcore.storage.state import flatten, unflatten
 _STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}
 
 
-def pack_task(task: ClientTask) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """Split a task into tensors and JSON."""
-    return task.tensors, {field.name: getattr(task, field.name) for field in fields(task) if field.name != "tensors"}
+def pack_task(task: ClientTask) -> tuple[Tensors, dict[str, Any]]:
+    """Split a task into tensors and JSON; its tensors are read once."""
+    return dict(task.tensors.items()), {
+        field.name: getattr(task, field.name) for field in fields(task) if field.name != "tensors"
+    }
 
 
 def unpack_task(tensors: Tensors, meta: dict[str, Any]) -> ClientTask:

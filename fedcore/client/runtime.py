@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError, PluginCallError
-from fedcore.base.types import ClientUpdate
+from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
+from fedcore.base.tensors import on_cpu
+from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import CudaRecorder, StepGraphs
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client
@@ -31,10 +33,14 @@ from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import WorkingModel
 from fedcore.data import Dataset
 from fedcore.data.client import ClientData
+from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.setup import Setup
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
-from fedcore.storage.state import States
+from fedcore.storage.state import States, unflatten
+
+READ_UPDATES = ("pre_aggregate", "weight", "accumulate", "aggregate")
+"""Hooks that get the tensors of updates, which are on the CPU for them."""
 
 
 class Failed(Exception):
@@ -46,7 +52,10 @@ class Failed(Exception):
 
 
 class ClientRuntime:
-    """Turns tasks into results; one working model, reused from client to client."""
+    """Turns tasks into results; one working model, reused from client to client.
+
+    :ivar updates_on: the device of finished updates; all else that is sent is on the CPU.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.config, self.partition = spec.config, spec.partition
@@ -60,6 +69,7 @@ class ClientRuntime:
         self.graphs = StepGraphs(CudaRecorder(device), train_batch) if captured else None
         self.working = WorkingModel(self.setup, self.placement)
         self.store = ClientStore(spec.state_dir)
+        self.updates_on = torch.device("cpu")
         self._sessions: dict[str, LocalSession] = {}
         self._spent: dict[str, dict[str, float]] = {}
         self._handlers = {
@@ -70,6 +80,11 @@ class ClientRuntime:
             "end_session": self._end_session,
         }
 
+    def keep_updates_on_device(self) -> None:
+        """Leave updates where they were trained, for a server in this process, unless a plugin there reads them."""
+        if not any(map(self.setup.plugins.implementers, READ_UPDATES)):
+            self.updates_on = self.working.device
+
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
         """Run one task; a failure of the client is returned as a value.
 
@@ -79,7 +94,8 @@ class ClientRuntime:
         try:
             with self.graphs.recorder.running() if self.graphs else nullcontext():
                 result = self._handlers[task.kind](task, shared)
-                tensors = {name: tensor.cpu() for name, tensor in result.tensors.items()}
+                stays = self.updates_on.type != "cpu" and "version" in result.meta
+                tensors = result.tensors if stays else on_cpu(result.tensors)
         except Failed as failed:
             return self._failed(task, failed.kind, str(failed))
         except PluginCallError as error:
@@ -114,10 +130,17 @@ class ClientRuntime:
         :param read_only: the hook that may not write to the plugins' states.
         """
         assert shared is not None
+        if shared.fixed != self.setup.fixed_digest:
+            raise PluginContractError(
+                "the parameters without gradients, which do not travel, are others here than on the server; "
+                "configure_model must arrive at the same weights everywhere: draw from task.random, read the same files"
+            )
         config, working, device = self.config, self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
         saved = self.store.read(task.client, task.version)
         kept = KeptModels.unpack(saved.pop(CORE, {}))
+        to_it_alone = {} if task.kind == "ask" else task.tensors
+        own = unflatten({name: tensor.to(device, copy=True) for name, tensor in to_it_alone.items()})
         session = LocalSession(
             client=task.client,
             round=task.round,
@@ -127,12 +150,13 @@ class ClientRuntime:
             data=data,
             work=LocalWork.of(config, len(data), working.smallest_batch, task.meta),
             lr=shared.lr,
-            received=shared.received,
+            received={**shared.received, **own},
             start={**working.first_personal, **shared.model, **kept.personal},
             previous=kept.previous,
             states=States(saved, read_only=read_only, device=device),
             fixed=self.graphs.fixed if self.graphs else None,
             pauses=bool(self.setup.breaks),
+            public=self.dataset.public,
         )
         session.load()
         return session
@@ -145,10 +169,35 @@ class ClientRuntime:
             self.graphs.begin_round(task.round)
         session = self._session(task, shared)
         session.requests.open = True
-        self.setup.plugins.call_all("begin_local", client=context_of(session, ""))
+        starts: Tensors = {}
+        for plugin, tensors in self.setup.plugins.each("begin_local", client=context_of(session, "")):
+            starts.update(self._start_of(plugin, tensors or {}, session))
         session.requests.open = False
+        session.start_from(starts)
         session.prepare_training()
         return self._fit(task, session, 0)
+
+    def _start_of(self, plugin: Plugin, tensors: Mapping[str, Tensor], session: LocalSession) -> Tensors:
+        """Return what a plugin lets a client start from, on the device.
+
+        :raises PluginContractError: a name that it does not declare, or another shape.
+        """
+        declared = self.setup.claimed(plugin, "starts", personal=True) if tensors else []
+        for name, tensor in tensors.items():
+            expected = self.setup.layout.shapes[name][0] if name in declared else None
+            if tensor.shape != expected:
+                raise PluginContractError.of(
+                    plugin.name,
+                    f"returned {name!r} of shape {tuple(tensor.shape)}",
+                    hook="begin_local",
+                    round=session.round,
+                    client=session.client,
+                    expected=f"names that it declares in starts = {plugin.starts}"
+                    if expected is None
+                    else str(tuple(expected)),
+                )
+        like = self.working.state
+        return {n: torch.empty_like(like[n], requires_grad=False).copy_(t.detach()) for n, t in tensors.items()}
 
     def _fit_resume(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
         session = self._sessions.get(task.session or "")
@@ -201,9 +250,9 @@ class ClientRuntime:
             momentum=self.config.momentum,
             payload=payload,
             metrics={"losses": losses},
-            frozen=frozenset(session.requests.excluded & layout.trainable).intersection(layout.shared),
+            frozen=(session.excluded & layout.trainable).intersection(layout.shared),
         )
-        for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: plugin.guards_uploads):
+        for plugin in sorted(plugins.implementers("pre_upload"), key=lambda p: p.guards_uploads or bool(p.encodes)):
             seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
             if seen is not None:
                 update = seen if plugin.guards_uploads else update.merged(plugin.name, seen)

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.seeding import derive_seed, generator
+from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.fixed_tensors import FixedTensors
 from fedcore.client.local_work import LocalWork
 from fedcore.client.losses import LossTotals
-from fedcore.client.optimizer import SGD, ParameterGroup
+from fedcore.client.optimizer import Optimizer, ParameterGroup
 from fedcore.client.working_model import WorkingModel
+from fedcore.data import PublicSamples
 from fedcore.data.client import ClientData
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import PluginSet
@@ -31,28 +33,32 @@ class TrainingRequests:
 
     :ivar open: whether ``begin_local`` runs, the only time when something can be asked.
     :ivar added: parameters that are trained beside the model's, by plugin and name; ``groups`` for the optimizer.
-    :ivar excluded: names of parameters of the model that are not trained.
+    :ivar frozen: names of parameters of the model that are not trained, and the local epochs in which they are not.
     """
 
     open: bool = False
     added: dict[str, dict[str, nn.Parameter]] = field(default_factory=dict)
     groups: list[ParameterGroup] = field(default_factory=list)
-    excluded: set[str] = field(default_factory=set)
+    frozen: list[tuple[frozenset[str], slice]] = field(default_factory=list)
+
+    def excluded(self, epoch: int, epochs: int) -> frozenset[str]:
+        """Return the names that are not trained in one of so many local epochs."""
+        return frozenset().union(*(names for names, when in self.frozen if epoch in range(epochs)[when]))
 
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """What a round trains, fixed after ``begin_local``.
+    """What a local epoch trains.
 
     :ivar parameters: those of the model; ``shared`` the ones among them that travel.
     :ivar reference: the values of ``shared`` at the start of the round.
-    :ivar optimizer: steps these parameters and the added ones.
+    :ivar optimizer: the round's; steps all that some epoch trains, and the added parameters.
     """
 
     parameters: list[nn.Parameter]
     shared: list[nn.Parameter]
     reference: list[Tensor]
-    optimizer: SGD
+    optimizer: Optimizer
 
 
 @dataclass(eq=False)
@@ -65,8 +71,10 @@ class LocalSession:
     :param previous: the client's model after its last committed participation; empty where there is none.
     :param states: the plugins' states, by plugin.
     :param fixed: memory that captured steps of several clients work on; None where steps are not captured.
+    :param public: the public samples of the run.
     :param pauses: whether the training pauses; other clients use the working model in between.
-    :ivar training: set by :meth:`prepare_training`.
+    :ivar training: what the current epoch trains; set by :meth:`prepare_training`.
+    :ivar excluded: the parameters that it does not train, as plugins froze them; outside of epochs those of no epoch.
     :ivar steps: optimizer steps so far.
     :ivar depends_on: what hooks looked at in the current step, see :class:`fedcore.client.step.Batch`.
     :ivar scratch: the plugins' values for this round, by plugin; ``contexts`` what they see of the client.
@@ -86,13 +94,16 @@ class LocalSession:
     states: States
     fixed: FixedTensors | None
     pauses: bool
+    public: PublicSamples | None = None
     losses: LossTotals = field(init=False)
     requests: TrainingRequests = field(default_factory=TrainingRequests)
     training: TrainedParameters = field(init=False)
+    excluded: frozenset[str] = frozenset()
     steps: int = 0
     depends_on: set[str] = field(default_factory=set)
     scratch: defaultdict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     contexts: dict[str, ClientContext] = field(default_factory=dict)
+    _throughout: frozenset[str] = frozenset()
     _parked: Tensors | None = None
 
     def __post_init__(self) -> None:
@@ -123,32 +134,61 @@ class LocalSession:
         self.working.load(self.start)
         self.working.load_frozen(self.start, self.previous)
 
+    def start_from(self, tensors: Tensors) -> None:
+        """Load the weights that plugins chose in place of some of those received or kept; they are the start now."""
+        if tensors:
+            self.start = {**self.start, **tensors}
+            copy_into(self.working.state, tensors)
+            self.working.load_frozen(self.start, self.previous)
+
     def prepare_training(self) -> None:
-        """Fix what is trained in this round and set the optimizer up, after ``begin_local``."""
-        self.working.set_trainable(self.requests.excluded)
+        """Set the optimizer up for all that is trained in some epoch of this round, after ``begin_local``."""
+        epochs = self.work.epochs
+        self._throughout = frozenset.intersection(*(self.requests.excluded(e, epochs) for e in range(epochs or 1)))
+        self.working.set_trainable(self._throughout)
+        self.excluded = self._throughout
+        trained = [parameter for parameter in self.working.parameters.values() if parameter.requires_grad]
+        own = ParameterGroup(trained, self.lr, self.config.weight_decay)
+        optimizer = Optimizer.of(self.config, [own, *self.requests.groups])
+        self.training = self._trained_now(optimizer)
+        self._reset_optimizer(optimizer.parameters)
+
+    def begin_epoch(self, epoch: int | None) -> bool:
+        """Train what an epoch trains; None after the last one. Returns whether that is something else than before."""
+        changed = self._throughout if epoch is None else self.requests.excluded(epoch, self.work.epochs)
+        if changed == self.excluded:
+            return False
+        self.excluded = changed
+        self.working.set_trainable(changed)
+        self.training = self._trained_now(self.training.optimizer)
+        return True
+
+    def _trained_now(self, optimizer: Optimizer) -> TrainedParameters:
         trained: list[nn.Parameter] = []
         shared: list[nn.Parameter] = []
         reference: list[Tensor] = []
-        for name, parameter in self.working.module.named_parameters():
+        for name, parameter in self.working.parameters.items():
             if parameter.requires_grad:
                 trained.append(parameter)
                 if name not in self.working.layout.personal:
                     shared.append(parameter)
                     value = self.start[name]
                     reference.append(value if self.fixed is None else self.fixed.fixed(f"reference/{name}", value))
-        own = ParameterGroup(trained, self.lr, self.config.weight_decay)
-        optimizer = SGD([own, *self.requests.groups], self.config.momentum)
-        self.training = TrainedParameters(trained, shared, reference, optimizer)
-        self._reset_momentum(optimizer.parameters)
+        return TrainedParameters(trained, shared, reference, optimizer)
 
-    def _reset_momentum(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Start momentum at zero."""
-        if self.config.momentum:
-            for parameter in parameters:
-                zeros = torch.zeros_like(parameter)
-                if self.fixed is not None and not self.own_tensors:
-                    zeros = self.fixed.fixed(f"momentum/{id(parameter)}", zeros)
-                self.training.optimizer.velocities[parameter] = zeros
+    def _reset_optimizer(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give parameters a new state of the optimizer, in the memory of the client before where that is possible."""
+        fresh, known = self.training.optimizer.fresh, {} if self.own_tensors else self.working.optimizer_state
+        used: list[Tensor] = []
+        for parameter in parameters:
+            key = id(parameter)  # a tensor's own hash takes ten times as long
+            if key not in known:
+                known[key] = fresh(parameter)
+            else:
+                used += known[key].values()
+            self.training.optimizer.state[key] = known[key]
+        if used:
+            torch._foreach_zero_(used)
 
     @property
     def is_paused(self) -> bool:
@@ -163,8 +203,8 @@ class LocalSession:
     def resume(self, patches: Mapping[str, Tensor]) -> None:
         """Load the weights again after a pause; patched parameters get fresh optimizer state."""
         assert self._parked is not None
-        self.working.load({**self._parked, **patches}, self.requests.excluded)
+        self.working.load({**self._parked, **patches}, self.excluded)
         self.working.load_frozen(self.start, self.previous)
         self._parked = None
-        named = self.working.module.named_parameters()
-        self._reset_momentum(parameter for name, parameter in named if name in patches and parameter.requires_grad)
+        named = self.working.parameters.items()
+        self._reset_optimizer(parameter for name, parameter in named if name in patches and parameter.requires_grad)

@@ -12,13 +12,16 @@ from fedcore.models.placement import Placement
 from fedcore.storage.state import flatten, unflatten
 
 
-def pack_shared(model: Tensors, broadcasts: Mapping[str, Tensors], lr: float) -> tuple[Tensors, dict[str, Any]]:
+def pack_shared(
+    model: Tensors, broadcasts: Mapping[str, Tensors], lr: float, fixed: str = ""
+) -> tuple[Tensors, dict[str, Any]]:
     """Return a shared payload as named tensors and JSON.
 
     :param model: the shared parameters and buffers; ``broadcasts`` tensors by plugin; ``lr`` the round's learning rate.
+    :param fixed: digest of the parameters that do not travel; empty without any.
     """
     tensors, _ = flatten({"model": model, "broadcast": flatten(broadcasts)[0]})
-    return tensors, {"lr": lr}
+    return tensors, {"lr": lr, **({"fixed": fixed} if fixed else {})}
 
 
 class SharedPayload:
@@ -32,3 +35,4 @@ class SharedPayload:
         self.model: Tensors = placement.weights(groups.get("model", {}))
         self.received: dict[str, Tensors] = unflatten(groups.get("broadcast", {}))
         self.lr = float(meta["lr"])
+        self.fixed = str(meta.get("fixed", ""))

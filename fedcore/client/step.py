@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 from torch import Tensor, nn
 
+from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
 from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
@@ -15,20 +18,47 @@ from fedcore.hooks.contexts import ClientContext, Step
 from fedcore.models import Outputs, SplitModel
 
 
+class Passes(Protocol):
+    """Takes further passes of a step: :class:`fedcore.client.second_pass.SecondPass`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the hook ``gradients`` runs."""
+
+    def gradients_at(
+        self, batch: Batch, weights: Mapping[str, Tensor], rows: Tensor | slice | None
+    ) -> dict[str, Tensor]:
+        """Return the gradient of the whole objective by name."""
+
+
 class Batch:
     """One mini-batch of one client, shared by the views of all plugins.
 
+    :ivar second: takes further passes, where a plugin implements ``gradients``.
     :ivar depends_on: which of ``round``, ``client``, ``epoch`` and ``batch`` hooks read; a captured step has their
         values compiled in, so it can be replayed only where these are the same.
     """
 
     def __init__(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
         self.session, self.epoch, self.number = session, epoch, number
+        self.picked = picked
         self.x = session.data.inputs_of(picked)
         self.indices, self.y = picked.positions, picked.labels
         self.outputs: Outputs
         self.depends_on: set[str] = set()
+        self.second: Passes | None = None
         self._frozen: dict[str, Outputs | None] = {}
+
+    def part(self, rows: Tensor | slice | None) -> Batch:
+        """Return a batch of some rows of this one, for another pass of the same step; None for all rows."""
+        if rows is None:
+            part = copy.copy(self)
+        else:
+            some = (None if field is None else field[rows] for field in self.picked)
+            part = Batch(self.session, self.epoch, self.number, Picked(*some))  # type: ignore[arg-type]
+            part.depends_on = self.depends_on
+        part.second = None
+        return part
 
     def frozen(self, name: str) -> Outputs | None:
         """Return a frozen model's outputs on this batch, computed at most once."""
@@ -141,6 +171,18 @@ class BatchStep(Step):
         seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
         with random_stream(seed, batch.session.working.device):
             yield
+
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
+        """Return the gradient of the whole objective at other weights, or on some rows of the batch, by name."""
+        second = self._batch.second
+        if second is None or not second.is_open:
+            raise PluginContractError.of(
+                self._plugin or "",
+                "calls step.gradients_at, which works in the hook gradients only",
+                round=self._batch.session.round,
+                client=self._batch.session.client,
+            )
+        return second.gradients_at(self._batch, weights, rows)
 
     def _require(self, model: str) -> None:
         self._batch.session.plugins.require_reads(model, self._plugin or "")

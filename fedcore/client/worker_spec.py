@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedcore.base import registry
+from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
-from fedcore.data import Dataset, IndexLists, Partition, Samples, load_dataset
+from fedcore.data import Dataset, IndexLists, Partition, PublicSamples, Samples, load_dataset
+from fedcore.data.public import public_rows, with_public
 from fedcore.storage.state import flatten, unflatten
 
 
@@ -30,6 +32,7 @@ class WorkerSpec:
 
 
 PARTS = ("train", "test")
+PUBLIC = "public"
 
 
 def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -45,10 +48,13 @@ def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any
         "state_dir": str(spec.state_dir),
         "info": spec.partition.info,
         "dataset": None,
+        "definitions": objects.current().plain(),
     }
     dataset = spec.dataset
     samples = dict(zip(PARTS, (dataset.train, dataset.test), strict=True))
-    classes = {part: _name_of(type(each)) for part, each in samples.items()}
+    if dataset.public is not None and dataset.public.samples is not dataset.train:
+        samples[PUBLIC] = dataset.public.samples
+    classes = {part: name_of_class(type(each)) for part, each in samples.items()}
     if None not in classes.values():
         meta["dataset"] = {
             "name": dataset.name,
@@ -64,7 +70,8 @@ def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> WorkerSpec:
-    """Join what :func:`pack_worker_spec` split, without copying."""
+    """Join what :func:`pack_worker_spec` split, without copying; objects of the caller's program are defined first."""
+    objects.define(meta["definitions"])
     config, groups = RunConfig.model_validate(meta["config"]), unflatten(tensors)
     partition = unflatten(groups["partition"])
     train, test = (IndexLists(partition[part]["positions"], partition[part]["offsets"]) for part in PARTS)
@@ -76,15 +83,22 @@ def _dataset(
     config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], described: Mapping[str, Any] | None
 ) -> Dataset:
     if described is None:
-        return load_dataset(config.dataset, config.data_dir)
+        return with_public(load_dataset(config.dataset, config.data_dir), config.public, config.seed, config.data_dir)
 
     def samples(part: str) -> Samples:
         cls: type[Samples] = registry.resolve("samples", described["classes"][part])
         return cls.from_tensors(tensors.get(part, {}), described[part])
 
+    train, public = samples("train"), None
+    if PUBLIC in described["classes"]:
+        others = samples(PUBLIC)
+        public = PublicSamples(others, torch.arange(len(others)))
+    elif config.public is not None:  # a share of the training set
+        public = PublicSamples(train, public_rows(train.labels, config.public, config.seed))
     return Dataset(
         name=described["name"],
-        train=samples("train"),
+        public=public,
+        train=train,
         test=samples("test"),
         num_classes=described["num_classes"],
         input_shape=tuple(described["input_shape"]),
@@ -92,7 +106,7 @@ def _dataset(
     )
 
 
-def _name_of(cls: type) -> str | None:
+def name_of_class(cls: type) -> str | None:
     """Return the name by which another process imports a class; None where it cannot."""
     importable = cls.__module__ != "__main__" and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
     return f"module:{cls.__module__}.{cls.__name__}" if importable else None

@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
-from fedcore.base.tensors import clone
+from fedcore.base.tensors import clone, copy_into
 from fedcore.base.types import Tensors
-from fedcore.client.frozen import FrozenModel, load_state
+from fedcore.client.frozen import FrozenModel
+from fedcore.client.modes import Modes
 from fedcore.hooks.setup import Setup
 from fedcore.models import has_batch_norm
 from fedcore.models.placement import Placement
@@ -17,7 +18,9 @@ from fedcore.models.placement import Placement
 class WorkingModel:
     """One model on the device, reused from client to client, so that its memory and hooks are set up once.
 
-    :ivar module: the model; ``state`` its tensors by name, in the same memory.
+    :ivar module: the model; ``state`` its tensors by name, in the same memory; ``parameters`` those that are such.
+    :ivar optimizer_state: the memory of the optimizer's state by a parameter's id, which is zeroed for each client.
+    :ivar modes: switches the model between training and evaluation.
     :ivar frozen: the frozen copies that the run's plugins read, by name: ``global``, ``previous``.
     :ivar first_personal: the initial values of the parameters that stay on the clients.
     :ivar smallest_batch: samples that a training batch needs; 2 with BatchNorm, as one sample has no variance.
@@ -27,8 +30,13 @@ class WorkingModel:
         self.layout, self.num_classes, self.device = setup.layout, setup.task.num_classes, placement.device
         self.module = placement.model(setup.model)
         self.state = self.module.state_dict()
+        self.parameters = dict(self.module.named_parameters())
+        self.modes = Modes(self.module)
+        self.optimizer_state: dict[int, Mapping[str, Tensor]] = {}
         self.frozen = {name: FrozenModel(self.module) for name in ("global", "previous") if setup.plugins.reads(name)}
         self.first_personal = self.personal()
+        fixed_buffers = self.layout.fixed & self.layout.buffers
+        self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
 
     def load(self, tensors: Mapping[str, Tensor], excluded: Collection[str] = ()) -> None:
@@ -36,15 +44,17 @@ class WorkingModel:
 
         :param excluded: parameters that are not trained.
         """
-        load_state(self.state, tensors)
-        self.module.eval()
+        copy_into(self.state, self._fixed_buffers)
+        copy_into(self.state, tensors)
+        self.modes.switch(training=False)
         self.set_trainable(excluded)
 
     def set_trainable(self, excluded: Collection[str]) -> None:
         """Enable gradients of the trainable parameters that are not excluded, and drop the gradients of before."""
         trainable = self.layout.trainable.difference(excluded)
-        for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(name in trainable)
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad != (name in trainable):
+                parameter.requires_grad_(name in trainable)
             parameter.grad = None
 
     def load_frozen(self, start: Tensors, previous: Tensors) -> None:
@@ -54,8 +64,9 @@ class WorkingModel:
                 self.frozen[name].load(tensors)
 
     def excluded_modules(self, excluded: Collection[str]) -> list[nn.Module]:
-        """Return the modules all of whose parameters are excluded from training."""
+        """Return the modules all of whose parameters are excluded from training, in this round or always."""
         found: list[nn.Module] = []
+        excluded = self.layout.fixed.union(excluded)
         if not excluded:  # as for nearly every run
             return found
         for prefix, module in self.module.named_modules(remove_duplicate=False):
@@ -65,8 +76,8 @@ class WorkingModel:
         return found
 
     def snapshot(self) -> Tensors:
-        """Return a copy of all parameters and buffers."""
-        return clone(self.state)
+        """Return a copy of all parameters and buffers, without the fixed ones."""
+        return clone({name: tensor for name, tensor in self.state.items() if name not in self.layout.fixed})
 
     def shared(self) -> Tensors:
         """Return a copy of the parameters and buffers that travel."""

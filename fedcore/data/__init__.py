@@ -5,13 +5,15 @@ from fedcore.data.augment import augment
 from fedcore.data.datasets import default_data_dir, fixed_split, load_dataset
 from fedcore.data.files import read_npz
 from fedcore.data.index_lists import IndexLists
+from fedcore.data.owners import IntArray
 from fedcore.data.partition import DECLARED, Partition
 from fedcore.data.partition_file import load_partition
-from fedcore.data.partitioners import IntArray, Partitioner, dirichlet_partition
+from fedcore.data.partitioners import Partitioner, dirichlet_partition
 from fedcore.data.rows import TensorSamples, check_labels
-from fedcore.data.samples import JSON, Dataset, ResidentSamples, Samples
+from fedcore.data.samples import JSON, Dataset, PublicSamples, ResidentSamples, Samples
 from fedcore.data.sequences import SequenceBatch, SequenceSamples, check_offsets, gather_runs
 from fedcore.data.split import Split, assemble
+from fedcore.data.vision import load_torchvision
 
 __all__ = [
     "DECLARED",
@@ -21,6 +23,7 @@ __all__ = [
     "IntArray",
     "Partition",
     "Partitioner",
+    "PublicSamples",
     "ResidentSamples",
     "Samples",
     "SequenceBatch",
@@ -37,6 +40,7 @@ __all__ = [
     "gather_runs",
     "load_dataset",
     "load_partition",
+    "load_torchvision",
     "make_partition",
     "read_npz",
 ]

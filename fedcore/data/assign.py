@@ -7,12 +7,14 @@ import math
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.seeding import numpy_generator
 from fedcore.data.index_lists import IndexLists
+from fedcore.data.owners import IntArray
 from fedcore.data.partition import Partition, labels_sha256, problem_with
-from fedcore.data.partitioners import IntArray, partition, shares_samples
+from fedcore.data.partitioners import partition, shares_samples
 from fedcore.data.samples import JSON, Dataset
 
 
@@ -26,6 +28,7 @@ def make_partition(
     client_test_fraction: float,
     seed: int,
     samples: int | None = None,
+    public: Tensor | None = None,
 ) -> Partition:
     """Split the training set of ``dataset`` among ``clients`` and separate each client's hold-out.
 
@@ -33,20 +36,25 @@ def make_partition(
     class of which the client has one sample stays in training, so a client always keeps some.
 
     :param samples: the number of samples to assign, drawn in proportion to the classes; None assigns all.
+    :param public: positions of samples that no client gets, (n,) int64.
     :raises ConfigError: the numbers contradict each other or the data.
     :raises PluginContractError: the partitioner returned something other than disjoint, non-empty parts.
     """
     if not 0 <= client_test_fraction < 1:
         raise ConfigError(f"client_test_fraction must be in [0, 1), not {client_test_fraction}")
     labels = dataset.train.labels.cpu().numpy()
-    assigned = _drawn(labels, samples, seed)
-    parts, notes = partition(partitioner, labels[assigned], clients, alpha, seed, classes_per_client=classes_per_client)
+    private = np.arange(len(labels)) if public is None else np.setdiff1d(np.arange(len(labels)), public.numpy())
+    assigned = private[_drawn(labels[private], samples, seed)]
+    sources = None if dataset.sources is None else dataset.sources.cpu().numpy()[assigned]
+    parts, notes = partition(
+        partitioner, labels[assigned], clients, alpha, seed, classes_per_client=classes_per_client, sources=sources
+    )
     train, test, shared = IndexLists.of(parts), IndexLists.empty(len(parts)), shares_samples(partitioner)
     problem = problem_with(train, test, len(assigned), shared=shared)
     if problem or len(parts) != clients:
         problem = problem or f"{len(parts)} parts for {clients} clients"
         raise PluginContractError.of(partitioner, f"returned an invalid partition: {problem}", kind="partitioner")
-    if samples is not None:
+    if len(assigned) < len(labels):
         train = IndexLists(torch.from_numpy(assigned).to(train.positions.dtype)[train.positions.long()], train.offsets)
     if client_test_fraction and shared:
         raise ConfigError(
@@ -68,6 +76,8 @@ def make_partition(
         info["shares_samples"] = True
     if samples is not None:
         info["samples"] = len(assigned)
+    if public is not None:
+        info["public"] = len(public)
     return Partition(train, test, info)
 
 
@@ -77,7 +87,7 @@ def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
         return np.arange(len(labels))
     if samples > len(labels):
         raise ConfigError(f"--samples is {samples}, but the data set has {len(labels)} training samples")
-    return np.flatnonzero(_draw_by_class(labels, samples / len(labels), numpy_generator(seed, "samples")))
+    return np.flatnonzero(draw_by_class(labels, samples / len(labels), numpy_generator(seed, "samples")))
 
 
 def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:
@@ -85,13 +95,13 @@ def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -
     kept, held_out = [], []
     for client, indices in enumerate(train):
         rng = numpy_generator(seed, "holdout", client=client)
-        mask = torch.from_numpy(_draw_by_class(labels[indices.numpy()], fraction, rng))
+        mask = torch.from_numpy(draw_by_class(labels[indices.numpy()], fraction, rng))
         kept.append(indices[~mask])
         held_out.append(indices[mask])
     return IndexLists.of(kept), IndexLists.of(held_out)
 
 
-def _draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return a mask (n,) bool that draws a fraction of ``labels`` (n,).
 
     Each class contributes its share, rounded down; the rest is taken one by one from the classes with the largest

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -50,7 +51,15 @@ class ClientData:
         self._indices = indices.to(device)
         self._device = device
         self._augmentation = augmentation
-        self.labels = samples.labels[indices.to(samples.labels.device)].to(device)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Classes by position, (n,) int64, on the device."""
+        return self._labels_of(self._indices)
+
+    def _labels_of(self, rows: Tensor) -> Tensor:
+        labels = self._samples.labels
+        return labels.index_select(0, rows.to(labels.device)).to(self._device)
 
     @classmethod
     def training(cls, dataset: Dataset, indices: Tensor, device: torch.device, *, augmented: bool) -> ClientData:
@@ -65,16 +74,20 @@ class ClientData:
         """Whether the input at a position changes from epoch to epoch."""
         return self._augmentation is not None
 
-    def batches(self, order: Tensor, size: int, stream: torch.Generator) -> Iterator[Picked]:
+    def batches(self, order: Tensor, size: int, stream: Callable[[], torch.Generator]) -> Iterator[Picked]:
         """Yield one epoch's batches: the samples at ``order`` (n,), ``size`` at a time, the last perhaps fewer.
 
-        :param stream: the generator of the augmentations' random numbers.
+        :param stream: makes the generator of the augmentations' random numbers, where there are any.
         """
         positions = order.to(self._device)
-        rows, labels = self._indices[positions], self.labels[positions]
+        rows = self._indices.index_select(0, positions)
+        labels = self._labels_of(rows)
         drawn: Iterator[Tensor | None] = repeat(None)
         if self._augmentation is not None:
-            drawn = iter(draw_augmentation(self._augmentation, len(order), stream).to(self._device).split(size))
+            drawn = iter(draw_augmentation(self._augmentation, len(order), stream()).to(self._device).split(size))
+        if len(order) <= size:
+            yield Picked(positions, rows, labels, next(drawn))
+            return
         for parts in zip(positions.split(size), rows.split(size), labels.split(size), strict=True):
             yield Picked(*parts, next(drawn))
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.base.seeding import numpy_generator
-from fedcore.data.partitioners import (
+from fedcore.data.owners import (
     IntArray,
     assign_by_counts,
     check_alpha,

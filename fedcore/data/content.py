@@ -24,6 +24,8 @@ def data_digest(dataset: Dataset) -> str:
     whole = hashlib.sha256(json.dumps(described).encode())
     for samples in (dataset.train, dataset.test):
         whole.update(_of_samples(samples))
+    if dataset.public is not None and dataset.public.samples is not dataset.train:
+        whole.update(_of_samples(dataset.public.samples))
     return whole.hexdigest()
 
 

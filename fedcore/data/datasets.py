@@ -7,6 +7,7 @@ a :class:`~fedcore.data.samples.Dataset`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -79,18 +80,25 @@ def digits(data_dir: Path | None = None) -> Dataset:
 
     The split is stratified and fixed; it does not depend on the run's seed.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = torch.from_numpy(bunch.images / 16.0).to(torch.float32).unsqueeze(1)
-    labels = torch.from_numpy(bunch.target.astype(np.int64))
-    train, test = map(torch.from_numpy, fixed_split(bunch.target, 0.2))
+    pixels, target, *parts = _bundled_digits()
+    images = torch.from_numpy(pixels / 16.0).to(torch.float32).unsqueeze(1)
+    labels = torch.from_numpy(target.astype(np.int64))
+    train, test = map(torch.from_numpy, parts)
     return assemble(
         "digits",
         Split(images[train], labels[train]),
         Split(images[test], labels[test]),
         class_names=tuple(str(digit) for digit in range(10)),
     )
+
+
+@functools.cache  # scikit-learn parses a text file each time
+def _bundled_digits() -> tuple[Array, Array, Array, Array]:
+    """Return pixels (n, 8, 8), labels (n,), and the positions to train and to test on; for reading only."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return bunch.images, bunch.target, *fixed_split(bunch.target, 0.2)
 
 
 def breast_cancer(data_dir: Path | None = None) -> Dataset:

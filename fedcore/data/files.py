@@ -34,14 +34,22 @@ def npz(path: Path) -> Dataset:
     train, test = read_npz(path)
     if train.images.dtype != test.images.dtype:
         raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
-    found = torch.unique(train.labels)
-    if not torch.equal(found, torch.arange(len(found))) or int(test.labels.max()) >= len(found):
+    check_classes(train.labels, test.labels, str(path))
+    return assemble(f"npz:{path.name}", train, test)
+
+
+def check_classes(train: Tensor, test: Tensor, where: str) -> None:
+    """Refuse labels (n,) int64 that are not 0..C-1 with every class in the training part.
+
+    :raises DataError: with what was found and how to renumber them.
+    """
+    found = torch.unique(train)
+    if not torch.equal(found, torch.arange(len(found))) or int(test.max()) >= len(found) or int(test.min()) < 0:
         raise DataError(
-            f"{path}: labels must be 0..C-1 with every class in y_train; found {span(train.labels)} "
-            f"({len(found)} distinct) in y_train and {span(test.labels)} in y_test. Renumber them, "
+            f"{where}: labels must be 0..C-1 with every class in y_train; found {span(train)} "
+            f"({len(found)} distinct) in y_train and {span(test)} in y_test. Renumber them, "
             "for instance with numpy.unique(y_train, return_inverse=True) and numpy.searchsorted for y_test."
         )
-    return assemble(f"npz:{path.name}", train, test)
 
 
 def imagefolder(path: Path) -> Dataset:
@@ -108,10 +116,15 @@ def read_npz(path: Path) -> tuple[Split, Split]:
             f"{path} is not a usable .npz file: {error or type(error).__name__}. It must hold "
             f"{', '.join(keys)} as plain arrays (no Python objects)."
         ) from error
-    return (
-        Split(_images_from_array(x_train, f"{path}: x_train"), _labels_from_array(y_train, x_train, path)),
-        Split(_images_from_array(x_test, f"{path}: x_test"), _labels_from_array(y_test, x_test, path)),
-    )
+    return image_split(x_train, y_train, f"{path}: x_train"), image_split(x_test, y_test, f"{path}: x_test")
+
+
+def image_split(x: Array, y: Array, where: str) -> Split:
+    """Return arrays of images and labels as :func:`npz` reads them.
+
+    :raises DataError: shapes or types other than these.
+    """
+    return Split(_images_from_array(x, where), _labels_from_array(y, x, where))
 
 
 def _images_from_array(x: Array, where: str) -> Tensor:
@@ -138,16 +151,16 @@ def _images_from_array(x: Array, where: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def _labels_from_array(y: Array, x: Array, path: Path) -> Tensor:
+def _labels_from_array(y: Array, x: Array, where: str) -> Tensor:
     if y.ndim == 2 and y.shape[1] == 1:  # the shape Keras gives CIFAR labels
         y = y[:, 0]
     if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
         raise DataError(
-            f"{path}: labels must be integers of shape ({len(x)},), one for each image, "
+            f"{where}: labels must be integers of shape ({len(x)},), one for each image, "
             f"not {y.dtype} of shape {y.shape}"
         )
     if int(y.min()) < 0 or int(y.max()) >= 2**31:
-        raise DataError(f"{path}: labels must be 0..C-1; found {int(y.min())}..{int(y.max())}")
+        raise DataError(f"{where}: labels must be 0..C-1; found {int(y.min())}..{int(y.max())}")
     return torch.from_numpy(y.astype(np.int64))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -60,9 +62,22 @@ class IndexLists(Sequence[Tensor]):
     def __getitem__(self, client: int | slice) -> Tensor | IndexLists:
         if isinstance(client, slice):
             return IndexLists.of([self[k] for k in range(*client.indices(len(self)))])
-        k = range(len(self))[client]  # counts from the end, and raises IndexError, as a list does
-        begin, end = self.offsets[k : k + 2].tolist()
+        begin, end = self._bounds(client)
         return self.positions[begin:end].long()
+
+    def size(self, client: int) -> int:
+        """Return the number of positions of one client, without creating its tensor."""
+        begin, end = self._bounds(client)
+        return end - begin
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        ends: npt.NDArray[np.int64] = self.offsets.numpy()
+        return ends
+
+    def _bounds(self, client: int) -> tuple[int, int]:
+        k = range(len(self._ends) - 1)[client]  # counts from the end, and raises IndexError, as a list does
+        return int(self._ends[k]), int(self._ends[k + 1])
 
     def __iter__(self) -> Iterator[Tensor]:
         for begin, end in pairwise(self.offsets.tolist()):

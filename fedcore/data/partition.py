@@ -23,7 +23,7 @@ FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
 
 DECLARED = "declared"
-"""Stands for a partitioner's name where the clients declare the sizes of their own data."""
+"""In place of a partitioner's name: each client holds its own data and declares its size."""
 
 MAX_IN_JSON = 2_000_000
 """The most positions in the JSON file (about 15 MB); more go into a safetensors file beside it."""

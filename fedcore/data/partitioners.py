@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,23 @@ import numpy.typing as npt
 from fedcore.base.errors import ConfigError
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
+from fedcore.data.owners import (
+    IntArray,
+    PartitionWarning,
+    assign_by_counts,
+    check_alpha,
+    checked_labels,
+    even_sizes,
+    fill_up,
+    index_lists,
+    report,
+)
 
 MIN_SIZE = 10
 MAX_REDRAWS = 1000
 # The most (client, class) cells that are drawn: a few seconds of work for any number of clients.
 _REDRAW_BUDGET = 20_000_000
 _FEWEST_REDRAWS = 10
-
-
-class PartitionWarning(UserWarning):
-    """The data could not be split exactly as requested; the message states the deviation."""
 
 
 class Partitioner(Protocol):
@@ -64,13 +69,16 @@ def partition(
     *,
     classes_per_client: int = 2,
     min_size: int = MIN_SIZE,
+    sources: IntArray | None = None,
 ) -> tuple[Sequence[Any], list[str]]:
     """Call the partitioner ``name``; return its index arrays and its warnings, which are also issued.
 
+    :param sources: where each sample comes from, for a partitioner with ``needs_sources = True``.
     :raises UnknownNameError: no partitioner of that name.
     :raises ConfigError: impossible numbers, such as more clients than samples.
     """
     partitioner: Partitioner = resolve("partitioner", name)
+    more = {"sources": sources} if getattr(partitioner, "needs_sources", False) is True else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PartitionWarning)
         parts = call(
@@ -83,6 +91,7 @@ def partition(
             seed=seed,
             min_size=min_size,
             classes_per_client=classes_per_client,
+            **more,
         )
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -215,7 +224,7 @@ def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client
             f"classes: no client owns the classes {', '.join(str(c) for c in names[unowned])}; "
             f"{int((~used).sum())} samples stay unused"
         )
-    moved = _fill_up(owner, num_clients, 1, rng)
+    moved = fill_up(owner, num_clients, 1, rng)
     if moved:
         report(f"classes: {moved} clients without samples got one sample of another class from the largest clients")
     return index_lists(owner, num_clients, rng)
@@ -266,7 +275,7 @@ def _redrawn_lists(
             break
         best, fewest = min((best, fewest), _with_missing(draw(), min_size), key=lambda drawn: drawn[1])
     owner = assign_by_counts(best, class_of, rng)
-    moved = _fill_up(owner, num_clients, min_size, rng)
+    moved = fill_up(owner, num_clients, min_size, rng)
     if moved:
         report(
             f"{what}: none of {draws} draws gave all {num_clients} clients {min_size} samples; "
@@ -278,48 +287,6 @@ def _redrawn_lists(
 def _with_missing(counts: IntArray, min_size: int) -> tuple[IntArray, int]:
     """Return ``counts`` (C, N) and the total of samples that clients lack to ``min_size``."""
     return counts, int(np.maximum(min_size - counts.sum(axis=0), 0).sum())
-
-
-def assign_by_counts(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
-    """Return each sample's client, (n,): client j gets ``counts[k, j]`` random samples of class k."""
-    shuffled = rng.permutation(len(class_of))
-    by_class = shuffled[np.argsort(class_of[shuffled], kind="stable")]
-    owner = np.empty(len(class_of), dtype=np.int64)
-    owner[by_class] = np.repeat(np.tile(np.arange(counts.shape[1]), counts.shape[0]), counts.ravel())
-    return owner
-
-
-def _fill_up(owner: IntArray, num_clients: int, min_size: int, rng: np.random.Generator) -> int:
-    """Move random samples, in place, from the largest clients until every client has ``min_size``.
-
-    Every donor is reduced to one common level of at least ``min_size``. Returns the number of moved samples.
-    """
-    sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
-    missing = np.maximum(min_size - sizes, 0)
-    needed = int(missing.sum())
-    if not needed:
-        return 0
-    low, high = min_size, int(sizes.max())  # the highest level that frees enough samples lies in [low, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= needed else (low, middle)
-    give = np.maximum(sizes - low, 0)
-    donors = np.flatnonzero(give)
-    give[donors[: int(give.sum()) - needed]] -= 1
-    shuffled = rng.permutation(np.flatnonzero(owner >= 0))
-    by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
-    rank = np.arange(len(by_owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    moved = rng.permutation(by_owner[rank < np.repeat(give, sizes)])
-    owner[moved] = np.repeat(np.arange(num_clients), missing)
-    return needed
-
-
-def index_lists(owner: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """Return the positions that each client owns, in random order; samples with owner -1 are unused."""
-    shuffled = rng.permutation(np.flatnonzero(owner >= 0))
-    by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
-    sizes = np.bincount(owner[shuffled], minlength=num_clients)
-    return np.split(by_owner, np.cumsum(sizes)[:-1])
 
 
 def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
@@ -341,41 +308,6 @@ def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.rando
     return owns
 
 
-def even_sizes(total: int, parts: int) -> IntArray:
-    """Return ``parts`` sizes that add up to ``total`` and differ by at most one."""
-    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
-
-
-def checked_labels(labels: npt.ArrayLike, num_clients: int) -> IntArray:
-    """Return ``labels`` as int64 (n,).
-
-    :raises ConfigError: they are not integers of shape (n,), or there are fewer than ``num_clients``.
-    """
-    array = np.asarray(labels)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ConfigError(f"labels must be integers of shape (n,), not {array.dtype} of shape {array.shape}")
-    if num_clients < 1:
-        raise ConfigError(f"the number of clients must be at least 1, not {num_clients}")
-    if num_clients > len(array):
-        raise ConfigError(f"{num_clients} clients cannot each get one of {len(array)} samples: use fewer clients")
-    return array.astype(np.int64, copy=False)
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse a concentration that is not positive or far too large.
-
-    :raises ConfigError: the message names the alternative for equal parts.
-    """
-    # Far above any useful value; the gamma variates of the Dirichlet draw overflow near the end of the float range.
-    if not 0 < alpha <= 1e12:
-        raise ConfigError(f"alpha must be positive (and at most 1e12), not {alpha}; for equal parts use iid")
-
-
 def _check_classes_per_client(classes_per_client: int) -> None:
     if classes_per_client < 1:
         raise ConfigError(f"classes_per_client must be at least 1, not {classes_per_client}")
-
-
-def report(message: str) -> None:
-    """Issue a :class:`PartitionWarning` for the calling partitioner."""
-    warnings.warn(message, PartitionWarning, stacklevel=3)

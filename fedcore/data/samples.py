@@ -130,12 +130,37 @@ class ResidentSamples:
 
 
 @dataclass(frozen=True)
+class PublicSamples:
+    """Samples that belong to no client.
+
+    :param samples: what they are rows of; ``rows`` (n,) int64.
+    """
+
+    samples: Samples
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes, (n,) int64; those of another data set may mean something else than the run's."""
+        return self.samples.labels[self.rows.to(self.samples.labels.device)]
+
+    def inputs(self, positions: Tensor) -> Any:
+        """Return the model's input for the samples at positions 0..n-1 (B,) int64, in this order."""
+        return self.samples.gather(self.rows[positions.to(self.rows.device)])
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A training set, split among the clients, and a test set, which only the server uses.
 
     ``input_shape`` is the argument of model factories: the shape of one sample, (C, H, W) for images; other kinds of
     samples define their own. ``augmentation`` names an entry of :mod:`fedcore.data.augment`, None without augmentation.
-    ``model`` is the model of ``--model auto``, None for the rule for images.
+    ``model`` is the model of ``--model auto``, None for the rule for images. ``public`` are the run's public samples.
+    ``sources`` (n,) int64 numbers where each training sample comes from, a writer or a hospital, for the partition
+    ``natural``.
     """
 
     name: str
@@ -146,6 +171,8 @@ class Dataset:
     class_names: tuple[str, ...] | None = None
     augmentation: str | None = None
     model: str | None = None
+    public: PublicSamples | None = None
+    sources: Tensor | None = None
 
     @property
     def kind(self) -> str:

@@ -1,24 +1,28 @@
-"""The transport between the local engine and its workers: frames over a socket, large tensors in shared memory."""
+"""The transport between the local engine and its workers: frames over a socket, large ones in shared memory."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import shutil
 import socket
 import tempfile
 import uuid
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedcore.base.tensors import bytes_of
-from fedcore.storage.serial import dumps, loads, read_tensors, write_tensors
+from fedcore.engines.frames import LENGTHS, Parts, pack_frame, size_of, unpack_frame
+from fedcore.storage.files import storing
+from fedcore.storage.serial import read_tensors, write_tensors
 
-INLINE_BYTES = 1 << 16
+INLINE_BYTES = 1 << 18
+"""Longer messages go through the spool, so that the sender need not wait until they are read."""
+SPOOLED = "spooled"
 WORKER_SPEC = "worker-spec"
 """Name of what a worker is set up with, in the spool."""
 
@@ -51,6 +55,24 @@ class Spool:
         """Read what :meth:`put` wrote; large tensors are mapped."""
         return read_tensors(self._file(name))
 
+    def put_frame(self, name: str, frame: Parts) -> None:
+        """Write a frame that one process takes.
+
+        :raises StorageError: there is no room.
+        """
+        path = self._file(name)
+        with storing(path), path.open("xb") as file:
+            file.writelines(frame)
+
+    def take_frame(self, name: str) -> tuple[dict[str, Tensor], Any]:
+        """Map the frame that :meth:`put_frame` wrote, and delete its file."""
+        with self._file(name).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.delete(name)
+        text_length, _ = LENGTHS.unpack_from(mapped)
+        begin = LENGTHS.size + text_length
+        return unpack_frame(mapped[LENGTHS.size : begin], torch.frombuffer(mapped, dtype=torch.uint8, offset=begin))
+
     def delete(self, name: str) -> None:
         """Delete what :meth:`put` wrote; mapped tensors stay readable. Idempotent."""
         self._file(name).unlink(missing_ok=True)
@@ -64,40 +86,56 @@ class Spool:
 
 
 class Channel:
-    """One end of a connection; a frame is named tensors and a JSON value."""
+    """One end of a connection; a message is a kind, named tensors and a JSON value."""
 
-    def __init__(self, connection: Connection, spool: Spool) -> None:
+    def __init__(self, connection: socket.socket, spool: Spool) -> None:
         self.connection, self.spool = connection, spool
 
     def send(self, kind: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Send one frame; tensors beyond 64 KiB go through the spool."""
-        if bytes_of(tensors) > INLINE_BYTES:
+        """Send one message; beyond INLINE_BYTES its frame goes through the spool."""
+        frame = pack_frame(tensors, [kind, meta])
+        if size_of(frame) > INLINE_BYTES:
             name = uuid.uuid4().hex
-            self.spool.put(name, tensors, meta)
-            self.connection.send_bytes(dumps({}, {"kind": kind, "spooled": name}))
-        else:
-            self.connection.send_bytes(dumps(tensors, {"kind": kind, "meta": meta}))
+            self.spool.put_frame(name, frame)
+            frame = pack_frame({}, [SPOOLED, name])
+        self.connection.sendall(b"".join(frame))
 
     def receive(self) -> tuple[str, dict[str, Tensor], Any]:
-        """Wait for one frame.
+        """Wait for one message.
 
         :raises EOFError: the other end is gone.
         """
         try:
-            tensors, header = loads(self.connection.recv_bytes())
+            text_length, data_length = LENGTHS.unpack(self._read(LENGTHS.size))
+            tensors, (kind, meta) = unpack_frame(bytes(self._read(text_length)), self._read_tensor(data_length))
         except ConnectionError as error:
             raise EOFError(str(error)) from error
-        if "spooled" not in header:
-            return header["kind"], tensors, header["meta"]
-        tensors, meta = self.spool.get(header["spooled"])
-        self.spool.delete(header["spooled"])
-        return header["kind"], tensors, meta
+        if kind == SPOOLED:
+            tensors, (kind, meta) = self.spool.take_frame(meta)
+        return kind, tensors, meta
+
+    def _read(self, length: int) -> bytearray:
+        content = bytearray(length)
+        self._fill(memoryview(content))
+        return content
+
+    def _read_tensor(self, length: int) -> Tensor:
+        content = torch.empty(length, dtype=torch.uint8)
+        if length:
+            self._fill(memoryview(content.numpy()))  # type: ignore[arg-type]
+        return content
+
+    def _fill(self, target: memoryview) -> None:
+        while target:
+            count = self.connection.recv_into(target)
+            if not count:
+                raise EOFError("the connection was closed")
+            target = target[count:]
 
 
-def socket_pair() -> tuple[Connection, socket.socket]:
+def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return this process's end of a new connection, and the end to hand to a child."""
-    ours, theirs = socket.socketpair()
-    return Connection(ours.detach()), theirs
+    return socket.socketpair()
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:

@@ -7,25 +7,29 @@ number of workers); data and weights go through shared memory. CUDA, or ``worker
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
+import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from multiprocessing.connection import wait
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.subprocesses import command, environment
 from fedcore.base.tensors import bytes_of
-from fedcore.client.messages import ClientTask, Outcome
-from fedcore.client.packing import pack_task
+from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome
+from fedcore.client.packing import pack_task, unpack_task
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
+from fedcore.engines.bundles import Pace, bundled, join_tasks, split_outcomes
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair
-from fedcore.engines.dispatch import Dispatcher
+from fedcore.engines.dispatch import Dispatcher, Pair
 from fedcore.models.placement import resolve_device
 
 KILLED_EARLY = 3
@@ -62,13 +66,50 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Process(Protocol):
+    """What the engine needs of a worker process; ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code; raises ``subprocess.TimeoutExpired``."""
+
+    def kill(self) -> None:
+        """Kill the process, if it runs."""
+
+
+def start_worker(connection: socket.socket, spool: Path) -> Process:
+    """Start a worker process for its end of a channel; :func:`fedcore.testing.forked_workers` replaces this."""
+    return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
+        command("fedcore.engines.worker", str(connection.fileno()), str(spool), str(os.getpid())),
+        pass_fds=[connection.fileno()],
+        stdin=subprocess.DEVNULL,
+        # The engine handles Ctrl-C. A separate process group, but in the engine's session: when the engine
+        # dies, the kernel wakes the group's stopped processes, which then end, too.
+        process_group=0,
+        env=worker_environment(),
+    )
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment of a worker process."""
+    return environment(**ALLOCATOR, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+
 class InProcessEngine:
-    """Runs every task in this process, one after the other."""
+    """Runs every task in this process, one after the other.
+
+    :ivar updates_on: the device of updates' tensors: they stay where they were trained if no plugin reads them.
+    """
 
     workers = 1
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._runtime = ClientRuntime(spec)
+        self._runtime.keep_updates_on_device()
+        self.updates_on = self._runtime.updates_on
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
@@ -82,7 +123,7 @@ class InProcessEngine:
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
         """Run tasks one by one."""
         for task in tasks:
-            yield task, self._runtime.handle(task, self._shared.get(task.shared or ""))
+            yield task, self._runtime.handle(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
 
     def close(self) -> None:
         """Drop the shared payloads."""
@@ -96,15 +137,7 @@ class _Worker:
         self.since = time.monotonic()  # monotonic time of its start, or of its task's
         connection, theirs = socket_pair()
         with theirs:
-            self.process = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-                command("fedcore.engines.worker", str(theirs.fileno()), str(spool.path), str(os.getpid())),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                # The engine handles Ctrl-C. A separate process group, but in the engine's session: when the engine
-                # dies, the kernel wakes the group's stopped processes, which then end, too.
-                process_group=0,
-                env=environment(**ALLOCATOR, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
-            )
+            self.process = start_worker(theirs, spool.path)
         self.channel = Channel(connection, spool)
         self.task: ClientTask | None = None
         self.ready = False
@@ -130,6 +163,7 @@ class WorkerEngine:
         self._spool.put(WORKER_SPEC, tensors, meta)
         self._dispatcher = Dispatcher([_Worker(self._spool) for _ in range(workers)])
         self._killed_early = 0
+        self._pace = Pace()
         self._timeout = spec.config.client_timeout
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
@@ -141,8 +175,31 @@ class WorkerEngine:
         self._spool.delete(key)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
-        """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker."""
-        yield from self._dispatcher.run(tasks, self._collect, window=window)
+        """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker.
+
+        Short tasks share a message. If a worker dies at one with several, each of these runs again, alone, so that only
+        the task that ends its worker fails.
+        """
+        if window is not None or self._timeout is not None:  # they are about single tasks
+            yield from self._dispatcher.run(tasks, self._collect, window=window)
+            return
+        groups = list(bundled(tasks, self._pace, self.workers))
+        sent = [group[0] if len(group) == 1 else join_tasks(group) for group in groups]
+        tasks_of = {task.id: group for task, group in zip(sent, groups, strict=True)}
+        again: list[ClientTask] = []
+        for task, outcome in self._dispatcher.run(sent, self._collect, window=None):
+            if task.kind != BUNDLE:
+                yield self._noted(task, outcome)
+            elif isinstance(outcome, ClientFailure):
+                again += tasks_of[task.id]
+            else:
+                for own, own_outcome in zip(tasks_of[task.id], split_outcomes(outcome), strict=True):
+                    yield self._noted(own, own_outcome)
+        yield from self._dispatcher.run(again, self._collect, window=None)
+
+    def _noted(self, task: ClientTask, outcome: Outcome) -> Pair:
+        self._pace.note(task, outcome)
+        return task, outcome
 
     def close(self) -> None:
         """Stop the workers and free shared memory."""
@@ -162,12 +219,15 @@ class WorkerEngine:
 
     def _collect(self) -> None:
         """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""
-        connections = {worker.channel.connection: worker for worker in self._dispatcher.workers}
-        heard = wait(list(connections), self._patience())
+        connections = {worker.channel.connection.fileno(): worker for worker in self._dispatcher.workers}
+        poll, patience = select.poll(), self._patience()
+        for connection in connections:
+            poll.register(connection, select.POLLIN)
+        heard = poll.poll(None if patience is None else math.ceil(1000 * patience))
         for worker in self._overdue() if not heard else ():
             self._give_up(worker)
-        for connection in heard:
-            worker = connections[connection]  # type: ignore[index]
+        for connection, _ in heard:
+            worker = connections[connection]
             try:
                 kind, tensors, meta = worker.channel.receive()
             except EOFError:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
+import socket
+import time
 from pathlib import Path
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore.base.errors import FedcoreError
+from fedcore.client.messages import BUNDLE, ClientResult, ClientTask, Outcome
 from fedcore.client.packing import pack_error, pack_outcome, unpack_task
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import unpack_worker_spec
+from fedcore.engines.bundles import PROCESSOR_SECONDS, join_outcomes, split_tasks
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool
 
 
@@ -21,7 +24,7 @@ def answer_frames(fd: int, spool: Path) -> bool:
     torch.set_num_threads(1)
     try:
         with threadpool_limits(1):
-            serve(Channel(Connection(fd), Spool(spool)))
+            serve(Channel(socket.socket(fileno=fd), Spool(spool)))
     except (EOFError, ConnectionError):
         return False
     return True
@@ -49,6 +52,18 @@ def serve(channel: Channel) -> None:
             broadcast, described = channel.spool.get(task.shared)
             key, shared = task.shared, SharedPayload(broadcast, described, runtime.placement)
         try:
-            channel.send(*pack_outcome(runtime.handle(task, shared)))
+            if task.kind == BUNDLE:
+                outcome: Outcome = join_outcomes(task, (_timed(runtime, own, shared) for own in split_tasks(task)))
+            else:
+                outcome = _timed(runtime, task, shared)
+            channel.send(*pack_outcome(outcome))
         except FedcoreError as error:
             broken(error)
+
+
+def _timed(runtime: ClientRuntime, task: ClientTask, shared: SharedPayload | None) -> Outcome:
+    began = time.process_time()
+    outcome = runtime.handle(task, shared)
+    if isinstance(outcome, ClientResult):
+        outcome.meta[PROCESSOR_SECONDS] = time.process_time() - began
+    return outcome

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from fedcore.base.startup import end_without_collecting, importing
+
 PR_SET_PDEATHSIG = 1
 ENGINE_DIED = signal.SIGUSR1
 DYING = 5.0
@@ -50,7 +52,8 @@ def main(fd: int, spool: Path, engine: int) -> None:
     dead = os.getppid() != engine
     try:
         if not dead:
-            from fedcore.engines.serving import answer_frames
+            with importing():
+                from fedcore.engines.serving import answer_frames
 
             dead = not answer_frames(fd, spool)  # a killed process closes its sockets before its parent changes
     except OSError:
@@ -63,4 +66,5 @@ def main(fd: int, spool: Path, engine: int) -> None:
 
 
 if __name__ == "__main__":
+    end_without_collecting()
     main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedcore.base import registry
+from fedcore.base import objects, registry
 from fedcore.base.errors import PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
@@ -30,7 +30,7 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     :raises PluginContractError: the class or the object breaks the contract.
     """
     cls = registry.resolve("plugin", name)
-    short = getattr(cls, "__name__", str(cls)).lower() if name.startswith("module:") else name
+    short = getattr(cls, "__name__", str(cls)).lower() if name.startswith((objects.CODE, objects.OBJECT)) else name
     check_class(short, cls)
     plugin: Plugin = cls(parse_options(short, cls, options))
     plugin.name = short
@@ -135,6 +135,10 @@ def _update(value: Any) -> bool:
     return isinstance(value, ClientUpdate)
 
 
+def _cohort(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+
+
 def _whole_numbers(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
 
@@ -155,6 +159,8 @@ _TENSORS = (_tensors, "a mapping of names to tensors")
 _UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
 _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "broadcast": _TENSORS,
+    "begin_local": _TENSORS,
+    "gradients": _TENSORS,
     "end_local": _TENSORS,
     "answer": _TENSORS,
     "aggregate": _TENSORS,
@@ -163,7 +169,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "weight": (_number, "a number"),
     "pre_aggregate": _UPDATE,
     "pre_upload": _UPDATE,
-    "select_clients": (_whole_numbers, "a sequence of client ids"),
+    "select_clients": (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs"),
     "local_epoch_breaks": (_whole_numbers, "a set of epochs"),
     "personal_parameters": (_whole_numbers, "a sequence of patterns"),
     "personal_model": (_module, "a module"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.types import Answer, Tensors
+from fedcore.data import PublicSamples
 from fedcore.hooks.plugin import Plugin
 from fedcore.models import ModelTask, Outputs, SplitModel
 from fedcore.models.layout import Layout
@@ -25,7 +26,7 @@ class ClientContext(Protocol):
 
     :ivar id: client id; ``n`` number of training samples.
     :ivar round: the round, from 0; ``rounds`` their number T.
-    :ivar num_classes: C.
+    :ivar num_classes: C; ``device`` where the model and the samples are.
     :ivar model: the working model.
     :ivar received: what this plugin's ``broadcast`` sent down.
     :ivar state: this plugin's tensors and JSON values, kept from one participation to the next.
@@ -38,6 +39,7 @@ class ClientContext(Protocol):
     round: int
     rounds: int
     num_classes: int
+    device: torch.device
     model: SplitModel
     received: Mapping[str, Tensor]
     state: State
@@ -48,6 +50,20 @@ class ClientContext(Protocol):
     @property
     def class_counts(self) -> Tensor:
         """Training samples per class, (C,) int64."""
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable shared parameters by name, in the model's order: neither personal nor frozen ones.
+
+        In ``begin_local`` those are among them that a later plugin freezes; afterwards, all that some epoch trains.
+        """
+
+    @property
+    def start(self) -> Tensors:
+        """The values of ``parameters`` at the start of the round: as received, or as a plugin ``starts`` them.
+
+        Read-only. In ``begin_local`` they are those received.
+        """
 
     @property
     def steps(self) -> int:
@@ -64,6 +80,10 @@ class ClientContext(Protocol):
         Also in evaluation. For plugins that declare ``reads = ("previous",)``.
         """
 
+    @property
+    def public(self) -> PublicSamples | None:
+        """The public samples of ``--public``, on the client's device; None without."""
+
     def generator(self, purpose: str) -> torch.Generator:
         """Return the stream of this seed, round, client and purpose, from its start."""
 
@@ -72,6 +92,22 @@ class ClientContext(Protocol):
 
         :param indices: positions in the training part; default all, in data-set order.
         :param model: default the working model.
+        """
+
+    def gradients(
+        self,
+        indices: Tensor | None = None,
+        model: SplitModel | None = None,
+        loss: Callable[[Outputs, Tensor], Tensor] | None = None,
+    ) -> Tensors:
+        """Return the gradient of the mean loss over the training part: eval mode, no augmentation, fixed chunks.
+
+        For ``begin_local``, ``end_local``, ``pre_upload``, ``answer`` and ``personal_model``.
+
+        :param indices: positions in the training part; default all, in data-set order.
+        :param model: default the working model; another needs the same names.
+        :param loss: mean loss of outputs and labels, of shape (); default cross-entropy.
+        :returns: By name, of the model's trainable parameters, shared and personal.
         """
 
     def add_parameters(
@@ -84,10 +120,13 @@ class ClientContext(Protocol):
         :param lr: their own learning rate; default the round's. ``weight_decay`` likewise.
         """
 
-    def freeze(self, patterns: tuple[str, ...] | list[str]) -> None:
+    def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:
         """Exclude parameters from this round's training, by patterns over the model's names.
 
         Works in ``begin_local`` only.
+
+        :param epochs: of the client's local epochs, those in which they are not trained; default all. Momentum waits.
+            For plugins that declare ``freezes_epochs``.
         """
 
 
@@ -158,6 +197,17 @@ class Step(Protocol):
     def random(self, purpose: str) -> AbstractContextManager[None]:
         """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
 
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
+        """Return the gradient of the whole objective at other weights, or on some rows of the batch, by name.
+
+        The objective is the task's loss with the terms of all plugins. It works in the hook ``gradients`` only, and
+        leaves no trace: BatchNorm's statistics, what terms note in ``scratch`` and the recorded losses are those of
+        the step's own pass, and random numbers (dropout) are drawn alike. A step that draws any is not captured.
+
+        :param weights: values of parameters that the step trains, by name; the others stay as they are.
+        :param rows: positions in the batch; default all. In a model with BatchNorm two at least.
+        """
+
 
 class ServerContext(Protocol):
     """What one plugin sees of the server.
@@ -218,10 +268,21 @@ class ServerContext(Protocol):
         """Put a question to this plugin's client side; yields answers in ascending client id, as they come.
 
         Clients that fail are skipped and recorded; so are those that cannot be reached in this round. After training
-        the server waits until every client can be reached. Allowed in ``begin_round`` and ``post_train`` only.
+        the server waits until every client can be reached. Allowed in ``select_clients``, ``begin_round``,
+        ``aggregate`` and ``post_train`` only; the clients answer from w_t, and from their state before the round.
 
-        :param clients: ``"all"`` registered ones, the ``"cohort"``, or ids.
+        :param clients: ``"all"`` registered ones, the ``"cohort"`` (not in ``select_clients``), or ids.
         :param check: called with each answer's tensors; an answer at which it raises is rejected, with its message.
+        """
+
+    @property
+    def public(self) -> PublicSamples | None:
+        """The public samples of ``--public``, on the run's device; None without."""
+
+    def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
+        """Return a copy of the model with these weights in place of w_t's, on the run's device, in eval mode.
+
+        :param tensors: by name, such as ``update.model``; default w_t alone.
         """
 
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
@@ -271,6 +332,10 @@ class RunSetup(Protocol):
     @property
     def task(self) -> ModelTask:
         """Number of classes and input shape."""
+
+    @property
+    def public(self) -> PublicSamples | None:
+        """The public samples of ``--public``; None without."""
 
     @property
     def layout(self) -> Layout:

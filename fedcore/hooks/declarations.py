@@ -49,6 +49,13 @@ ATTRIBUTES = (
         shared=True,
     ),
     Declaration(
+        "starts",
+        "Parameters and buffers whose values at the start of a client's training ``begin_local`` returns.",
+        "plugin that chooses what clients start from (starts)",
+        patterns=True,
+        shared=True,
+    ),
+    Declaration(
         "exchanges",
         "Parameters that ``mid_local_epoch`` sees and patches.",
         "plugin that exchanges parameters in mid-epoch (exchanges)",
@@ -80,7 +87,23 @@ ATTRIBUTES = (
         excludes={
             "exchanges": "{one!r} derives its state from how far a client's model moved, but {other!r} exchanges "
             "{value} between clients in mid-epoch",
+            "starts": "{one!r} derives its state from how far a client's model moved from the one it received, but "
+            "{other!r} lets clients start from other values of {value}",
         },
+    ),
+    Declaration(
+        "assumes_sgd",
+        "Whether gradients are derived from SGD's steps: learning rate, momentum and number (SCAFFOLD, FedNova).",
+        "plugin that derives gradients from SGD's steps (assumes_sgd)",
+        excludes={
+            "freezes_epochs": "{one!r} derives gradients from the number of steps, but {other!r} freezes parameters in "
+            "some local epochs, so that they take fewer",
+        },
+    ),
+    Declaration(
+        "freezes_epochs",
+        "Whether it freezes parameters in some of a round's local epochs only (FedRep).",
+        "plugin that freezes parameters in some local epochs (freezes_epochs)",
     ),
     Declaration(
         "guards_uploads",
@@ -89,6 +112,17 @@ ATTRIBUTES = (
         "plugin that guards what goes up (guards_uploads)",
         alone="both guard what goes up (guards_uploads)",
     ),
+    Declaration(
+        "encodes",
+        "Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate`` puts back.",
+        "plugin that encodes uploads (encodes)",
+        patterns=True,
+        excludes={
+            "guards_uploads": "{one!r} sends parameters in another form (encodes), but {other!r} guards what goes up "
+            "as it is",
+        },
+    ),
+    Declaration("uses_public", "Whether the method needs public samples (``--public``)."),
     Declaration("neutral", "Options under which the method is FedAvg, bit by bit; None if there are none."),
 )
 """The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`."""

@@ -6,22 +6,23 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
       configure_model, personal_parameters, local_epoch_breaks      [both]
       check_run                                                     [both]
       for each round:
-        select_clients                                              [server]
+        select_clients                                              [server]   may ask: answer [client]
         begin_round                                                 [server]   may ask: answer [client]
-        broadcast                                                   [server]
+        broadcast                                                   [server]   once, or for each client
         for each client of the cohort:
           begin_local                                               [client]
           for each local epoch:
             (a break: mid_local_epoch                               [server]   between two epochs)
             for each mini-batch:
               task_loss, local_loss                                 [client]   forward, then these
-              observe                                               [client]   after backward, before SGD
+              gradients                                             [client]   after backward
+              observe                                               [client]   after clipping, before the optimizer
           end_local                                                 [client]
           pre_upload                                                [client]
         for each update that arrives, in dispatch order:
           pre_aggregate                                             [server]   checked before and after
           weight, accumulate                                        [server]   then the mean; rejected if one raises
-        aggregate                                                   [server]
+        aggregate                                                   [server]   may ask: answer [client]
         server_step                                                 [server]   then the round commits
         personal_model                                              [client]   in personalised evaluation
         report                                                      [server]   and once for the summary
@@ -62,7 +63,9 @@ def configure_model(model: SplitModel, task: ModelTask) -> SplitModel | None:
     When: once per process, before round 0; server and clients must arrive at the same layout and weights.
     :param model: Encoder and classifier as built so far; may be edited in place.
     :param task: Number of classes, input shape, ``ensure_projection`` and the random streams to draw from.
-    :returns: The model to use from here on, or None for the one that was given.
+    :returns: The model to use from here on, or None for the one that was given. A parameter that it leaves at
+        ``requires_grad=False`` (a frozen backbone) is never trained, sent or kept per client, and modules that have no
+        others stay in eval mode, their buffers as they are.
     Combining: in user order, each on the result of the one before.
     """
 
@@ -106,13 +109,14 @@ def check_run(setup: RunSetup) -> None:
 
 
 @hookspec(firstresult=True)
-def select_clients(server: ServerContext) -> Sequence[int] | None:
+def select_clients(server: ServerContext) -> Sequence[int] | Mapping[int, int] | None:
     """Choose the cohort of a round.
 
-    When: at the start of a round.
+    When: at the start of a round. It may ``server.ask`` candidates, also some that then do not train.
     :returns: Distinct client ids, best of ``server.available`` (others fail as ``unavailable``), or None for the
-        default: uniformly without replacement, max(1, round(participation * clients)) of the available ones.
-        Not called in a round in which no client is available.
+        default: uniformly without replacement, max(1, round(participation * clients)) of the available ones. A mapping
+        of ids gives each client its local epochs, 1 to ``--local-epochs`` and more than the last exchange's; refused
+        with ``--local-steps``. Not called in a round in which no client is available.
     Combining: exclusive.
     """
 
@@ -122,17 +126,22 @@ def begin_round(server: ServerContext) -> None:
     """Prepare a round: read and write ``server.state``, ask clients.
 
     When: after the cohort is known, before ``broadcast``.
-    :param server: ``server.ask`` works here and in ``post_train`` only.
+    :param server: ``server.ask`` works here, and in ``select_clients``, ``aggregate`` and ``post_train``.
     Combining: all are called, in user order.
     """
 
 
 @hookspec
-def broadcast(server: ServerContext) -> Mapping[str, Tensor] | None:
+def broadcast(server: ServerContext, client: int) -> Mapping[str, Tensor] | None:
     """Send tensors down beside the model; clients find them in ``client.received``.
 
-    When: once per round after ``begin_round``, and again for every evaluation.
-    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state``; None for none.
+    When: after ``begin_round`` of each round, and again for every evaluation. An implementation without ``client``
+        is called once, and all clients get the same. One that takes ``client`` is called for every client that trains
+        or is evaluated, when its task is sent.
+    :param server: For one client: as ``begin_round`` left it, whatever updates have arrived; its state is read-only.
+    :param client: The id of the client.
+    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state`` and ``client``; None for
+        none.
     Combining: each plugin has its own namespace.
     """
 
@@ -160,7 +169,8 @@ def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate |
     When: once per arriving update, in dispatch order; the core checks it before and after.
     :returns: The update to use (``dataclasses.replace``), or None to leave it as it is.
     :raises RejectUpdate: excludes the update; the client counts as rejected and its state stays unchanged.
-    Combining: in user order, each on the result of the one before.
+    Combining: in user order, each on the result of the one before; a plugin that ``encodes`` parameters is first, so
+        that all others see whole models.
     """
 
 
@@ -176,10 +186,11 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
 
 @hookspec
 def accumulate(server: ServerContext, update: ClientUpdate) -> None:
-    """Add one accepted update to streaming sums in ``server.state``.
+    """Add one accepted update to streaming sums in ``server.state``, with ``server.state.add`` for example.
 
     When: once per accepted update, in dispatch order, so that sums do not depend on the order of arrival.
-    :param update: ``update.model`` is read-only; entries of ``update.payload`` may be popped to free memory.
+    :param update: ``update.model`` is read-only. ``update.payload`` is cleared afterwards, unless the plugin implements
+        ``aggregate``, too: then what is left stays for it, and entries may be popped to free memory.
     Combining: all are called.
     """
 
@@ -247,12 +258,16 @@ def post_train(server: ServerContext) -> None:
 
 
 @hookspec
-def begin_local(client: ClientContext) -> None:
-    """Prepare one client's local training.
+def begin_local(client: ClientContext) -> Mapping[str, Tensor] | None:
+    """Prepare one client's local training; choose the weights that it starts from (FedALA, IFCA).
 
-    When: the model is loaded, no step has been taken.
-    :param client: Own ``state`` and ``received``; ``add_parameters`` and ``freeze`` work here only.
-    Combining: all are called.
+    When: the model is loaded as received and kept, no step has been taken.
+    :param client: Own ``state`` and ``received``; ``add_parameters`` and ``freeze`` work here only. ``client.model`` is
+        read-only.
+    :returns: Weights of names that the plugin declares in ``starts``, in place of those received or kept. They are the
+        round's start: ``step.reference`` and the frozen ``"global"`` model are these. None: as received.
+    Combining: all are called, in user order, on the model as received; then the starts are loaded. Plugins start
+        disjoint names.
     """
 
 
@@ -271,9 +286,25 @@ def task_loss(step: Step) -> Tensor | None:
 def local_loss(step: Step) -> Loss | list[Loss] | None:
     """Add terms to the local objective of one mini-batch.
 
-    When: after the forward pass, before backward. Pure; never syncs with the host (see ``task_loss``).
+    When: after the forward pass, before backward; again in each further pass that ``gradients`` takes. Pure; never
+        syncs with the host (see ``task_loss``).
     :returns: One or several ``Loss``; None for none.
     Combining: total = task_scale * task + sum of weight * value over all plugins.
+    """
+
+
+@hookspec(firstresult=True)
+def gradients(step: Step, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+    """Put other gradients in place of the local objective's (FedSAM, Per-FedAvg).
+
+    When: after backward, before clipping, ``observe`` and the optimizer, without gradient. Never syncs with the host
+        (see ``task_loss``).
+    :param step: ``step.gradients_at(weights, rows)`` works here only: the gradient of the whole objective, the terms
+        of all plugins included, at other weights or on some rows of the batch.
+    :param gradients: of the model's parameters that this step trains, shared and personal, by name; read-only.
+        Parameters that plugins added keep theirs.
+    :returns: Gradients by the same names; a parameter that is left out does not move. None: as they are.
+    Combining: exclusive.
     """
 
 
@@ -281,7 +312,7 @@ def local_loss(step: Step) -> Loss | list[Loss] | None:
 def observe(step: Step) -> None:
     """Add to sums in ``step.client.scratch``, in place (FedCME's features).
 
-    When: after backward, before the optimizer's update, without gradient.
+    When: after backward, ``gradients`` and clipping, before the optimizer's update, without gradient.
     Combining: all are called.
     """
 
@@ -300,11 +331,16 @@ def end_local(client: ClientContext) -> Mapping[str, Tensor] | None:
 def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
     """Change what goes up: clip, add noise, compress, mix a head (FedCP).
 
+    A plugin that ``encodes`` parameters may leave these out of ``update.model`` and send another form of them in its
+    payload, from which its ``pre_aggregate`` puts them back. Memory of the error (``client.state``) commits with the
+    update.
+
     When: after every ``end_local``.
     :param update: ``payload`` holds what this plugin sends; for one that ``guards_uploads`` plugin -> name -> tensor,
         all that goes up.
     :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
-    Combining: in user order, each on the result of the one before; a plugin that ``guards_uploads`` is last.
+    Combining: in user order, each on the result of the one before; a plugin that ``guards_uploads`` or ``encodes`` is
+        last.
     """
 
 
@@ -312,7 +348,7 @@ def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | No
 def answer(client: ClientContext, question: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
     """Reply to ``server.ask`` of the same plugin.
 
-    When: in ``begin_round`` or ``post_train`` of this plugin's server side; the model is the global one (with
+    When: in a hook of this plugin's server side that may ``server.ask``; the model is the global one (with
         the client's personal parameters). The client's state is read-only here.
     :param question: As given to ``server.ask``.
     :param tensors: As given to ``server.ask``.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import TypeVar, get_original_bases
 
 from fedcore.base.config import describe
 from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
@@ -40,12 +41,16 @@ class Configurable(Protocol):
     Options: ClassVar[type[PluginOptions]]
 
 
-class Plugin:
+OptionsT = TypeVar("OptionsT", bound=PluginOptions, covariant=True, default=Any)
+
+
+class Plugin(Generic[OptionsT]):
     """Base of every method: options in, hooks out, nothing kept on ``self`` after ``__init__``.
 
-    The attributes below are declarations; a subclass sets them on the class or, where they depend on
-    options, in ``__init__``. Patterns are over the model's names after all ``configure_model`` calls. Which
-    declarations of two plugins conflict is listed in :mod:`fedcore.hooks.declarations`.
+    ``Plugin[MyOptions]`` is the base of a plugin with these options. The attributes below are declarations; a subclass
+    sets them on the class or, where they depend on options, in ``__init__``. Patterns are over the model's names after
+    all ``configure_model`` calls. Which declarations of two plugins conflict is listed in
+    :mod:`fedcore.hooks.declarations`.
     """
 
     Options: ClassVar[type[PluginOptions]] = PluginOptions
@@ -53,6 +58,8 @@ class Plugin:
     """Options under which the method is FedAvg, bit by bit; None if there are none."""
     owns: tuple[str, ...] = ()
     """Parameters that ``aggregate`` returns."""
+    starts: tuple[str, ...] = ()
+    """Parameters and buffers whose values at the start of a client's training ``begin_local`` returns."""
     exchanges: tuple[str, ...] = ()
     """Parameters that ``mid_local_epoch`` sees and patches."""
     corrects: tuple[str, ...] = ()
@@ -67,15 +74,32 @@ class Plugin:
     """Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn)."""
     uses_displacement: bool = False
     """Whether state is derived from w_t - y_k, which an exchange of parameters makes meaningless."""
+    assumes_sgd: bool = False
+    """Whether gradients are derived from SGD's steps: learning rate, momentum and number (SCAFFOLD, FedNova)."""
+    freezes_epochs: bool = False
+    """Whether it freezes parameters in some of a round's local epochs only (FedRep)."""
     guards_uploads: bool = False
     """Whether ``pre_upload`` is called after those of all other plugins and may change all that goes up, their payloads
     too."""
 
+    encodes: tuple[str, ...] = ()
+    """Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate`` puts back."""
+    uses_public: bool = False
+    """Whether the method needs public samples (``--public``)."""
+
     name: str
     _sealed = False
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: OptionsT) -> None:
         self.options = options
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Take the options' class from ``Plugin[...]``."""
+        super().__init_subclass__(**arguments)
+        for base in get_original_bases(cls):
+            given = get_args(base)[:1] if get_origin(base) is Plugin else ()
+            if given and isinstance(given[0], type) and "Options" not in vars(cls):
+                cls.Options = given[0]
 
     def __setattr__(self, attribute: str, value: object) -> None:
         if self._sealed:

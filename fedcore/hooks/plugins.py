@@ -74,6 +74,14 @@ class PluginSet:
         """Return the user's plugins that implement a hook, in user order."""
         return [call.plugin for call in self._calls[hook] if call.plugin.name != BUILTIN]
 
+    def takers(self, hook: str, argument: str) -> list[Plugin]:
+        """Return the user's plugins whose implementation of a hook takes this argument, in user order."""
+        return [call.plugin for call in self._calls[hook] if argument in call.arguments]
+
+    def implements(self, hook: str) -> bool:
+        """Return whether any plugin implements a hook."""
+        return bool(self._calls[hook])
+
     def each(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
         """Call a hook on every plugin in user order; yields (plugin, result), a None result included.
 
@@ -203,6 +211,8 @@ def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Return the round and the client of a call; None where its arguments do not tell."""
     step, server, update = arguments.get("step"), arguments.get("server"), arguments.get("update")
     client = step.client if step is not None else arguments.get("client")
+    if isinstance(client, int):  # of ``broadcast``, on the server
+        return getattr(server, "round", None), client
     round_ = getattr(client or server, "round", None)
     number = getattr(client, "id", None) if client is not None else getattr(update, "client", None)
     return round_, number

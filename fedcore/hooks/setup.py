@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginContractError
-from fedcore.data import Dataset
+from fedcore.base.tensors import digest_of
+from fedcore.data import Dataset, PublicSamples
+from fedcore.hooks.declarations import TABLE
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
@@ -31,6 +34,7 @@ class Setup:
     task: ModelTask
     layout: Layout
     breaks: dict[int, list[str]]
+    public: PublicSamples | None = None
 
     @classmethod
     def build(
@@ -51,6 +55,7 @@ class Setup:
             input_shape=dataset.input_shape,
             seed=config.seed,
             projection=config.projection,
+            weights=config.weights,
         )
         for plugin, changed in plugins.each("configure_model", model=model, task=task):
             if changed is not None and not isinstance(changed, SplitModel):
@@ -64,16 +69,30 @@ class Setup:
         for plugin, patterns in plugins.each("personal_parameters", model=model):
             personal.update(match(patterns or (), names, plugin, "personal_parameters"))
         plugins.check_names(names, personal)
+        _check_optimizer(config, plugins)
         if config.buffers == "local":
             personal.update(Layout.of(model).buffers)
-        setup = cls(config, plugins, model, task, Layout.of(model, personal), _breaks(config, plugins))
+        layout, breaks = Layout.of(model, personal), _breaks(config, plugins)
+        setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
+        _check_fixed(setup)
+        _check_public(setup)
         plugins.call_all("check_run", setup=setup)
         return setup
 
-    def claimed(self, plugin: Plugin, declaration: str) -> list[str]:
-        """Return the names under a plugin's ``owns``, ``exchanges`` or ``corrects``, without personal ones."""
+    @cached_property
+    def fixed_digest(self) -> str:
+        """SHA-256 of the parameters that do not travel, in hex: server and clients must agree; empty without any."""
+        state = self.model.state_dict()
+        return digest_of({name: state[name] for name in sorted(self.layout.fixed)}) if self.layout.fixed else ""
+
+    def claimed(self, plugin: Plugin, declaration: str, *, personal: bool = False) -> list[str]:
+        """Return the names under a plugin's ``owns``, ``starts``, ``exchanges`` or ``corrects``, without fixed ones.
+
+        :param personal: also those that stay on the clients.
+        """
         names = match(getattr(plugin, declaration), self.layout.shapes, plugin, declaration)
-        return [name for name in names if name not in self.layout.personal]
+        left_out = self.layout.fixed if personal else self.layout.fixed | self.layout.personal
+        return [name for name in names if name not in left_out]
 
 
 def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset) -> None:
@@ -95,6 +114,38 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, datase
             kind="model",
             expected=f"(1, d) and (1, {task.num_classes})",
         )
+
+
+def _check_public(setup: Setup) -> None:
+    for plugin in setup.plugins:
+        if plugin.uses_public and not setup.public:
+            raise ConfigError(
+                f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "
+                "the clients' data, --public NAME takes another data set of the same shape"
+            )
+
+
+def _check_fixed(setup: Setup) -> None:
+    """Refuse a plugin that works on parameters of which none is trained or travels."""
+    fixed = setup.layout.fixed
+    for declaration in (declaration for declaration in TABLE.values() if declaration.shared):
+        for plugin in setup.plugins if fixed else ():
+            for pattern in getattr(plugin, declaration.name):
+                names = match((pattern,), setup.layout.shapes, plugin, declaration.name)
+                if fixed.issuperset(names):
+                    raise ConfigError(
+                        f"plugin {plugin.name!r} {declaration.name} {pattern!r}, but no part of that is trained: "
+                        f"{names[0]!r} has requires_grad=False after every configure_model, so it never changes"
+                    )
+
+
+def _check_optimizer(config: RunConfig, plugins: PluginSet) -> None:
+    for plugin in plugins:
+        if plugin.assumes_sgd and config.optimizer != "sgd":
+            raise ConfigError(
+                f"plugin {plugin.name!r} derives gradients from how far SGD's steps lead (assumes_sgd), and "
+                f"{config.optimizer}'s are of another length; leave out --optimizer"
+            )
 
 
 def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:

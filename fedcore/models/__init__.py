@@ -1,14 +1,16 @@
 """Models: an encoder and a classifier, built by name and seed.
 
-A custom model is a function ``factory(num_classes, input_shape) -> SplitModel``, named on the command
-line as ``--model module:package.factory`` or installed under the entry point group ``fedcore.models``. A
-factory whose models take other batches than tensors declares ``factory.takes = ("graphs",)``.
+A custom model is a function ``factory(num_classes, input_shape) -> SplitModel``, or a class of a network that ends
+with a linear layer. It is named on the command line as ``--model module:package.factory``, given to ``fedcore.run``
+as an object, or installed under the entry point group ``fedcore.models``. A factory whose models take other batches
+than tensors declares ``factory.takes = ("graphs",)``.
 """
 
+from fedcore.models.build import build_model, require_takes
 from fedcore.models.fedlab import fedlab_alexnet, fedlab_cnn
 from fedcore.models.head import move_split
 from fedcore.models.split import ModelTask as ModelTask
-from fedcore.models.split import Outputs, build_model, has_batch_norm, require_takes
+from fedcore.models.split import Outputs, has_batch_norm
 from fedcore.models.split import SplitModel as SplitModel
 from fedcore.models.zoo import PadTo, alexnet, embedding_bag, fdcl_cnn, fedcme_cnn, mlp, resnet50, simple_cnn
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,38 +21,43 @@ class Layout:
     :param buffers: the names that are buffers.
     :param trainable: the parameters that require gradients.
     :param personal: the names that stay on each client.
+    :param fixed: the parameters without gradients, and the buffers of modules that have no other parameters: the same
+        everywhere and always, so that they neither travel nor are kept per client.
     """
 
     shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
     buffers: frozenset[str]
     trainable: frozenset[str]
     personal: frozenset[str]
+    fixed: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module, personal: Collection[str] = ()) -> Layout:
         """Describe a model."""
         state = model.state_dict()
         parameters = dict(model.named_parameters())
+        fixed = {name for name in _fixed(model) if name in state}
         return cls(
             shapes={name: (tensor.shape, tensor.dtype) for name, tensor in state.items()},
             buffers=frozenset(name for name in state if name not in parameters),
             trainable=frozenset(name for name, parameter in parameters.items() if parameter.requires_grad),
-            personal=frozenset(personal),
+            personal=frozenset(personal) - fixed,
+            fixed=frozenset(fixed),
         )
 
-    @property
+    @cached_property
     def shared(self) -> list[str]:
-        """The names that are exchanged: all that are not personal."""
-        return [name for name in self.shapes if name not in self.personal]
+        """The names that are exchanged: all that are neither personal nor fixed."""
+        return [name for name in self.shapes if name not in self.personal and name not in self.fixed]
 
     def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str) -> None:
         """Refuse tensors that are not exactly these names in this layout, or not finite.
 
         :raises RejectUpdate: names the tensor, the expectation and the finding.
         """
-        expected = set(names)
-        missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
-        if missing or extra:
+        expected = names if isinstance(names, frozenset) else frozenset(names)
+        if tensors.keys() != expected:
+            missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
             raise RejectUpdate(
                 f"{what}: " + (f"{missing[0]!r} is missing" if missing else f"{extra[0]!r} is not expected")
             )
@@ -64,3 +70,14 @@ class Layout:
         broken = first_nonfinite(tensors)
         if broken is not None:
             raise NonFiniteUpdate(f"{what}: {broken!r} has values that are not finite")
+
+
+def _fixed(model: nn.Module) -> Iterator[str]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        parameters = list(module.parameters())
+        if not any(parameter.requires_grad for parameter in parameters):
+            names = [name for name, _ in module.named_parameters()]
+            names += [name for name, _ in module.named_buffers()] if parameters else []
+        else:
+            names = [name for name, own in module.named_parameters(recurse=False) if not own.requires_grad]
+        yield from (f"{prefix}.{name}" if prefix else name for name in names)

@@ -59,7 +59,12 @@ class Placement:
     def dataset(self, dataset: Dataset) -> Dataset:
         """Return a data set with its samples on the device, images in the memory format."""
         train, test = (samples.to(self.device, self.memory_format) for samples in (dataset.train, dataset.test))
-        return replace(dataset, train=train, test=test)
+        public = dataset.public
+        if public is not None:
+            other = public.samples is not dataset.train
+            samples = public.samples.to(self.device, self.memory_format) if other else train
+            public = replace(public, samples=samples, rows=public.rows.to(samples.labels.device))
+        return replace(dataset, train=train, test=test, public=public)
 
 
 def convolves(model: nn.Module) -> bool:

@@ -1,17 +1,16 @@
-"""The structure of every model, encoder and classifier, and its construction from a name and a seed."""
+"""The structure of every model: encoder and classifier."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
-from fedcore.base.registry import available, call, resolve
+from fedcore.base.errors import PluginConflictError
 from fedcore.base.seeding import derive_seed, random_stream
 
 PROJECTION_WIDTH = 256
@@ -118,69 +117,6 @@ class ModelTask:
         model.projection_width = width
         with self.random("classifier"):
             model.renew_classifier(width)
-
-
-def require_takes(name: str, kind: str, dataset: str) -> None:
-    """Refuse a model that does not take batches of a kind.
-
-    The attribute ``takes = ("graphs", ...)`` of a factory lists the kinds that its models take; the default is tensors.
-
-    :raises ConfigError: names the installed models that do.
-    """
-    taken = _takes(resolve("model", name))
-    if kind in taken:
-        return
-    suited = []
-    for other in available("model"):
-        with suppress(PluginContractError):  # a broken package does not hide the others
-            if kind in _takes(resolve("model", other)):
-                suited.append(other)
-    hint = f"models for it: --model {', --model '.join(suited)}" if suited else "no installed model takes these"
-    raise ConfigError(
-        f"model {name!r} takes batches of kind {' or '.join(taken)}, but those of data set {dataset!r} are {kind}; "
-        f"{hint}"
-    )
-
-
-def _takes(factory: Any) -> tuple[str, ...]:
-    return tuple(getattr(factory, "takes", ("tensor",)))
-
-
-def build_model(
-    name: str, *, num_classes: int, input_shape: tuple[int, ...], seed: int, projection: bool
-) -> tuple[SplitModel, ModelTask]:
-    """Build a model by name, and the task with which plugins configure it.
-
-    ``name`` is an entry point of ``fedcore.models`` or ``module:package.factory``; it names a
-    ``factory(num_classes, input_shape) -> SplitModel``. Base, projection and classifier are drawn from (seed,
-    "model"), (seed, "projection") and (seed, "classifier"), so the base's weights do not depend
-    on the other parts. torch's global generator is not changed.
-
-    :raises UnknownNameError: no installed package provides the name.
-    :raises PluginContractError: the name is not a factory's, or the factory returns no SplitModel.
-    """
-    factory = resolve("model", name)
-    if not callable(factory):
-        raise PluginContractError.of(
-            name, f"is of type {type(factory).__name__}", kind="model", expected="a factory(num_classes, input_shape)"
-        )
-    task = ModelTask(num_classes, tuple(input_shape), seed)
-    with task.random("model"):
-        model = call("model", name, factory, num_classes, task.input_shape)
-    if not isinstance(model, SplitModel):
-        raise PluginContractError.of(
-            name,
-            f"returned {type(model).__name__}",
-            kind="model",
-            expected="a SplitModel",
-            hint="return fedcore.models.SplitModel(base, feature_dim, num_classes), base without the last layer",
-        )
-    if projection:
-        task.ensure_projection(model)
-    else:
-        with task.random("classifier"):
-            model.renew_classifier(model.feature_dim)
-    return model, task
 
 
 def has_batch_norm(model: nn.Module) -> bool:

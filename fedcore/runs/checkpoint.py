@@ -59,15 +59,23 @@ class CheckpointStore:
     def __init__(self, root: Path, clients: ClientStore) -> None:
         self.root, self.clients = root, clients
         self.binding: Binding | None = None  # what is written into every checkpoint
-        self.found: Any = None  # what stood in the one that was loaded
+        self.found: Mapping[str, Any] = {}  # the JSON part of the one that was loaded
         self._kept: dict[Path, Manifest] = {}  # oldest first
         self._stamps = np.empty(0, np.int64)  # of the clients' states that the newest names, by client; 0 for unknown
 
-    def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
+    def save(
+        self,
+        state: ServerState,
+        touched: Iterable[int] = (),
+        *,
+        metrics: str | None = None,
+        sessions: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write a checkpoint, its clients' states first; then delete what neither it nor the one before names.
 
         :param touched: clients that may have written versions since the last checkpoint, accepted or not.
         :param metrics: SHA-256, in hex, of the part of metrics.jsonl that the state counts.
+        :param sessions: bytes and SHA-256 of sessions.jsonl.
         :raises StorageError: it cannot be written; what was there before stays.
         """
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
@@ -80,6 +88,8 @@ class CheckpointStore:
             meta["binding"] = self.binding.plain()
         if metrics is not None:
             meta["metrics_sha256"] = metrics
+        if sessions is not None:
+            meta["sessions"] = dict(sessions)
         write_tensors(path, tensors, meta, inside=self.root.parent)
         before = {other: named for other, named in self._kept.items() if other != path}
         self._kept = dict([*before.items(), (path, manifest)][-KEPT:])
@@ -117,7 +127,7 @@ class CheckpointStore:
             except _DAMAGED as error:
                 problems.append(f"{path.name}: {error}")
                 continue
-            self._kept, self.found, self._stamps = {path: manifest}, meta.get("binding"), stamps
+            self._kept, self.found, self._stamps = {path: manifest}, meta, stamps
             if older is not None and before is not None:
                 self._kept = {older: before, path: manifest}
             if damage and report is not None:

@@ -6,9 +6,9 @@ import contextlib
 import datetime
 import fcntl
 import functools
-import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,31 +16,21 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, RunDirectoryError
+from fedcore.base.safe_yaml import write_yaml
 from fedcore.runs.checkpoint import CheckpointStore, Report
+from fedcore.runs.records import RecordFile
 from fedcore.runs.saved import Binding, SavedConfig, read_saved
-from fedcore.runs.trust import check_links, code_in, places_in
+from fedcore.runs.trust import check_links, code_in, objects_in, places_in
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import ClientStore, RemoteClientStore
-from fedcore.storage.files import (
-    TEMPORARY,
-    finite,
-    open_inside,
-    parse_json,
-    read_bytes,
-    read_text,
-    sealed,
-    storing,
-    sync_inside,
-    unsealed,
-    write_json,
-    write_text,
-)
-from fedcore.storage.serial import write_tensors
+from fedcore.storage.files import TEMPORARY, parse_json, read_text, storing, unsealed, write_text
+from fedcore.storage.serial import read_tensors, write_tensors
+
+KEPT_LINES = "The other lines are kept, and the run goes on: training does not read them"
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
 
@@ -58,8 +48,9 @@ class RunDirectory:
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
         self._missing: list[Path] = []  # folders that were not there before, innermost first
-        self._lines = hashlib.sha256()  # of metrics.jsonl, as far as this process knows it
-        self._counted: dict[int, str] = {0: self._lines.hexdigest()}  # length -> digest of so much, the last few
+        self.metrics = RecordFile(path / "metrics.jsonl", lambda: self.mark)
+        self.sessions = RecordFile(path / "sessions.jsonl", lambda: self.mark)
+        self._mark: str | None = None
         self.clients = (ClientStore if with_clients else RemoteClientStore)(path / "clients")
         self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
 
@@ -75,7 +66,7 @@ class RunDirectory:
         """
         if out is None:
             stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-            names = "-".join(name.rpartition(".")[2] for name in plugins) or "fedavg"
+            names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
             base = Path("runs") / f"{stamp}-{names}"
             out, number = base, 1
             while out.exists():
@@ -132,6 +123,8 @@ class RunDirectory:
             code = code_in(config)
             flags += " --allow-code" * bool(code)
             flags += " --allow-outside" * bool(not code and places_in(config, self.path))
+            if given := objects_in(config):
+                return f"in Python, fedcore.resume({str(self.path)!r}, {', '.join(given)})"
         return f"fedcore resume {shlex.quote(str(self.path))}{flags}"
 
     @property
@@ -139,27 +132,13 @@ class RunDirectory:
         """Who holds which samples."""
         return self.path / "partition.json"
 
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON line per round."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def sessions_file(self) -> Path:
-        """One JSON line for each process that trained the run, see :func:`fedcore.runs.provenance.session`."""
-        return self.path / "sessions.jsonl"
-
-    def add_session(self, session: dict[str, Any]) -> None:
-        """Note that a process begins to train, or goes on with, this run."""
-        before = read_bytes(self.sessions_file).decode(errors="replace") if self.sessions_file.exists() else ""
-        write_text(self.sessions_file, before + json.dumps(session) + "\n", inside=self.path)
-
     def write_config(self, values: Mapping[str, Any], binding: Binding, versions: Mapping[str, Any]) -> None:
         """Write the resolved options, what they are bound to, and the versions of what was installed."""
         content = {**values, "digests": binding.digests()}
         content |= {"changes": [dict(entry) for entry in binding.changes]} if binding.changes else {}
         content["versions"] = dict(versions)
-        write_text(self.path / "config.yaml", yaml.safe_dump(content, sort_keys=False), inside=self.path)
+        write_text(self.path / "config.yaml", write_yaml(content), inside=self.path)
+        self._mark = binding.mark
 
     def read_config(self) -> RunConfig:
         """Read the run's configuration back; raises as :func:`fedcore.runs.saved.read_saved`."""
@@ -169,13 +148,15 @@ class RunDirectory:
         """Read config.yaml with what it is bound to; raises as :func:`fedcore.runs.saved.read_saved`."""
         return read_saved(self.path / "config.yaml", self.path, was=self.checkpoints.binding_found)
 
-    @functools.cached_property
+    @property
     def mark(self) -> str:
         """What the checksums of this run's records start from, see :attr:`fedcore.runs.saved.Binding.mark`."""
-        try:
-            return self.read_saved().mark
-        except FedcoreError:
-            return ""
+        if self._mark is None:
+            try:
+                self._mark = self.read_saved().mark
+            except FedcoreError:
+                self._mark = ""
+        return self._mark
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -211,102 +192,68 @@ class RunDirectory:
         try:
             state = self.checkpoints.load(check=self._check_metrics, report=report, phase=phase)
         except RunDirectoryError:
-            if not self._damaged_lines():
+            damaged = self.metrics.damaged()
+            if not damaged:
                 raise  # an older checkpoint does not help either, but the round's records are all that is lost
             state = self.checkpoints.load(check=self._check_length, report=report, phase=phase)
-            names = ", ".join(map(str, self._damaged_lines()))
-            report(
-                f"{self.metrics_file}: damaged in line {names}. The other lines are kept, and the run goes on: "
-                "training does not read them"
-            )
+            report(f"{self.metrics.path}: damaged in line {', '.join(map(str, damaged))}. {KEPT_LINES}")
         if state is not None:
             fits(state)
-        self._count(read_bytes(self.metrics_file)[: state.metrics_bytes] if state and state.metrics_bytes else b"")
-        if self.metrics_file.exists():  # what was written after the checkpoint will be written again
-            with storing(self.metrics_file), self._metrics(os.O_WRONLY) as file:
-                os.ftruncate(file, state.metrics_bytes if state else 0)
+        self._report_sessions(report)
+        self.metrics.restore(state.metrics_bytes if state else 0)  # what came after it will be written again
+        self.sessions.restore()
         self.checkpoints.tidy()
         for path in self.path.glob(f".*{TEMPORARY}"):
             path.unlink(missing_ok=True)
         return state
 
     def append_metrics(self, record: dict[str, Any]) -> int:
-        """Append a line and return the file's new length in bytes.
-
-        :raises StorageError: it cannot be written; a part of it may be, which :meth:`recover` drops.
-        """
-        line = (json.dumps(sealed(finite(record), self.mark)) + "\n").encode()
-        with storing(self.metrics_file), self._metrics(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
-            left = line
-            while left:
-                left = left[os.write(file, left) :]
-            length = os.fstat(file).st_size
-        self._lines.update(line)
-        self._counted = {**dict([*self._counted.items()][-2:]), length: self._lines.hexdigest()}
-        return length
-
-    def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> None:
-        """Save a checkpoint, see :meth:`CheckpointStore.save`; the metrics that it counts are on the disk before it."""
-        if self.metrics_file.exists():
-            with storing(self.metrics_file):
-                sync_inside(self.metrics_file, inside=self.path)
-        self.checkpoints.save(state, touched, metrics=self._counted.get(state.metrics_bytes))
+        """Append a line to metrics.jsonl; returns and raises as :meth:`RecordFile.append`."""
+        return self.metrics.append(record)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl but for damaged ones, and one that is being written."""
-        if not self.metrics_file.exists():
-            return []
-        whole, _, _ = read_bytes(self.metrics_file).rpartition(b"\n")
-        return [record for line in whole.splitlines() if (record := self._record(line)) is not None]
+        return self.metrics.read()
 
-    def _count(self, content: bytes) -> None:
-        """Take the part of metrics.jsonl that a checkpoint counts as what was written so far."""
-        self._lines = hashlib.sha256(content)
-        self._counted = {len(content): self._lines.hexdigest()}
-
-    @contextlib.contextmanager
-    def _metrics(self, flags: int) -> Iterator[int]:
-        descriptor = open_inside(self.metrics_file, flags, inside=self.path)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _record(self, line: bytes) -> dict[str, Any] | None:
-        """Return a line of metrics.jsonl, None where it is damaged."""
-        try:
-            return unsealed(parse_json(line), self.mark)
-        except ValueError:
-            return None
-
-    def _damaged_lines(self) -> list[int]:
-        """Return the numbers of the lines of metrics.jsonl, from 1, that are not as they were written."""
-        lines = read_bytes(self.metrics_file).split(b"\n")[:-1] if self.metrics_file.exists() else []
-        return [number for number, line in enumerate(lines, start=1) if self._record(line) is None]
+    def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> None:
+        """Save a checkpoint, see :meth:`CheckpointStore.save`; the records that it counts are on the disk before it."""
+        self.metrics.sync()
+        length = self.sessions.length
+        sessions = {"bytes": length, "sha256": self.sessions.digest(length)}
+        self.checkpoints.save(state, touched, metrics=self.metrics.digest(state.metrics_bytes), sessions=sessions)
 
     def _check_metrics(self, state: ServerState, meta: Mapping[str, Any]) -> None:
-        counted = self._check_length(state, meta)
-        expected = meta.get("metrics_sha256")
-        if expected is None or expected == hashlib.sha256(counted).hexdigest():
-            return
-        damaged = self._damaged_lines()
-        what = f"damaged in line {', '.join(map(str, damaged))}" if damaged else "not this run's, or lacks lines"
-        raise RunDirectoryError(f"{self.metrics_file.name} is {what}")
+        self.metrics.check(state.metrics_bytes, meta.get("metrics_sha256"))
 
-    def _check_length(self, state: ServerState, meta: Mapping[str, Any]) -> bytes:
-        """Return the part of metrics.jsonl that belongs to a state; it has to be there, in whole lines."""
-        content = read_bytes(self.metrics_file) if self.metrics_file.exists() else b""
-        counted = content[: state.metrics_bytes]
-        if len(counted) < state.metrics_bytes or (counted and not counted.endswith(b"\n")):
-            raise RunDirectoryError(
-                f"{self.metrics_file.name} is damaged: it has {len(content)} bytes, and {state.metrics_bytes} bytes of "
-                "whole lines belong to this checkpoint"
-            )
-        return counted
+    def _check_length(self, state: ServerState, meta: Mapping[str, Any]) -> None:
+        self.metrics.check_length(state.metrics_bytes)
+
+    def _report_sessions(self, report: Report) -> None:
+        """Say where sessions.jsonl is not what the checkpoint counts; nothing reads it for training."""
+        counted = self.checkpoints.found.get("sessions")
+        try:
+            if isinstance(counted, dict):
+                self.sessions.check(int(counted["bytes"]), str(counted["sha256"]))
+            damaged = self.sessions.damaged()
+            if damaged:
+                raise RunDirectoryError(f"sessions.jsonl is damaged in line {', '.join(map(str, damaged))}")
+        except RunDirectoryError as error:
+            report(f"{self.path}: {error}. {KEPT_LINES}")
 
     def write_model(self, model: dict[str, Tensor]) -> None:
         """Write the global model."""
         write_tensors(self.path / "model.safetensors", model, inside=self.path)
+
+    def read_model(self) -> dict[str, Tensor]:
+        """Return the final global model, by name.
+
+        :raises RunDirectoryError: it is missing or damaged.
+        """
+        file = self.path / "model.safetensors"
+        try:
+            return read_tensors(file)[0]
+        except (OSError, ValueError, KeyError) as error:
+            raise RunDirectoryError(f"{file} cannot be read: {error}") from error
 
     def read_summary(self, report: Report | None = None) -> dict[str, Any] | None:
         """Return summary.json, or None where there is none that is whole.
@@ -331,7 +278,10 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json; :attr:`mark` goes into the checksum that it carries."""
-        write_json(self.path / "summary.json", summary, inside=self.path)
+        text = json.dumps(summary, indent=2)
+        # A row of numbers in one line: a confusion matrix of 100 classes has 10,000 of them.
+        rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
+        write_text(self.path / "summary.json", rows + "\n", inside=self.path)
 
 
 @functools.cache  # it reads every package's metadata, and they are those of this process

@@ -6,25 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
-from fedcore.client.evaluation import evaluate, rates, silhouette, summarise_clients
-from fedcore.client.frozen import load_state
+from fedcore.base.tensors import copy_into
+from fedcore.client.evaluation import MAX_CONFUSION, evaluate, rates, silhouette, summarise_clients
 from fedcore.client.messages import ClientTask
 from fedcore.engines.local import cores
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
-from fedcore.server.context import ScopeContext, broadcasts
+from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.federation import Federation
 from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 
 
 class Evaluator:
-    """Evaluates committed states; changes nothing."""
+    """Evaluates committed states; changes nothing.
+
+    :ivar confusion: confusion matrix of the global model on the test set, as the last evaluation counted it; None
+        without a global model, and for more than ``MAX_CONFUSION`` classes.
+    """
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.placement = Placement.of(federation.config, federation.setup.model)
         self.device = self.placement.device
+        self.confusion: list[list[int]] | None = None
 
     def evaluate(self, state: ServerState, *, with_silhouette: bool = False) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
@@ -35,12 +40,17 @@ class Evaluator:
                 f"no global model: {sorted(layout.personal)[0]!r} and the like stay on the clients"
             )
         else:
-            model = self.load_model(state)
-            threads = cores() if self.device.type == "cpu" else 1
+            dataset, cpu = federation.dataset, self.device.type == "cpu"
             counts = evaluate(
-                model, federation.dataset.test, federation.dataset.num_classes, self.device, threads=threads
+                self.load_model(state),
+                dataset.test,
+                dataset.num_classes,
+                self.device,
+                threads=cores() if cpu else 1,
+                confusion=dataset.num_classes <= MAX_CONFUSION,
             )
             metrics["global"] = rates(counts)
+            self.confusion = counts.get("confusion")
         metrics.update(self.evaluate_clients(state))
         if with_silhouette:
             metrics.update(self.silhouette(state))
@@ -62,7 +72,7 @@ class Evaluator:
         classes = federation.dataset.num_classes
         with ServerScope(federation, state, state.round, "evaluation") as scope:
             key = f"evaluate-{state.round}-{state.phase}"
-            scope.share(key, broadcasts(plugins, ScopeContext(scope)))
+            broadcasts = Broadcasts(scope, key)
             tasks = [
                 ClientTask(
                     id=f"{key}-{client}",
@@ -71,6 +81,7 @@ class Evaluator:
                     round=state.round,
                     version=state.manifest.get(client),
                     shared=key,
+                    tensors=broadcasts.to(client),
                     meta={"protocols": protocols, "took_part": client in state.manifest},
                 )
                 for client in (range(federation.config.clients) if personal else held_out)
@@ -117,5 +128,5 @@ class Evaluator:
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""
         model = self.placement.model(self.federation.setup.model)
-        load_state(model.state_dict(), state.model)
+        copy_into(model.state_dict(), state.model)
         return model.eval()

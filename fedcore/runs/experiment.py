@@ -12,20 +12,36 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import RunDirectoryError
+from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.tensors import copy_into
 from fedcore.data import Partition
-from fedcore.models.placement import resolve_device
+from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.checkpoint import Report
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, name_objects, objects_again
+from fedcore.runs.notebook import notebook_display
 from fedcore.runs.opened import OpenedRun
 from fedcore.runs.provenance import session
 from fedcore.runs.resolve import ResolvedRun
+from fedcore.runs.result import RunResult
 from fedcore.runs.start import Make, begin, federation, reopen
 from fedcore.runs.trackers.following import tracked
-from fedcore.runs.training import Experiment, Interrupted, RunResult
+from fedcore.runs.training import Experiment, Interrupted
 from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
 
-__all__ = ["Experiment", "Interrupted", "RunResult", "evaluate_run", "go_on", "one_thread", "resume", "run", "started"]
+__all__ = [
+    "Experiment",
+    "Interrupted",
+    "RunResult",
+    "evaluate_run",
+    "go_on",
+    "load_run",
+    "one_thread",
+    "resume",
+    "run",
+    "started",
+]
 
 UNFINISHED = (
     "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
@@ -34,23 +50,42 @@ UNFINISHED = (
 
 
 def run(
-    config: RunConfig | ResolvedRun,
+    config: RunConfig | ResolvedRun | None = None,
     *,
+    model: ModelObject | None = None,
+    plugins: PluginObjects | None = None,
+    dataset: DatasetObject | None = None,
     notify: Notify | None = None,
     engine: Make | None = None,
     partition: Partition | None = None,
 ) -> RunResult:
     """Train as configured, in a new run directory.
 
+    :param config: default a configuration without any option.
+    :param model: in place of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a network. If
+        it is no ``SplitModel``, its last linear layer becomes the classifier.
+    :param plugins: plugin classes, in a list or as a mapping to their options; names may stand among them.
+    :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
+        y_test), or a pair (train, test) of torch's data sets.
     :param partition: who holds which samples, in place of the configured dealing. A :meth:`Partition.declared` one is
-        of clients that hold data of their own; ``engine`` has to reach them.
+        of clients that hold their own data; ``engine`` has to reach them.
     :param engine: makes the engine in place of the configured one; for engines that are objects of the caller's.
-    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``).
+    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``); by default a
+        notebook shows the progress.
     :raises ConfigError: and its kin, before anything is written.
     :raises RoundFailedError: too few usable updates; the directory holds the last good state.
     :raises Interrupted: Ctrl-C; the directory holds a checkpoint.
     """
-    with started(config, notify=notify, engine=engine, partition=partition) as (experiment, state):
+    config, given, notify = RunConfig() if config is None else config, Given(), notify or notebook_display()
+    if model is not None or plugins is not None or dataset is not None:
+        if isinstance(config, ResolvedRun):
+            raise ConfigError("a resolved run has its model, plugins and data set; give objects with a RunConfig")
+        config, given = name_objects(config, model, plugins, dataset)
+        changed = given.workers(config)
+        config = config.model_copy(update=changed)
+        if changed:
+            _notes(notify or _only_notes)(given.note)
+    with given.lent(), started(config, notify=notify, engine=engine, partition=partition) as (experiment, state):
         return experiment.train(state)
 
 
@@ -79,8 +114,11 @@ def started(
 
 
 def resume(
-    path: Path,
+    path: Path | str,
     *,
+    model: ModelObject | None = None,
+    plugins: PluginObjects | None = None,
+    dataset: DatasetObject | None = None,
     notify: Notify | None = None,
     allow_code: bool = False,
     allow_outside: bool = False,
@@ -92,6 +130,8 @@ def resume(
 
     A checkpoint that is damaged, or names a client's state that is, is passed over for the one before it.
 
+    :param model: the object that :func:`run` was given, likewise ``plugins`` and ``dataset``; needed for those that
+        config.yaml names ``object:...``.
     :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
     :param allow_code: import what its configuration names as ``module:...``; do so for a directory that you trust.
     :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
@@ -104,7 +144,12 @@ def resume(
         together, or it is being trained.
     :raises ConfigError: it needs one of the permissions.
     """
-    with one_thread():
+    path, notify = Path(path), notify or notebook_display()
+    saved, given = _given_again(path, model, plugins, dataset)
+    if saved is not None and (changed := given.workers(saved)):
+        changes = {**(changes or {}), **changed}
+        _notes(notify)(given.note)
+    with one_thread(), given.lent():
         opened = reopen(
             path,
             allow_code=allow_code,
@@ -125,19 +170,30 @@ def go_on(opened: OpenedRun, *, notify: Notify | None = None, engine: Make | Non
         state = opened.recover(report) or opened.initial()
         if finished and state.phase != "done" and not opened.changed:
             report(UNFINISHED)
-        opened.record_changes(state)
         with _running(opened, state, notify, engine) as experiment:
+            opened.record_changes(state)
             return experiment.train(state)
 
 
-def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool = False) -> dict[str, Any]:
+def evaluate_run(
+    path: Path | str,
+    *,
+    model: ModelObject | None = None,
+    plugins: PluginObjects | None = None,
+    dataset: DatasetObject | None = None,
+    notify: Notify | None = None,
+    allow_code: bool = False,
+) -> dict[str, Any]:
     """Recompute the metrics of a run's last checkpoint; writes nothing.
 
+    :param model: as for :func:`resume`, likewise ``plugins`` and ``dataset``.
     :param notify: called with ``note`` and its message where a damaged checkpoint was passed over.
     :param allow_code: as for :func:`resume`.
     :raises RunDirectoryError: there is no checkpoint.
     """
-    with one_thread():
+    path = Path(path)
+    _, given = _given_again(path, model, plugins, dataset)
+    with one_thread(), given.lent():
         opened, report = reopen(path, allow_code=allow_code), _notes(notify)
         _tell(opened, report)
         state = opened.directory.checkpoints.load(report=report)
@@ -155,6 +211,31 @@ def evaluate_run(path: Path, *, notify: Notify | None = None, allow_code: bool =
             return Experiment(running, opened.directory, _silent).final_metrics(state)
 
 
+def load_run(
+    path: Path | str,
+    *,
+    model: ModelObject | None = None,
+    plugins: PluginObjects | None = None,
+    dataset: DatasetObject | None = None,
+    allow_code: bool = False,
+) -> RunResult:
+    """Return a finished run as :func:`run` returned it: figures, history, configuration and model; writes nothing.
+
+    :param model: as for :func:`resume`, likewise ``plugins``, ``dataset`` and ``allow_code``.
+    :raises RunDirectoryError: there is no finished run in ``path``, or its files do not belong together.
+    """
+    path = Path(path)
+    _, given = _given_again(path, model, plugins, dataset)
+    with one_thread(), given.lent():
+        opened = reopen(path, allow_code=allow_code)
+        summary = opened.directory.read_summary()
+        if summary is None:
+            raise RunDirectoryError(f"{path} is not finished; {opened.directory.how_to_resume} goes on with it")
+        network = Placement.plain().model(opened.setup.model).eval()
+        copy_into(network.state_dict(), opened.directory.read_model())
+        return RunResult(summary["metrics"], network, opened.directory.path, summary, opened.config)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread, as everything must that reaches weights or state; undone at the end."""
@@ -170,7 +251,6 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
     notify = notify or _only_notes
-    opened.directory.add_session(session(opened.setup.model, resolve_device(opened.config.device)))
     notify(
         "start",
         {
@@ -184,7 +264,18 @@ def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make:
         tracked(opened.config, opened.directory.path, notify) as notify,
         federation(opened, make) as running,
     ):
+        opened.directory.sessions.append(session(opened.setup.model, resolve_device(opened.config.device)))
         yield Experiment(running, opened.directory, notify)
+
+
+def _given_again(
+    path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
+) -> tuple[RunConfig | None, Given]:
+    """Return a saved run's configuration and the objects that it has names for; none where no object is given."""
+    if model is None and plugins is None and dataset is None:
+        return None, Given()
+    saved = RunDirectory.open(path).read_config()
+    return saved, objects_again(saved, model, plugins, dataset)
 
 
 def _tell(opened: OpenedRun, report: Report) -> None:

@@ -94,7 +94,7 @@ class OpenedRun:
 
         :raises RunDirectoryError: names what differs.
         """
-        found = self.directory.checkpoints.found
+        found = self.directory.checkpoints.found.get("binding")
         differing = self.binding.differences(found) if found is not None else []
         if differing:
             raise RunDirectoryError(

@@ -6,15 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
+from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
+from fedcore.data.public import public_rows, with_public
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
 from fedcore.hooks.setup import Setup
 from fedcore.models import SplitModel
 from fedcore.models.placement import resolve_device
+from fedcore.models.weights import with_digest
 from fedcore.runs.autotune import tuned
 
 
@@ -64,15 +69,16 @@ def resolve(config: RunConfig) -> ResolvedRun:
         raise ConfigError("--precision tf32 needs a CUDA device; on a CPU use float32 or bf16")
     if config.model != "auto":
         registry.resolve("model", config.model)
-    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = with_public(load_dataset(config.dataset, config.data_dir), config.public, config.seed, config.data_dir)
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     model = usual_model(dataset) if config.model == "auto" else config.model
-    resolved = {
+    resolved: dict[str, Any] = {
         "plugins": plugin_options(config, plugins),
         "engine_options": engine_options,
         "model": model,
         "device": str(device),
+        "weights": None if config.weights is None else with_digest(config.weights),
     }
     return ResolvedRun(config.model_copy(update=resolved), dataset, plugins)
 
@@ -130,6 +136,7 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
             )
         if config.samples is not None:
             raise ConfigError(f"--samples: {config.partition} fixes already which samples are used; leave it out")
+        _require_private(config, dataset, partition)
         return partition
     return make_partition(
         dataset,
@@ -140,4 +147,22 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
         client_test_fraction=config.client_test_fraction,
         samples=config.samples,
         seed=config.seed,
+        public=None if public_share(config.public) is None else _public_rows(config, dataset),
     )
+
+
+def _public_rows(config: RunConfig, dataset: Dataset) -> Tensor:
+    return public_rows(dataset.train.labels, config.public, config.seed)
+
+
+def _require_private(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
+    """Refuse a partition that gives public samples to clients."""
+    if public_share(config.public) is None:
+        return
+    held = torch.cat([partition.train.positions, partition.test.positions])
+    both = int(torch.isin(held, _public_rows(config, dataset)).sum())
+    if both:
+        raise ConfigError(
+            f"--public {config.public}: {config.partition} gives {both} of these samples to clients; make the "
+            "partition with fedcore data split and the same --public and --seed, or name another data set"
+        )

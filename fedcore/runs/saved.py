@@ -16,11 +16,11 @@ from typing import Any
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import RunDirectoryError
-from fedcore.base.identity import WITHOUT_EFFECT
+from fedcore.base.identity import LATER, WITHOUT_EFFECT
 from fedcore.storage.config_file import BESIDE_OPTIONS, read_mapping
 
-SINCE_DIGESTS = ("client_timeout", "local_steps")
-"""Options that came with the digests, shortly before or after them: a file without digests may lack them."""
+SINCE_DIGESTS = ("client_timeout", *(name for name in LATER if name != "system"))
+"""Options that came with the digests, shortly before them or later: a file without digests may lack them."""
 
 HOW_TO_CHANGE = (
     "Put back what it was. A change that is wanted is an option of fedcore resume, such as --rounds; any other is "
@@ -153,7 +153,7 @@ def bound(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of plain values; the order of plugins counts, that of options does not."""
+    """Return the SHA-256, in hex, of plain values; the order inside a setting counts, that of the settings does not."""
     return hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()
 
 

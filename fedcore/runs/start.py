@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from fedcore.base import registry
-from fedcore.base.config import RunConfig
+from fedcore.base import objects, registry
+from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, RunDirectoryError
-from fedcore.base.safe_yaml import read_yaml
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Partition, load_partition
 from fedcore.data.content import data_digest
@@ -26,6 +24,7 @@ from fedcore.runs.saved import HOW_TO_CHANGE, Binding, SavedConfig, bound, parti
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
 from fedcore.server.federation import Federation
+from fedcore.storage.files import parse_json
 
 CHANGEABLE = frozenset({"rounds", "workers", "data_dir", "device", "client_timeout"})
 """Options that can change when a run is resumed; of these only rounds and device can change its bits."""
@@ -37,17 +36,19 @@ def begin(config: RunConfig | ResolvedRun, given: Partition | None = None, *, re
     """Set up a new run and write its directory: configuration and partition.
 
     :param given: the partition, in place of the configured one.
-    :param reached: the caller has an engine that reaches clients with data of their own.
+    :param reached: the caller has an engine that reaches clients which hold their own data.
     :raises ConfigError: and its kin, before anything is written.
     """
     run = config if isinstance(config, ResolvedRun) else resolve(config)
     run = run.updated(trackers=resolve_trackers(run.config.trackers))
     run, partition = _partitioned(run, given, reached)
+    if run.config.patience is not None and not partition.test.sizes.any():
+        raise ConfigError("--patience looks at the clients' held-out parts; add --client-test-fraction 0.2")
     out = RunDirectory.choose(run.config.out, list(run.config.plugins))
     setup = run.updated(out=out).set_up()
     directory = RunDirectory.create(out, with_clients=not partition.is_declared)
     partition.save(directory.partition_file)
-    values = read_yaml(yaml.safe_dump(setup.config.model_dump(mode="json")))  # as they will be read
+    values = parse_json(json.dumps(setup.config.model_dump(mode="json")))  # as they will be read
     binding = Binding(bound(values), _digest_of(partition), data_digest(run.dataset))
     directory.checkpoints.binding = binding
     versions = installed_versions()
@@ -80,7 +81,7 @@ def reopen(
     if not changes.keys() <= CHANGEABLE:
         raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run is resumed")
     config = RunConfig.create({**saved.values, **changes, "out": str(directory.path)})
-    check_code(code_in(config), source, allow=allow_code)
+    check_code([name for name in code_in(config) if not objects.is_lent(name)], source, allow=allow_code)
     if not allow_outside:
         check_places(places_in(config, directory.path), source, allow=False)
         check_places_inside(config, directory.path)
@@ -159,12 +160,17 @@ def _partitioned(run: ResolvedRun, given: Partition | None, reached: bool) -> tu
         raise ConfigError(f"clients is {run.config.clients}, but the partition has {given.num_clients} clients")
     if given.is_declared:
         _require_reached(reached, "this federation")
+        if public_share(run.config.public) is not None:
+            raise ConfigError(
+                f"--public {run.config.public} is a share of the training set that simulated clients split, but these "
+                "clients hold their own data; name a data set that the server and each of them have"
+            )
         run = run.updated(partition=DECLARED)
     return run, given
 
 
 def _require_reached(reached: bool, what: object) -> None:
-    """Refuse an engine of the configuration for clients that hold data of their own: it cannot reach them."""
+    """Refuse the configured engine for clients that hold their own data: it cannot reach them."""
     if not reached:
         raise ConfigError(
             f"the clients of {what} hold their own data; fedcore federate server reaches them, and "

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
-from fedcore.client.frozen import load_state
-from fedcore.models import SplitModel
+from fedcore.base.tensors import copy_into
 from fedcore.models.placement import Placement
 from fedcore.runs import participation
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
+from fedcore.runs.result import RunResult
 from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.server.context import ScopeContext
 from fedcore.server.federation import Federation
@@ -25,21 +25,6 @@ from fedcore.server.round import Notify, run_round
 from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.files import finite, sealed
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run.
-
-    :param metrics: final figures by protocol, as in ``summary.json``.
-    :param model: the global model, on the CPU, in eval mode.
-    :param directory: the run directory.
-    """
-
-    metrics: dict[str, Any]
-    model: SplitModel
-    directory: Path
-    summary: dict[str, Any]
 
 
 class Interrupted(FedcoreError):
@@ -87,6 +72,16 @@ class Experiment:
             every = self.config.silhouette_every
             metrics = self.evaluator.evaluate(state, with_silhouette=bool(every) and state.round % every == 0)
             state = replace(state, best=self.evaluator.best(state, metrics))
+            if not last and out_of_patience(self.config, state):
+                last, state = True, replace(state, phase="post_train")
+                best = state.best["round"]
+                self.notify(
+                    "note",
+                    {
+                        "message": f"stopped after round {state.round - 1}: round {best} stays the best on the "
+                        f"clients' held-out parts (--patience {self.config.patience})"
+                    },
+                )
         self._latest = metrics
         seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
         record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
@@ -126,9 +121,12 @@ class Experiment:
             "seconds": time.perf_counter() - self._began,
             "finished": now(),
             "metrics": metrics,
+            **({"confusion": self.evaluator.confusion} if self.evaluator.confusion else {}),
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
             "time": self._times.split(self.federation.engine.workers),
         }
+        if state.round < self.config.rounds:
+            summary["stopped_early"] = {"rounds": self.config.rounds, "patience": self.config.patience}
         summary |= self.reports(state)
         if self.config.system is not None:
             summary["system"] = participation.totals(self.directory.read_metrics())
@@ -139,8 +137,8 @@ class Experiment:
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.setup.model).eval()
-        load_state(model.state_dict(), state.model)
-        return RunResult(metrics, model, self.directory.path, summary)
+        copy_into(model.state_dict(), state.model)
+        return RunResult(metrics, model, self.directory.path, summary, self.config)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
@@ -165,3 +163,8 @@ class Experiment:
         """Save a committed state, the clients' states first, and delete what is no longer needed."""
         self.directory.checkpoint(state, self._touched)
         self._touched.clear()
+
+
+def out_of_patience(config: RunConfig, state: ServerState) -> bool:
+    """Whether the best round by the clients' held-out parts lies ``patience`` rounds before the last one."""
+    return config.patience is not None and state.round - 1 - state.best.get("round", state.round) >= config.patience

@@ -13,6 +13,7 @@ from typing import Any
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError
+from fedcore.base.objects import OBJECT
 from fedcore.hooks.plugin import places
 
 OWN_FOLDERS = ("checkpoint", "clients", "trackers")
@@ -26,6 +27,17 @@ def code_in(config: RunConfig) -> list[str]:
     """Return the names in a configuration that import code: ``module:package.attribute``."""
     single = (config.dataset, config.model, config.partition, config.engine)
     return [name for name in (*config.plugins, *config.trackers, *single) if registry.is_code(name)]
+
+
+def objects_in(config: RunConfig) -> list[str]:
+    """Return the arguments of ``fedcore.resume`` for what a program gave as objects: ``model=Net``."""
+    given = [
+        f"{kind}={name.removeprefix(OBJECT)}"
+        for kind, name in (("model", config.model), ("dataset", config.dataset))
+        if name.startswith(OBJECT)
+    ]
+    plugins = [name.removeprefix(OBJECT) for name in config.plugins if name.startswith(OBJECT)]
+    return [*given, *([f"plugins=[{', '.join(plugins)}]"] if plugins else [])]
 
 
 def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:

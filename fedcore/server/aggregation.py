@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedcore.base.errors import DivergedError, RoundFailedError
-from fedcore.base.tensors import first_nonfinite
+from fedcore.base.tensors import first_nonfinite, on_cpu
 from fedcore.base.types import Tensors
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.setup import Setup
@@ -26,14 +26,16 @@ def aggregate(current: Round, collector: Collector) -> Tensors:
     setup = current.federation.setup
     plugins = setup.plugins
     try:
-        mean = collector.running_mean.mean()
+        mean = on_cpu(collector.running_mean.mean())
     except ZeroDivisionError as error:
         raise RoundFailedError(f"round {current.number}: {error}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
+    current.phase = "aggregate"
     for plugin in plugins.implementers("aggregate"):
         updates = collector.kept[plugin.name]
         owned = plugins.call(plugin.name, "aggregate", server=RoundContext(current), updates=updates)
         model.update(_checked(setup, plugin, "aggregate", owned, setup.claimed(plugin, "owns")))
+    current.phase = "round"
     trainable = [name for name in setup.layout.shared if name in setup.layout.trainable]
     for plugin in plugins.implementers("server_step"):
         mean = {name: model[name] for name in trainable}
@@ -89,6 +91,6 @@ def _against_divergence(current: Round) -> str:
     ways = [f"a smaller --lr ({config.lr:g} now)", f"a smaller bound on gradients, --clip-norm ({clip} now)"]
     if config.clip_norm is None:
         ways[1] = f"bounded gradients, such as --clip-norm 10 ({clip} now)"
-    if config.momentum:
+    if config.momentum and config.optimizer == "sgd":
         ways.append(f"less --momentum ({config.momentum:g} now)")
     return f"Training diverged; try {', '.join(ways[:-1])} or {ways[-1]}."

@@ -9,21 +9,24 @@ from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.tensors import bytes_of
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
+from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.context import RoundContext
 from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Round
 
 
-def train_cohort(current: Round) -> Iterator[tuple[ClientTask, Outcome]]:
+def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tuple[ClientTask, Outcome]]:
     """Train the cohort with its pauses; yields each client's last outcome.
 
     The longest work is dispatched first, ties by id: a pure function of the cohort, and the workers end together.
+
+    :param broadcasts: None where no client can be reached.
     """
     federation = current.federation
-    tasks = _first_tasks(current)
-    for task in tasks:
-        if current.simulated[task.client].reached:
-            current.count_down()
+    tasks = _first_tasks(current, broadcasts)
+    reached = [task.client for task in tasks if current.simulated[task.client].reached]
+    for _ in reached:
+        current.count_down()
     for epoch, names in federation.setup.breaks.items():
         tasks, failed = _without_lost(current, tasks, before=epoch)
         yield from failed
@@ -48,9 +51,11 @@ def train_cohort(current: Round) -> Iterator[tuple[ClientTask, Outcome]]:
     tasks, failed = _without_lost(current, tasks, before=None)
     yield from failed
     yield from current.outcomes(tasks, window=federation.config.max_waiting)
+    if broadcasts is not None:
+        broadcasts.count(reached)
 
 
-def _first_tasks(current: Round) -> list[ClientTask]:
+def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTask]:
     """Return the tasks that begin the clients' training, in dispatch order."""
     sizes, simulated = current.federation.partition.train, current.simulated
     unit, everything = current.federation.config.local_work
@@ -60,14 +65,15 @@ def _first_tasks(current: Round) -> list[ClientTask]:
             kind="fit_begin",
             client=client,
             round=current.number,
-            session=f"round-{current.number}-{client}",
+            session=f"round-{current.number}-{client}" if current.federation.setup.breaks else None,
             version=current.committed.manifest.get(client),
             shared=next(reversed(current.shared_keys), None),
+            tensors={} if broadcasts is None else broadcasts.to(client),
             meta={}
             if simulated[client].failure or simulated[client].completed == everything
             else {unit: simulated[client].completed},
         )
-        for client in sorted(current.cohort, key=lambda client: (-len(sizes[client]), client))
+        for client in sorted(current.cohort, key=lambda client: (-sizes.size(client), client))
     ]
 
 

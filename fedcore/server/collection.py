@@ -12,6 +12,7 @@ from fedcore.base.errors import PluginCallError, PluginContractError, RejectUpda
 from fedcore.base.tensors import bytes_of
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
+from fedcore.hooks.plugin import Plugin
 from fedcore.server.context import RoundContext
 from fedcore.server.running_mean import RunningMean
 from fedcore.server.scope import Round
@@ -30,6 +31,7 @@ class Collector:
 
     def __init__(self, current: Round) -> None:
         self._current, self._federation = current, current.federation
+        self._server = RoundContext(current)
         setup = current.federation.setup
         self._owners = {
             plugin.name: setup.claimed(plugin, "owns") for plugin in setup.plugins.implementers("aggregate")
@@ -53,13 +55,12 @@ class Collector:
         if isinstance(outcome, ClientFailure):
             self._current.fail(task.client, outcome.kind, outcome.message)
         else:
-            saved = self._current.states.savepoint(self._touching)
             try:
-                self._accept(task, outcome)
+                with self._current.states.undone_on_error(self._touching):
+                    self._accept(task, outcome)
             except (RejectUpdate, PluginCallError) as error:
                 if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
                     traceback.print_exc()
-                self._current.states.restore(saved)
                 kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
                 self._current.fail(task.client, kind, str(error))
         self.seconds += time.perf_counter() - began
@@ -70,10 +71,10 @@ class Collector:
         sizes = {"model": bytes_of(update.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
         update = self._inspected(task, update)
-        weight = float(plugins.first("weight", server=RoundContext(current), update=update))
+        weight = float(plugins.first("weight", server=self._server, update=update))
         for plugin in plugins.implementers("accumulate"):
             try:
-                plugins.call(plugin.name, "accumulate", server=RoundContext(current), update=update)
+                plugins.call(plugin.name, "accumulate", server=self._server, update=update)
             except RejectUpdate as error:
                 raise PluginContractError.of(
                     plugin.name,
@@ -83,6 +84,8 @@ class Collector:
                     client=task.client,
                     hint="raise RejectUpdate in pre_aggregate",
                 ) from error
+            if plugin.name not in self._owners:
+                update.payload.get(plugin.name, {}).clear()
         self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it
         for plugin_name, names in self._owners.items():
             own = {name: update.model[name] for name in names}
@@ -99,13 +102,23 @@ class Collector:
 
     def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
         """Return the update as every ``pre_aggregate`` leaves it."""
-        current, plugins = self._current, self._federation.setup.plugins
-        for plugin in plugins.implementers("pre_aggregate"):
-            seen = plugins.call(plugin.name, "pre_aggregate", server=RoundContext(current), update=update)
+        plugins, validator = self._federation.setup.plugins, self._federation.validator
+        implementers = plugins.implementers("pre_aggregate")
+        for plugin in (plugin for plugin in implementers if plugin.encodes):
+            update = self._seen(plugin, update) or update
+        if validator.encoded:
+            validator.check(task, update)  # whole models from here on
+        for plugin in (plugin for plugin in implementers if not plugin.encodes):
+            seen = self._seen(plugin, update)
             if seen is not None:
-                update = update.merged(plugin.name, seen)
-                self._federation.validator.check(task, update)
+                update = seen
+                validator.check(task, update)
         return update
+
+    def _seen(self, plugin: Plugin, update: ClientUpdate) -> ClientUpdate | None:
+        call = self._federation.setup.plugins.call
+        seen = call(plugin.name, "pre_aggregate", server=self._server, update=update)
+        return None if seen is None else update.merged(plugin.name, seen)
 
     def mean_losses(self) -> dict[str, float]:
         """Return the clients' mean losses by name, weighted by samples."""

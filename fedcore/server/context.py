@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -11,12 +12,13 @@ from torch.nn import functional as F
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.seeding import derive_seed, generator, random_stream
-from fedcore.base.tensors import bytes_of
+from fedcore.base.tensors import bytes_of, copy_into
 from fedcore.base.types import Answer, Tensors
-from fedcore.client.frozen import load_state
 from fedcore.client.messages import ClientTask
+from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ServerContext
-from fedcore.hooks.plugins import PluginSet
+from fedcore.models import SplitModel
+from fedcore.models.placement import Placement
 from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Round, ServerScope
 from fedcore.storage.state import State
@@ -30,6 +32,7 @@ class ScopeContext(ServerContext):
 
     def __init__(self, scope: ServerScope, plugin: str = "") -> None:
         self._scope, self._plugin = scope, plugin
+        self._views: dict[str, Self] = {}
         self.config = scope.federation.config
         self.round, self.rounds = scope.number, self.config.rounds
         self.num_clients, self.lr = self.config.clients, scope.lr
@@ -39,8 +42,10 @@ class ScopeContext(ServerContext):
         self.accepted: list[int] = []
 
     def scoped(self, plugin: str) -> Self:
-        """Return the view of one plugin."""
-        return type(self)(self._scope, plugin)
+        """Return the view of one plugin, the same at every call."""
+        if plugin not in self._views:
+            self._views[plugin] = type(self)(self._scope, plugin)
+        return self._views[plugin]
 
     @property
     def available(self) -> Sequence[int]:
@@ -87,10 +92,12 @@ class ScopeContext(ServerContext):
     ) -> Iterator[Answer]:
         """Put a question to this plugin's client side; yields answers in ascending client id, as they arrive."""
         scope = self._scope
-        if scope.phase not in ("begin_round", "post_train"):
-            raise PluginContractError.of(
-                self._plugin, "calls server.ask, which works in begin_round and post_train only"
-            )
+        if scope.phase not in ("select_clients", "begin_round", "aggregate", "post_train"):
+            works = "which works in select_clients, begin_round, aggregate and post_train only"
+            raise PluginContractError.of(self._plugin, f"calls server.ask, {works}")
+        if isinstance(clients, str) and clients == "cohort" and scope.phase == "select_clients":
+            found, hint = "asks the cohort before it is selected", "name the candidates: ids of server.available"
+            raise PluginContractError.of(self._plugin, found, hook="select_clients", hint=hint)
         chosen = (
             {"all": range(self.num_clients), "cohort": self.cohort}[clients] if isinstance(clients, str) else clients
         )
@@ -137,6 +144,24 @@ class ScopeContext(ServerContext):
             words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise RejectUpdate(f"client {client}: its answer to plugin {self._plugin!r}: {words}") from error
 
+    @property
+    def public(self) -> PublicSamples | None:
+        """The public samples of ``--public``, on the run's device; None without."""
+        return self._scope.federation.dataset.public
+
+    def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
+        """Return a copy of the model with these weights in place of w_t's, on the run's device, in eval mode."""
+        setup = self._scope.federation.setup
+        weights = {**self._scope.model, **(tensors or {})}
+        unknown = sorted(set(weights) - set(setup.layout.shapes))
+        if unknown:
+            raise PluginContractError.of(self._plugin, f"gives server.network {unknown[0]!r}, which the model has not")
+        model = Placement.of(self.config, setup.model).model(copy.deepcopy(setup.model))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in setup.layout.trainable)
+        copy_into(model.state_dict(), weights)
+        return model.eval()
+
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
         scope = self._scope
@@ -169,7 +194,7 @@ class ScopeContext(ServerContext):
         if not len(features):
             raise PluginContractError.of(self._plugin, "calls retrain_classifier without features")
         classifier = setup.model.to("cpu").classifier
-        load_state(setup.model.state_dict(), scope.model)
+        copy_into(setup.model.state_dict(), scope.model)
         x = features.to(next(classifier.parameters()).dtype)
         optimizer = torch.optim.SGD(classifier.parameters(), lr=lr, momentum=momentum)
         seed = derive_seed(self.config.seed, "retrain", round=self.round)
@@ -186,21 +211,13 @@ class ScopeContext(ServerContext):
 class RoundContext(ScopeContext):
     """One plugin's view of a round."""
 
+    _scope: Round
+
     def __init__(self, current: Round, plugin: str = "") -> None:
         super().__init__(current, plugin)
-        self._round = current
         self.cohort, self.accepted = current.cohort, current.accepted
-
-    def scoped(self, plugin: str) -> Self:
-        """Return the view of one plugin."""
-        return type(self)(self._round, plugin)
 
     @property
     def frozen(self) -> frozenset[str]:
         """The shared parameters that no client accepted so far trained in this round, as plugins froze them."""
-        return self._round.frozen
-
-
-def broadcasts(plugins: PluginSet, context: ScopeContext) -> dict[str, Tensors]:
-    """Return what every plugin sends down beside the model."""
-    return {plugin.name: dict(sent) for plugin, sent in plugins.each("broadcast", server=context) if sent}
+        return self._scope.frozen

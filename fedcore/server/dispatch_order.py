@@ -24,7 +24,7 @@ def in_order(
     for task, outcome in outcomes:
         index = position.get(task.id)
         if index is None:
-            ignore(task.client, "unasked", f"an outcome of task {task.id!r}, which nobody waits for")
+            ignore(task.client, "unasked", f"an outcome of task {task.id!r}, which was not awaited")
         elif index < turn or index in waiting:
             ignore(tasks[index].client, "repeated", f"a second outcome of task {task.id!r}; the first one counts")
         else:

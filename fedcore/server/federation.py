@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
 from fedcore.base.config import RunConfig
 from fedcore.data import Dataset, Partition
 from fedcore.engines.protocol import Engine
@@ -35,7 +37,8 @@ class Federation:
     @cached_property
     def validator(self) -> UpdateValidator:
         """Validates what clients send."""
-        return UpdateValidator(self.setup, self.partition, self.store)
+        device: torch.device = getattr(self.engine, "updates_on", torch.device("cpu"))
+        return UpdateValidator(self.setup, self.partition, self.store, device)
 
     @cached_property
     def simulator(self) -> Simulator:

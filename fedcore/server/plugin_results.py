@@ -24,13 +24,25 @@ def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable
         raise PluginContractError.of(plugin, f"returned {error}", hook=hook) from None
 
 
-def check_cohort(cohort: Iterable[int], num_clients: int, plugin: str) -> list[int]:
-    """Return a cohort in ascending order.
+def check_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, int | None]:
+    """Return a cohort in ascending order: client -> its local epochs, None for the run's.
 
-    :raises PluginContractError: an unknown id, a repeated id, or no id.
+    :raises PluginContractError: an unknown id, a repeated id, or no id; epochs that a client cannot train.
     """
-    ids = [int(client) for client in cohort]
-    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= num_clients:
-        expected = f"distinct ids from 0 to {num_clients - 1}"
+    ids, clients = [int(client) for client in cohort], setup.config.clients
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= clients:
+        expected = f"distinct ids from 0 to {clients - 1}"
         raise PluginContractError.of(plugin, f"returned {ids[:10]}", hook="select_clients", expected=expected)
-    return sorted(ids)
+    if not isinstance(cohort, Mapping):
+        return dict.fromkeys(sorted(ids))
+    if setup.config.local_steps is not None:
+        found, hint = "gives clients local epochs, but the run has --local-steps", "leave out --local-steps"
+        raise PluginContractError.of(plugin, found, hook="select_clients", hint=hint)
+    most, fewest = setup.config.local_epochs, max(setup.breaks, default=0) + 1
+    for client, epochs in cohort.items():
+        if type(epochs) is not int or not fewest <= epochs <= most:
+            after = f", after the exchange at epoch {fewest - 1}" if fewest > 1 else ""
+            expected = f"a whole number from {fewest} to {most} (--local-epochs){after}"
+            found = f"gives client {client} {epochs!r} local epochs"
+            raise PluginContractError.of(plugin, found, hook="select_clients", expected=expected)
+    return {client: cohort[client] for client in sorted(ids)}

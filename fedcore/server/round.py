@@ -10,9 +10,10 @@ from typing import Any
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure
 from fedcore.server.aggregation import aggregate, require_enough
+from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.cohort import train_cohort
 from fedcore.server.collection import Collector
-from fedcore.server.context import RoundContext, broadcasts
+from fedcore.server.context import RoundContext
 from fedcore.server.federation import Federation
 from fedcore.server.ledger import Ledger
 from fedcore.server.plugin_results import check_cohort
@@ -51,11 +52,10 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         if any_reachable:
             _begin(current)
         selected = time.perf_counter()
-        if any_reachable:
-            current.share(f"round-{current.number}", broadcasts(federation.setup.plugins, RoundContext(current)))
+        broadcasts = Broadcasts(current, f"round-{current.number}") if any_reachable else None
         sent = time.perf_counter()
         collector = Collector(current)
-        for task, outcome in train_cohort(current):
+        for task, outcome in train_cohort(current, broadcasts):
             collector.take(task, outcome)
             if notify is not None:
                 notify("client", {"client": task.client, "failed": isinstance(outcome, ClientFailure)})
@@ -81,14 +81,15 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
 
 def _select(current: Round) -> None:
     """Select the cohort and simulate its outcomes; without an available client no plugin is asked."""
-    federation = current.federation
+    setup = current.federation.setup
     if not current.available:
         return
-    for plugin, cohort in federation.setup.plugins.each("select_clients", server=RoundContext(current)):
+    current.phase = "select_clients"
+    for plugin, cohort in setup.plugins.each("select_clients", server=RoundContext(current)):
         if cohort is not None:
-            current.cohort += check_cohort(cohort, federation.config.clients, plugin.name)
+            current.select(check_cohort(cohort, setup, plugin.name))
             break
-    current.simulated = {client: federation.simulator.simulated(current.number, client) for client in current.cohort}
+    current.phase = "round"
 
 
 def _begin(current: Round) -> None:
@@ -126,6 +127,8 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
         "losses": collector.mean_losses(),
         "bytes": current.ledger.as_json(),
     }
+    if current.epochs:
+        record["local_epochs"] = {str(client): current.epochs[client] for client in current.cohort}
     if current.federation.config.system is not None:
         record |= {"virtual_time": state.virtual_time, "system": _participation(current)}
     return record
@@ -142,7 +145,7 @@ def _participation(current: Round) -> dict[str, Any]:
         "partial": {
             str(client): current.simulated[client].completed
             for client in took_part
-            if current.simulated[client].completed < everything
+            if current.simulated[client].completed < current.epochs.get(client, everything)
         },
         "seconds": simulator.round_seconds(current.simulated.values()),
     }

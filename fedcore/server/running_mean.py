@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,19 +13,25 @@ from fedcore.base.errors import RejectUpdate
 from fedcore.base.types import Tensors
 from fedcore.models.layout import Layout
 
+BLOCK = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Numbers that are added at once: on a CPU few enough to stay in its cache, on CUDA many per kernel."""
+
 
 class RunningMean:
     """The weighted mean of models, added one by one in a fixed order.
 
     One float64 sum of weight * tensor per name, divided once and rounded to the tensor's dtype: equal models
     return exactly themselves. Floating buffers are weighted by samples;
-    integer buffers take the maximum.
+    integer buffers take the maximum. The sums are on the models' device.
     """
 
     def __init__(self, layout: Layout, names: Iterable[str]) -> None:
         self._layout = layout
         self._names = list(names)
-        self._sums: Tensors = {}
+        floating = [name for name in self._names if layout.shapes[name][1].is_floating_point]
+        self._by_weight = _Sum(layout, [name for name in floating if name not in layout.buffers])
+        self._by_samples = _Sum(layout, [name for name in floating if name in layout.buffers])
+        self._largest: Tensors = {}
         self._weight = 0.0
         self._samples = 0
 
@@ -37,28 +44,90 @@ class RunningMean:
             raise RejectUpdate(f"the weight {weight} is not a finite number >= 0")
         self._weight += weight
         self._samples += samples
+        self._by_weight.add(model, weight)
+        self._by_samples.add(model, samples)
         for name in self._names:
-            tensor = model[name]
-            if not tensor.is_floating_point():
-                self._sums[name] = torch.maximum(self._sums[name], tensor) if name in self._sums else tensor.clone()
-                continue
-            if name not in self._sums:
-                self._sums[name] = torch.zeros(tensor.shape, dtype=torch.float64)
-            factor = samples if name in self._layout.buffers else weight
-            self._sums[name].add_(tensor.to(torch.float64), alpha=factor)
+            if not self._layout.shapes[name][1].is_floating_point:
+                tensor = model[name]
+                known = self._largest.get(name)
+                self._largest[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
 
     def mean(self) -> Tensors:
         """Return the mean of what was added.
 
         :raises ZeroDivisionError: all weights are 0.
         """
-        result = {}
-        for name, total in self._sums.items():
-            if not total.is_floating_point():
-                result[name] = total
-                continue
-            divisor = self._samples if name in self._layout.buffers else self._weight
-            if divisor == 0:
-                raise ZeroDivisionError("the weights of all accepted updates are 0")
-            result[name] = (total / divisor).to(self._layout.shapes[name][1])
-        return result
+        means = dict(self._largest)
+        for total, divisor in ((self._by_weight, self._weight), (self._by_samples, self._samples)):
+            means.update(total.divided(divisor))
+        return {name: means[name] for name in self._names if name in means}
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A part of a sum.
+
+    :param total: the part, (n,) float64; ``scratch`` as many numbers, and ``places`` for each piece among them.
+    :param pieces: what is added here: names and positions in the flattened tensors.
+    """
+
+    total: Tensor
+    scratch: Tensor
+    places: tuple[Tensor, ...]
+    pieces: list[tuple[str, int, int]]
+
+
+class _Sum:
+    """The float64 sum of factor * tensor for several names, in one flat tensor that is added to block by block."""
+
+    def __init__(self, layout: Layout, names: list[str]) -> None:
+        self._layout, self._names = layout, names
+        self._sizes = [layout.shapes[name][0].numel() for name in names]
+        self._total: Tensor | None = None
+        self._blocks: list[_Block] = []
+
+    def add(self, model: Mapping[str, Tensor], factor: float) -> None:
+        if not self._names:
+            return
+        flat = {name: model[name].flatten() for name in self._names}
+        if self._total is None:
+            device = flat[self._names[0]].device
+            self._total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=device)
+            self._blocks = list(self._cut(self._total, BLOCK[device.type]))
+        for block in self._blocks if sum(self._sizes) else ():
+            torch._foreach_copy_(block.places, [flat[name][begin:end] for name, begin, end in block.pieces])
+            block.total.add_(block.scratch, alpha=factor)
+
+    def divided(self, divisor: float) -> Tensors:
+        if self._total is None:
+            return {}
+        if divisor == 0:
+            raise ZeroDivisionError("the weights of all accepted updates are 0")
+        means = (self._total / divisor).split(self._sizes)
+        shapes = (self._layout.shapes[name] for name in self._names)
+        return {
+            name: mean.view(shape).to(dtype)
+            for name, mean, (shape, dtype) in zip(self._names, means, shapes, strict=True)
+        }
+
+    def _cut(self, total: Tensor, length: int) -> Iterator[_Block]:
+        scratch = torch.empty_like(total[:length])
+        pieces = list(self._pieces(length))
+        for part in total.split(length):
+            own, filled = [], 0
+            while filled < len(part):
+                own.append(pieces.pop(0))
+                filled += own[-1][2] - own[-1][1]
+            held = scratch[: len(part)]
+            yield _Block(part, held, held.split([end - begin for _, begin, end in own]), own)
+
+    def _pieces(self, length: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the parts of the tensors between the boundaries of tensors and of blocks."""
+        position = 0
+        for name, size in zip(self._names, self._sizes, strict=True):
+            begin = 0
+            while begin < size:
+                end = min(size, begin + length - position % length)
+                yield name, begin, end
+                position += end - begin
+                begin = end

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from fedcore.base.errors import RejectUpdate
+from fedcore.base.schedule import learning_rate
 from fedcore.base.tensors import bytes_of
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
@@ -19,9 +20,10 @@ from fedcore.server.state import ServerState
 from fedcore.server.system import SimulatedOutcome
 from fedcore.storage.state import States
 
+UNREACHED = "could not be reached when the round began"
 IGNORED = ("repeated", "unasked")
 MESSAGE_LENGTH = 1000
-Phase = Literal["begin_round", "round", "post_train", "evaluation", "report"]
+Phase = Literal["select_clients", "begin_round", "round", "aggregate", "post_train", "evaluation", "report"]
 Answer = TypeVar("Answer")
 
 
@@ -70,12 +72,13 @@ class ServerScope:
     @property
     def lr(self) -> float:
         """The local learning rate of the round."""
-        return self.federation.config.lr * self.federation.config.lr_decay**self.number
+        return learning_rate(self.federation.config, self.number)
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
         """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""
-        model = {name: self.model[name] for name in self.federation.setup.layout.shared}
-        self.federation.engine.share(key, *pack_shared(model, broadcast, self.lr))
+        setup = self.federation.setup
+        model = {name: self.model[name] for name in setup.layout.shared}
+        self.federation.engine.share(key, *pack_shared(model, broadcast, self.lr, setup.fixed_digest))
         self.shared_keys.append(key)
         self._down = {"model": bytes_of(model)}
         self._down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
@@ -127,6 +130,7 @@ class Round(ServerScope):
 
     :param cohort: the selected clients; ``simulated`` what the simulated system makes of each.
     :param accepted: clients whose updates were accepted so far; ``frozen`` what none of them trained.
+    :param epochs: the local epochs of clients that ``select_clients`` gave another number than the run's.
     """
 
     phase: Phase = "round"
@@ -134,14 +138,30 @@ class Round(ServerScope):
     simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
     frozen: frozenset[str] = frozenset()
+    epochs: dict[int, int] = field(default_factory=dict)
+    _away: set[int] = field(default_factory=set)
 
     def reachable(self, clients: Iterable[int]) -> Iterator[int]:
-        """Yield the clients that a question reaches in this round, and record each other client once."""
+        """Yield the clients that a question reaches in this round, and record each other client."""
         for client in clients:
             if self.federation.simulator.reachable(self.number, client):
                 yield client
+            elif self.phase == "select_clients":  # recorded by :meth:`select`, unless it is selected
+                self._away.add(client)
             elif client not in self.simulated:  # a client of the cohort is recorded when it does not train
-                self.fail(client, "unavailable", "could not be reached when the round began")
+                self.fail(client, "unavailable", UNREACHED)
+
+    def select(self, cohort: Mapping[int, int | None]) -> None:
+        """Fix the cohort and simulate its outcomes.
+
+        :param cohort: client -> its local epochs; None for the run's.
+        """
+        self.cohort += cohort
+        self.epochs = {client: epochs for client, epochs in cohort.items() if epochs is not None}
+        simulator = self.federation.simulator
+        self.simulated = {client: simulator.simulated(self.number, client, epochs) for client, epochs in cohort.items()}
+        for client in sorted(self._away.difference(cohort)):
+            self.fail(client, "unavailable", UNREACHED)
 
 
 def _entry(client: int, kind: str, message: str) -> dict[str, Any]:

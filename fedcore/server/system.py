@@ -70,10 +70,14 @@ class Simulator:
         here = options.availability == 1 or bool(self._presence(round)[client])
         return here and not self._happens(options.no_show, "no-show", round, client)
 
-    def simulated(self, round: int, client: int) -> SimulatedOutcome:
-        """Return the outcome of a client that was selected."""
+    def simulated(self, round: int, client: int, epochs: int | None = None) -> SimulatedOutcome:
+        """Return the outcome of a client that was selected.
+
+        :param epochs: its local epochs, where ``select_clients`` gave it a number.
+        """
         options = self.options
         unit, everything = self._config.local_work
+        everything = everything if epochs is None else epochs
         if not self.reachable(round, client):
             return SimulatedOutcome(0, 0.0, ("unavailable", "could not be reached when the round began"))
         latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0

@@ -6,7 +6,6 @@ import json
 import math
 import reprlib
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -27,6 +26,7 @@ PAYLOAD_FACTOR = 16
 """One plugin may upload this many times the model's bytes: C covariances are wider than a small model."""
 PAYLOAD_FLOOR = 64 * MIB
 METRICS_BYTES = 1 << 16
+CPU = torch.device("cpu")
 LARGEST_LOSS = float(torch.finfo(torch.float32).max)  # sums of more could overflow, which JSON cannot hold
 
 PLAIN = frozenset(
@@ -79,12 +79,17 @@ class UpdateValidator:
     plugin's payload is not validated here: the collector rejects an update that makes the plugin's hooks raise.
 
     :param store: where clients keep their state.
+    :param updates_on: the device of updates' tensors; all others are on the CPU.
+    :ivar encoded: the parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them.
     """
 
-    def __init__(self, setup: Setup, partition: Partition, store: ClientStore) -> None:
+    def __init__(self, setup: Setup, partition: Partition, store: ClientStore, updates_on: torch.device) -> None:
+        self._updates_on = updates_on
         self._layout, self._config, self._partition, self._store = setup.layout, setup.config, partition, store
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
+        self._shared = frozenset(setup.layout.shared)
         self._plugins = {plugin.name for plugin in setup.plugins}
+        self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
         senders = [*setup.plugins.implementers("end_local"), *setup.plugins.implementers("pre_upload")]
         self._senders = {plugin.name for plugin in senders}
         shapes = setup.layout.shapes.values()
@@ -97,28 +102,32 @@ class UpdateValidator:
 
         :param lr: the learning rate that the server set.
         """
-        what, tensors = f"client {task.client}", self._tensors(task, outcome)
+        what, tensors = f"client {task.client}", self._tensors(task, outcome, self._updates_on)
         meta = _parsed(UpdateMeta, outcome.meta, what)
+        self._check_claims(meta, task, lr)
+        metrics = {**meta.metrics, "losses": self._losses(meta, what)}
         try:
-            update = unpack_update(tensors, vars(meta))
+            update = unpack_update(tensors, {**vars(meta), "metrics": metrics})
         except ValueError as error:
             raise RejectUpdate(f"{what}: {error}") from None
-        self._check_claims(meta, task, lr)
-        update = replace(update, metrics={**meta.metrics, "losses": self._losses(meta, what)})
         for plugin in sorted(set(update.payload) & self._plugins - self._senders):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, whose clients send none")
-        self.check(task, update)
+        self.check(task, update, encoded=True)
         return update, meta
 
-    def check(self, task: ClientTask, update: ClientUpdate) -> None:
-        """Validate an update as it is aggregated, after server-side hooks changed it."""
+    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> None:
+        """Validate an update as it is aggregated, after server-side hooks changed it.
+
+        :param encoded: whether parameters that plugins encode may be absent.
+        """
         what = f"client {task.client}"
         if update.client != task.client:
             raise RejectUpdate(f"{what}: the update says that it is client {update.client}'s")
         for name, number in (("samples", update.samples), ("steps", update.steps)):
             if type(number) is not int or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
-        self._layout.check(update.model, self._layout.shared, what)
+        absent = self.encoded.difference(update.model) if encoded else frozenset[str]()
+        self._layout.check(update.model, self._shared - absent, what)
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
                 raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is no plugin of this run")
@@ -155,7 +164,7 @@ class UpdateValidator:
             found[protocol] = counts.model_dump()
         return found
 
-    def _tensors(self, task: ClientTask, outcome: Any) -> Tensors:
+    def _tensors(self, task: ClientTask, outcome: Any, device: torch.device = CPU) -> Tensors:
         """Return an outcome's tensors, detached, after checking that it answers this task."""
         what = f"client {task.client}"
         if not isinstance(outcome, ClientResult):
@@ -167,15 +176,15 @@ class UpdateValidator:
         for name, tensor in outcome.tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise RejectUpdate(f"{what}: {_short(name)} is a {type(tensor).__name__}, expected a tensor")
-            if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type != device.type:
                 raise RejectUpdate(
                     f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
-                    "expected a dense tensor on the CPU of a common dtype"
+                    f"expected a dense tensor on the {device.type.upper()} of a common dtype"
                 )
         return {name: tensor.detach() for name, tensor in outcome.tensors.items()}
 
     def _check_claims(self, meta: UpdateMeta, task: ClientTask, lr: float) -> None:
-        config, held = self._config, len(self._partition.train[task.client])
+        config, held = self._config, self._partition.train.size(task.client)
         unit, work = config.local_work
         work = task.meta.get(unit, work)
         most = work * math.ceil(held / config.batch_size) if unit == "epochs" else work

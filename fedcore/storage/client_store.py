@@ -65,6 +65,8 @@ class ClientStore:
 
     def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
         """Delete every version of these clients that no manifest names, and incomplete files."""
+        if not self.root.is_dir():  # no client has ever kept anything
+            return
         for client in clients:
             versions = [manifest.get(client) for manifest in kept]
             names = {self.path(client, version).name for version in versions if version is not None}

@@ -1,8 +1,8 @@
 """Atomic files: complete or absent, never a pipe, never written through a link. Imports no torch.
 
-A file is written beside its target and renamed: a reader sees the old one or the new one, never a part. Whoever made a
-run directory may have put links into it. What fedcore writes there is therefore opened folder by folder, each relative
-to the one before and none through a link, from the directory that the user named.
+A file is written beside its target and renamed: a reader sees the old one or the new one, never a part. A run
+directory from someone else may contain links. Files in it are therefore opened folder by folder, each relative to the
+one before and none through a link, starting at the directory that the user named.
 """
 
 from __future__ import annotations

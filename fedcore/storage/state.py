@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from fedcore.base.errors import PluginContractError
 
 SEPARATOR = "/"
+_ABSENT: Any = object()
 
 
 class State(MutableMapping[str, Any]):
@@ -40,13 +42,18 @@ class State(MutableMapping[str, Any]):
         self._own: dict[str, Any] = {}
         self._read_only = read_only
         self._device = device or torch.device("cpu")
+        self._before: dict[str, tuple[Any, Any]] | None = None  # own and base values to undo to; None: nothing to undo
 
     def __getitem__(self, key: str) -> Any:
-        if key not in self._own:
-            value = self._base[key]
-            own = value.to(self._device, copy=True) if isinstance(value, Tensor) else json.loads(json.dumps(value))
-            self._own[key] = own
-        return self._own[key]
+        if key in self._own:
+            if self._before is not None and key not in self._before:  # the caller may edit it in place
+                self._note(key, copy.deepcopy(self._own[key]))
+            return self._own[key]
+        value = self._base[key]
+        self._note(key)
+        own = value.to(self._device, copy=True) if isinstance(value, Tensor) else json.loads(json.dumps(value))
+        self._own[key] = own
+        return own
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._check_writable(key)
@@ -56,14 +63,43 @@ class State(MutableMapping[str, Any]):
             except (TypeError, ValueError) as error:
                 found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
                 raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value") from None
+        self._note(key)
         self._own[key] = value.detach().clone() if isinstance(value, Tensor) else value
 
     def __delitem__(self, key: str) -> None:
         self._check_writable(key)
         if key not in self:
             raise KeyError(key)
+        self._note(key)
         self._own.pop(key, None)
         self._base.pop(key, None)
+
+    def add(self, key: str, tensor: Tensor, *, weight: float = 1.0) -> None:
+        """Add ``weight * tensor`` to a running sum in float64; a sum that is not there is 0.
+
+        Cheaper in ``accumulate`` than reading the sum and adding in place: nothing is copied for the case that the
+        update is rejected.
+
+        :raises PluginContractError: the state holds something else under this name.
+        :raises ValueError: the tensor's shape is not the sum's.
+        """
+        self._check_writable(key)
+        tensor = tensor.detach().to(self._device)
+        total = self._own.get(key, self._base.get(key))
+        if total is None:
+            self._note(key)
+            self._own[key] = torch.zeros(tensor.shape, dtype=torch.float64, device=self._device)
+            self._own[key].add_(tensor, alpha=weight)
+            return
+        if not isinstance(total, Tensor) or total.dtype != torch.float64:
+            held = total.dtype if isinstance(total, Tensor) else type(total).__name__
+            found = f"adds to state[{key!r}], which is {held}"
+            raise PluginContractError.of(self._plugin, found, expected="a float64 tensor, as state.add makes it")
+        if total.shape != tensor.shape:
+            raise ValueError(f"state[{key!r}] is a sum of shape {tuple(total.shape)}, not {tuple(tensor.shape)}")
+        in_place = key in self._own and (self._before is None or key in self._before)
+        self._note(key)
+        self._own[key] = total.add_(tensor, alpha=weight) if in_place else torch.add(total, tensor, alpha=weight)
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._base, **self._own})
@@ -76,13 +112,28 @@ class State(MutableMapping[str, Any]):
             found = f"changes state[{key!r}], but state is read-only in {self._read_only}"
             raise PluginContractError.of(self._plugin, found)
 
-    def savepoint(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what :meth:`restore` needs to undo what is written from here on."""
-        return dict(self._base), copy.deepcopy(self._own)
+    def _note(self, key: str, own: Any = _ABSENT) -> None:
+        """Note what a name held before its first change, or its first reading, since :meth:`begin`."""
+        if self._before is not None and key not in self._before:
+            held = self._own.get(key, _ABSENT) if own is _ABSENT else own
+            self._before[key] = held, self._base.get(key, _ABSENT)
 
-    def restore(self, saved: tuple[dict[str, Any], dict[str, Any]]) -> None:
-        """Undo what was written since the savepoint."""
-        self._base, self._own = saved
+    def begin(self) -> None:
+        """Note from here on what :meth:`undo` needs: only what is read or written is copied."""
+        self._before = {}
+
+    def end(self) -> None:
+        """Keep what was written since :meth:`begin`."""
+        self._before = None
+
+    def undo(self) -> None:
+        """Undo what was written since :meth:`begin`."""
+        for key, values in (self._before or {}).items():
+            for place, value in zip((self._own, self._base), values, strict=True):
+                place.pop(key, None)
+                if value is not _ABSENT:
+                    place[key] = value
+        self._before = None
 
     def values_to_keep(self) -> dict[str, Any]:
         """Return what the next version holds."""
@@ -111,14 +162,20 @@ class States:
             )
         return self._open[plugin]
 
-    def savepoint(self, plugins: Iterable[str]) -> dict[str, Any]:
-        """Return what :meth:`restore` needs to undo what these plugins write from here on."""
-        return {plugin: self.of(plugin).savepoint() for plugin in plugins}
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Undo what was written since the savepoint."""
-        for plugin, state in saved.items():
-            self.of(plugin).restore(state)
+    @contextmanager
+    def undone_on_error(self, plugins: Iterable[str]) -> Iterator[None]:
+        """Undo what these plugins write inside the block if it raises."""
+        states = [self.of(plugin) for plugin in plugins]
+        for state in states:
+            state.begin()
+        try:
+            yield
+        except BaseException:
+            for state in states:
+                state.undo()
+            raise
+        for state in states:
+            state.end()
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Return everything the next version holds, by plugin."""

@@ -17,6 +17,7 @@ from fedcore.testing.federation import (
     killed,
     model_bytes,
     name_of,
+    needs_of,
     partition_of,
     personal_state,
     records,
@@ -25,6 +26,7 @@ from fedcore.testing.federation import (
     weights,
 )
 from fedcore.testing.fixtures import federations, runner
+from fedcore.testing.forked import forked_workers
 from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
 from fedcore.testing.parts import check_dataset, check_model, check_partitioner
 from fedcore.testing.problems import halves, linear, one_sample, two_one_rest, with_batch_norm
@@ -80,6 +82,7 @@ __all__ = [
     "federate",
     "federations",
     "forbid_host_sync",
+    "forked_workers",
     "halves",
     "initial_weights",
     "installed",
@@ -89,6 +92,7 @@ __all__ = [
     "lines_of_code",
     "model_bytes",
     "name_of",
+    "needs_of",
     "one_sample",
     "parametrize_with_checks",
     "partition_of",

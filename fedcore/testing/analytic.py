@@ -1,6 +1,6 @@
 """An analytically solvable federation: the model is a point, samples are centres, the loss half the squared distance.
 
-Client i's gradient at w is w - c_i, so every step, mean and correction of a method can be worked out on paper.
+Client i's gradient at w is w - c_i, so every step, mean and correction of a method has a closed form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedcore import hookimpl
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.data.partitioners import IntArray
+from fedcore.data.owners import IntArray
 from fedcore.hooks.contexts import Step
 from fedcore.hooks.plugin import Plugin
 from fedcore.models import SplitModel
@@ -68,13 +68,13 @@ def analytic_federation(
 ) -> dict[str, Any]:
     """Return the options of a run in which client i holds ``sizes[i]`` samples, all of them ``centres[i]``.
 
-    One full batch per epoch, plain SGD. For :func:`fedcore.testing.federate` in this process: a worker knows no such
-    functions.
+    One full batch per epoch, plain SGD. For :func:`fedcore.testing.federate` with ``workers=0``: worker
+    processes cannot import these functions.
 
     :param sizes: default one sample each.
     :param start: w at the start, default the origin.
 
-    >>> federate(tmp_path, Quadratic, **by_hand([[2, 0], [0, 4]], [1, 3]), lr=0.5)  # doctest: +SKIP
+    >>> federate(tmp_path, Quadratic, **analytic_federation([[2, 0], [0, 4]], [1, 3]), lr=0.5)  # doctest: +SKIP
     """
     counts = [1] * len(centres) if sizes is None else list(sizes)
     points = np.repeat(np.asarray(centres, dtype=np.float32), counts, axis=0)
@@ -111,7 +111,7 @@ def steps_by_hand(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> FloatArray:
-    """Return where PyTorch's SGD goes from w (d,), in NumPy's float64."""
+    """Return w (d,) after some steps of PyTorch's SGD, in NumPy's float64."""
     velocity = np.zeros_like(w, dtype=np.float64)
     for _ in range(steps):
         velocity = momentum * velocity + gradient(w) + weight_decay * w
@@ -120,7 +120,7 @@ def steps_by_hand(
 
 
 def distance_by_hand(steps: int, momentum: float) -> float:
-    """Return how far that many steps go along a gradient of 1 with lr 1, by the closed form.
+    """Return the displacement of that many steps along a constant gradient of 1 with lr 1, in closed form.
 
     The reference for :func:`fedcore.functional.effective_steps`, which adds step by step.
     """

@@ -25,7 +25,7 @@ from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore
 from fedcore.testing.federation import client_state, committed, federate, model_bytes, records, small_config
 from fedcore.testing.fingerprint import fingerprint
-from fedcore.testing.probe import RAISE, Probe
+from fedcore.testing.probe import RAISE, Probe, ProbeOfEach
 from fedcore.testing.trial import HERE, RUN, importable_in_workers
 
 CLIENTS = 5
@@ -47,14 +47,14 @@ MakeEngine = Callable[[WorkerSpec], Engine]
 def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[int] = (1, 2), **options: Any) -> None:
     """Check an engine: one outcome per task, in any order; failures as values; the local engine's bits.
 
-    It is asked directly, closed twice, and runs a federation with pauses, states, payloads, questions and a client
-    that raises. An engine that never answers is not noticed; give the test a time limit.
+    The engine gets tasks directly, is closed twice, and runs a federation with pauses, states, payloads, questions and
+    a client that raises. An engine that never answers is not detected; give the test a time limit.
 
-    :param engine: makes it from a ``WorkerSpec``, or the name under which it is installed.
-    :param folder: where runs may be left.
-    :param workers: numbers of workers that it is run with.
+    :param engine: a function that makes it from a ``WorkerSpec``, or the name under which it is installed.
+    :param folder: for the run directories.
+    :param workers: the numbers of workers to run it with.
     :param options: further options of RunConfig.
-    :raises AssertionError: says what is wrong.
+    :raises AssertionError: names the defect.
     """
     try:
         make: MakeEngine = registry.resolve("engine", engine) if isinstance(engine, str) else engine
@@ -80,13 +80,13 @@ def _federation(folder: Path, make: MakeEngine | None, **options: Any) -> RunRes
         "local_epochs": 2,
     }
     try:
-        return federate(folder, (Probe, {"raising": [RAISING]}), engine=make, **{**run, **options})
+        return federate(folder, (Probe, {"raising": [RAISING]}), ProbeOfEach, engine=make, **{**run, **options})
     except Exception as error:  # whatever an engine does is a finding
         raise AssertionError(f"a federation ends with {type(error).__name__}: {error}") from error
 
 
 def _require_same(expected: RunResult, found: RunResult, where: str) -> None:
-    """Compare two runs, but for the words of failures."""
+    """Compare two runs; the messages of failures may differ."""
     for ours, theirs in zip(_records(expected), _records(found), strict=True):
         number = ours.get("round", "after the last")
         for key in ("failures", "ignored"):
@@ -113,7 +113,7 @@ def _records(result: RunResult) -> list[dict[str, Any]]:
 
 
 def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, Any]) -> None:
-    """Ask an engine what a server would, and watch each outcome."""
+    """Send an engine a server's tasks and check each outcome."""
     with one_thread():
         config = small_config(
             folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options}
@@ -171,7 +171,7 @@ def _converse(scope: ServerScope) -> None:
 
 
 def _twice(what: str, call: Callable[[], None]) -> None:
-    """Call something idempotent."""
+    """Call an idempotent function twice."""
     for time in ("", " a second time"):
         try:
             call()
@@ -180,7 +180,7 @@ def _twice(what: str, call: Callable[[], None]) -> None:
 
 
 def _tasks(name: str, question: str = "") -> list[ClientTask]:
-    """Return a question to every client."""
+    """Return one question task per client."""
     return [
         ClientTask(
             id=f"check-{name}-{client}",
@@ -198,7 +198,7 @@ def _tasks(name: str, question: str = "") -> list[ClientTask]:
 def _outcomes(
     engine: Engine, tasks: Sequence[ClientTask], window: int | None = None, given: Iterable[ClientTask] | None = None
 ) -> dict[str, Outcome]:
-    """Run tasks, and return the outcome of each by its id: exactly one."""
+    """Run tasks and return their outcomes by task id; each task has exactly one."""
     found: dict[str, Outcome] = {}
     waiting = {task.id for task in tasks}
     for task, outcome in _pairs(engine, tasks if given is None else given, window):
@@ -227,7 +227,7 @@ def _pairs(engine: Engine, tasks: Iterable[ClientTask], window: int | None) -> I
 
 
 def _require_answers(tasks: Sequence[ClientTask], outcomes: Mapping[str, Outcome]) -> None:
-    """Compare every answer with what its client was sent."""
+    """Compare each answer with the question that its client received."""
     for task in tasks:
         outcome = outcomes[task.id]
         assert isinstance(outcome, ClientResult), f"{task.id!r} failed: {outcome}"

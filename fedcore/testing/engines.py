@@ -18,8 +18,8 @@ Run = Iterator[tuple[ClientTask, Outcome]]
 class Listening(InProcessEngine):
     """Keeps every broadcast and every finished update.
 
-    :ivar broadcasts: what was shared, in order, by name.
-    :ivar updates: by round and client, what came up.
+    :ivar broadcasts: the shared payloads in order, by tensor name.
+    :ivar updates: the uploads by round and client.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -28,13 +28,13 @@ class Listening(InProcessEngine):
         self.updates: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Share, and keep what plugins sent."""
+        """Share a payload and keep the plugins' tensors."""
         sent = {name: tensor.clone() for name, tensor in tensors.items() if name.startswith("broadcast/")}
         self.broadcasts.append(sent)
         super().share(key, tensors, meta)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Run:
-        """Run tasks, and keep the updates."""
+        """Run tasks and keep the updates."""
         for task, outcome in super().run(tasks, window=window):
             if is_update(task, outcome):
                 assert isinstance(outcome, ClientResult)
@@ -44,7 +44,7 @@ class Listening(InProcessEngine):
 
 
 class Echoing(InProcessEngine):
-    """Lets every client of a round send what the first one sends.
+    """Replaces every update of a round with the first one's.
 
     :ivar sent: the first update's tensors by name, of the last round.
     """
@@ -52,7 +52,7 @@ class Echoing(InProcessEngine):
     sent: dict[str, Tensor]
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Run:
-        """Run tasks, and replace the updates behind the first."""
+        """Run tasks and replace the updates after the first."""
         first: ClientResult | None = None
         for task, outcome in super().run(tasks, window=window):
             if is_update(task, outcome):
@@ -64,10 +64,10 @@ class Echoing(InProcessEngine):
 
 
 class Rotating(InProcessEngine):
-    """Lets every client of a round send what the next one trained."""
+    """Replaces every update of a round with the next client's."""
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Run:
-        """Run tasks, and hand the updates round."""
+        """Run tasks and rotate the updates among the clients."""
         outcomes = list(super().run(tasks, window=window))
         if all(is_update(task, outcome) for task, outcome in outcomes):
             found = [outcome for _, outcome in outcomes if isinstance(outcome, ClientResult)]
@@ -79,12 +79,12 @@ class Rotating(InProcessEngine):
 
 
 def is_update(task: ClientTask, outcome: Outcome) -> bool:
-    """Return whether an outcome is an update that a client finished."""
+    """Return whether an outcome is a finished update."""
     return task.kind in ("fit_begin", "fit_resume") and isinstance(outcome, ClientResult) and "version" in outcome.meta
 
 
 def _with_contents(own: ClientResult, other: ClientResult) -> ClientResult:
-    """Return another client's tensors and counts under one's own task and version of the state."""
+    """Return an update with another client's tensors and counts, but the same task and version of the state."""
     tensors = {name: tensor.clone() for name, tensor in other.tensors.items()}
     kept: dict[str, Any] = {key: own.meta[key] for key in ("version", "client") if key in own.meta}
     return replace(own, tensors=tensors, meta={**other.meta, **kept})

@@ -21,6 +21,7 @@ from fedcore.base.subprocesses import environment
 from fedcore.base.types import Tensors
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Partition, load_dataset, load_partition
+from fedcore.data.public import with_public
 from fedcore.engines.protocol import Engine
 from fedcore.hooks.setup import Setup
 from fedcore.runs.directory import RunDirectory
@@ -70,8 +71,8 @@ def federate(
 
     ``dataset``, ``model`` and ``partition`` may be functions in place of their names.
 
-    :param folder: holds the run directory, each run in one of its own.
-    :param engine: a name, or what makes one.
+    :param folder: in which each run gets a new directory.
+    :param engine: a name, or a function that makes one from a ``WorkerSpec``.
 
     >>> federate(tmp_path, "moon", (FedProx, {"mu": 0.1}), rounds=3)  # doctest: +SKIP
     """
@@ -90,7 +91,9 @@ def small_config(folder: Path, *plugins: Choice, **options: Any) -> RunConfig:
 
 def initial_weights(config: RunConfig) -> Tensors:
     """Return the model that a run with this configuration starts from, by name."""
-    return dict(Setup.build(config, load_dataset(config.dataset, config.data_dir)).model.state_dict())
+    dataset = load_dataset(config.dataset, config.data_dir)
+    dataset = with_public(dataset, config.public, config.seed, config.data_dir)
+    return dict(Setup.build(config, dataset).model.state_dict())
 
 
 def partition_of(result: RunResult | Path) -> Partition:
@@ -101,7 +104,7 @@ def partition_of(result: RunResult | Path) -> Partition:
 
 
 def interrupted(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunResult:
-    """Run a small federation, interrupt it after a round, and go on with it; returns what it ended with.
+    """Run a small federation, interrupt it after a round and resume it; returns the result.
 
     :param after: the round, from 0.
     """
@@ -120,9 +123,9 @@ def interrupted(folder: Path, *plugins: Choice, after: int, **options: Any) -> R
 
 
 def killed(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunResult:
-    """Run a small federation in a process of its own, kill that after a round, and go on here; returns how it ended.
+    """Run a small federation in another process, kill it after a round and resume it here; returns the result.
 
-    The plugins and options must be ones that a fresh process can import.
+    A new process must be able to import the plugins and options.
 
     :param after: the round, from 0.
     """
@@ -135,7 +138,7 @@ def killed(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunRes
 
 
 def name_of(plugin: object, kind: str = "plugin") -> str:
-    """Return the name under which a configuration finds a plugin: its entry point's, its module's, or one made here."""
+    """Return a plugin's name for a configuration: of its entry point, of its module, or a new one in this package."""
     if isinstance(plugin, str):
         return plugin
     point = entry_point_of(plugin, kind)
@@ -150,7 +153,7 @@ def name_of(plugin: object, kind: str = "plugin") -> str:
 
 
 def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
-    """Return the installed entry point that gives a plugin; imports nothing."""
+    """Return a plugin's installed entry point; imports nothing."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     for point in registry.available(kind).values():
         package, _, attribute = point.value.partition(":")
@@ -158,6 +161,12 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
         if attribute == name and module and (found is plugin or package == module):
             return point
     return None
+
+
+def needs_of(*plugins: str) -> dict[str, Any]:
+    """Return the options of a run without which these plugins are refused: ``public``, for those that use it."""
+    uses = any(getattr(registry.resolve("plugin", plugin), "uses_public", False) for plugin in plugins)
+    return {"public": "0.1"} if uses else {}
 
 
 def installed(name: str) -> str:
@@ -170,7 +179,7 @@ def installed(name: str) -> str:
 
 
 def _directory(result: RunResult | Path) -> Path:
-    """Return the run directory of what may be one already, as where the run did not come to its end."""
+    """Return a result's run directory; a path, as of a run that did not finish, is one already."""
     return result if isinstance(result, Path) else result.directory
 
 
@@ -207,7 +216,7 @@ def client_state(result: RunResult | Path, client: int) -> dict[str, dict[str, A
 def personal_state(result: RunResult | Path, client: int, plugin: str = "fedcore") -> Tensors:
     """Return the parameters and buffers that a client keeps, as committed, by name.
 
-    :param plugin: who keeps them; the core does for ``personal_parameters``.
+    :param plugin: the plugin that keeps them; the core does for ``personal_parameters``.
     :raises KeyError: the client keeps none.
     """
     state = client_state(result, client)[plugin]
@@ -215,5 +224,5 @@ def personal_state(result: RunResult | Path, client: int, plugin: str = "fedcore
 
 
 def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Return whether two have the same names and equal values."""
+    """Return whether two mappings have the same names and equal tensors."""
     return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)

@@ -6,19 +6,19 @@ import hashlib
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _DEPTH = 6
 
 
 def fingerprint(value: Any, depth: int = _DEPTH) -> Any:
-    """Return something equal for equal contents: of tensors, generators, containers and plain objects."""
+    """Return a value that is equal for equal contents of tensors, generators, containers and plain objects."""
     if isinstance(value, Tensor):
         return ("tensor", tuple(value.shape), str(value.dtype), _digest(value.detach().cpu().contiguous()))
     if isinstance(value, np.ndarray):
@@ -42,8 +42,20 @@ def fingerprint(value: Any, depth: int = _DEPTH) -> Any:
     return (id(value), fingerprint(getattr(value, "__dict__", None), depth - 1))
 
 
+def tensor_in(value: Any, depth: int = 4) -> Tensor | nn.Module | None:
+    """Return a tensor or module that a value is, or holds."""
+    if isinstance(value, (Tensor, nn.Module)) or depth == 0:
+        return value if isinstance(value, (Tensor, nn.Module)) else None
+    inner: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner = value
+    return next((held for item in inner if (held := tensor_in(item, depth - 1)) is not None), None)
+
+
 def random_states() -> dict[str, Any]:
-    """Return the state of every global random generator, by the library that it belongs to."""
+    """Return the state of every global random generator by library."""
     return {
         "torch": _digest(torch.get_rng_state()),
         "NumPy": fingerprint(np.random.get_state(legacy=False)),
@@ -63,10 +75,10 @@ def global_settings() -> dict[str, Any]:
 
 
 def shared_places(cls: type) -> dict[str, Any]:
-    """Return by name the fingerprint of whatever outlives a plugin's objects: of its classes, modules and closures."""
+    """Return the fingerprints, by name, of what outlives a plugin's objects: its classes, modules and closures."""
     found: dict[str, Any] = {}
     for owner in cls.__mro__:
-        if owner is object or owner.__module__.partition(".")[0] == "fedcore":
+        if owner in (object, Generic) or owner.__module__.partition(".")[0] == "fedcore":
             continue
         for name, value in vars(owner).items():
             if isinstance(value, FunctionType):
@@ -89,7 +101,7 @@ def _closure(where: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _modules(name: str) -> list[ModuleType]:
-    """Return a module and those of the same package, as far as they are imported."""
+    """Return a module and the imported modules of the same package."""
     root = name.rpartition(".")[0] or name
     names = [other for other in list(sys.modules) if other in (name, root) or other.startswith(f"{root}.")]
     return [sys.modules[each] for each in names]

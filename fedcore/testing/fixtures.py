@@ -17,7 +17,7 @@ def runner(folder: Path, **defaults: Any) -> Run:
 
     A plugin is one of :func:`federate`'s, or a mapping from plugins to their options.
 
-    :param defaults: options of :func:`federate`, which those of a call replace.
+    :param defaults: options of :func:`federate`; the options of a call override them.
     """
 
     def go(*plugins: Choice | Mapping[Any, Mapping[str, Any]], **options: Any) -> RunResult:
@@ -30,7 +30,7 @@ def runner(folder: Path, **defaults: Any) -> Run:
 
 
 def federations(scope: Literal["function", "module", "session"] = "module", **defaults: Any) -> Any:
-    """Return a pytest fixture that gives :func:`runner` of a temporary folder.
+    """Return a pytest fixture: :func:`runner` on a temporary folder.
 
     >>> go = federations(clients=4)  # doctest: +SKIP
     >>> def test_it_learns(go):  # doctest: +SKIP

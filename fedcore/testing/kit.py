@@ -12,13 +12,13 @@ from fedcore.testing.checks.base import trial_of
 
 Status = Literal["passed", "failed", "not applicable", "failed as expected"]
 FIRST = ("check_is_a_plugin_class", "check_hooks_are_known_and_marked", "check_options_have_defaults")
-"""Without these no other check has anything to work with."""
+"""The other checks need a plugin that passes these."""
 
 
 class Verdict(NamedTuple):
-    """What one check said.
+    """Result of one check.
 
-    :param message: why, where it did not pass.
+    :param message: the reason, if it did not pass.
     """
 
     check: Check
@@ -37,9 +37,9 @@ def run_checks(
     """Run the checks on a plugin one by one; yields a verdict for each.
 
     :param plugin: its class, or the name under which it is installed.
-    :param slow: also those that start processes.
+    :param slow: also run the checks that start processes.
     :param only: names of checks; default all.
-    :param expected_failed_checks: check -> the reason why the plugin cannot pass it; passing it is a failure then.
+    :param expected_failed_checks: check -> the reason why the plugin cannot pass it; if it passes, that is a failure.
     :raises UnknownNameError: no plugin, or no check, of that name.
     """
     expected = expected_failed_checks or {}
@@ -79,7 +79,7 @@ def parametrize_with_checks(
 ) -> Any:
     """Return a pytest mark that runs a test once for every plugin and check.
 
-    Checks that start processes are marked ``slow``; those with nothing to look at are skipped, with the reason.
+    Checks that start processes are marked ``slow``; those that do not apply to the plugin are skipped, with the reason.
 
     :param plugins: classes, or the names under which they are installed.
     :param only: names of checks; default all.

@@ -18,9 +18,9 @@ from fedcore.testing.fingerprint import fingerprint, random_states
 
 
 def check_dataset(loader: Callable[[Path | None], Dataset]) -> None:
-    """Check what a loader gives: a Dataset with labels 0..C-1 and finite samples, the same each time.
+    """Check a loader: it returns the same Dataset each time, with labels 0..C-1 and finite samples.
 
-    :raises AssertionError: says what is wrong.
+    :raises AssertionError: names the defect.
     """
     first = loader(None)
     before = random_states()  # only now: libraries that are imported for the first time may draw
@@ -58,10 +58,10 @@ def check_model(
     input_shape: tuple[int, ...] = (1, 8, 8),
     samples: Samples | None = None,
 ) -> None:
-    """Check what a factory gives: a SplitModel of the right widths, the same for the same seed, that trains.
+    """Check a model factory: it returns a SplitModel of the right widths that trains, the same for the same seed.
 
-    :param samples: what its inputs are taken from where they are no tensors, four at least.
-    :raises AssertionError: says what is wrong.
+    :param samples: at least four, the inputs of a model that takes no tensors.
+    :raises AssertionError: names the defect.
     """
     models = []
     for _ in range(2):
@@ -88,9 +88,9 @@ def check_model(
 
 
 def check_partitioner(partitioner: Partitioner) -> None:
-    """Check what a partitioner gives: disjoint, non-empty parts, the same for the same arguments.
+    """Check a partitioner: it returns disjoint, non-empty index lists, the same for the same arguments.
 
-    :raises AssertionError: says what is wrong.
+    :raises AssertionError: names the defect.
     """
     labels = np.arange(200, dtype=np.int64) % 10
     given = labels.copy()
@@ -111,7 +111,7 @@ def check_partitioner(partitioner: Partitioner) -> None:
 
 
 def _batches(samples: Samples) -> tuple[Any, list[Any]]:
-    """Return the first four samples in one batch, and in one each."""
+    """Return the first four samples as one batch and as four batches."""
     positions = torch.arange(4)
     return samples.gather(positions), [samples.gather(one) for one in positions.split(1)]
 
@@ -121,7 +121,7 @@ def _same(tensors: list[torch.Tensor], batch: Any) -> bool:
 
 
 def _tensors_in(value: Any, depth: int = 6) -> list[torch.Tensor]:
-    """Return the tensors that a batch holds, in the order in which they are found."""
+    """Return the tensors of a batch in a fixed order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if depth == 0:

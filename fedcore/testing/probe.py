@@ -25,11 +25,9 @@ class ProbeOptions(PluginOptions):
     raising: list[int] = Field([], description="Clients that raise when they train, or are asked to.")
 
 
-class Probe(Plugin):
+class Probe(Plugin[ProbeOptions]):
     """Pauses its clients to exchange classifiers, keeps states, sends payloads down and up, and asks questions."""
 
-    Options = ProbeOptions
-    options: ProbeOptions
     exchanges = ("classifier.*",)
 
     @hookimpl
@@ -39,7 +37,7 @@ class Probe(Plugin):
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> Mapping[str, Tensor]:
-        """Send what the last round's clients drew."""
+        """Send the numbers that the last round's clients drew."""
         return {"number": server.state.get("drawn", torch.zeros(()))}
 
     @hookimpl
@@ -71,18 +69,32 @@ class Probe(Plugin):
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss:
-        """Pull the weights by what was kept and what was sent, so that both are seen in their bits."""
+        """Pull the weights by the state and the broadcast, so that both show in their bits."""
         pull = (1 + step.client.state["seen"] + step.client.received["number"]) / 100
         return Loss(pull * proximal_term(step.parameters, step.reference))
 
     @hookimpl
     def end_local(self, client: ClientContext) -> Mapping[str, Tensor]:
-        """Send up a random number of this client's own."""
+        """Send up a random number from the client's stream."""
         return {"drawn": torch.rand((), generator=client.generator("probe"))}
 
     @hookimpl
     def answer(self, client: ClientContext, question: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return what was sent, and a sum that names the client and the payload it was shared; or fail."""
+        """Return the question and a sum that identifies client and shared payload; or fail."""
         if question == RAISE and client.id in self.options.raising:
             raise RuntimeError(f"client {client.id} fails, as it should")
         return {**tensors, "answer": tensors["x"] + 1000 * client.id + client.received.get("number", torch.zeros(()))}
+
+
+class ProbeOfEach(Plugin):
+    """Sends every client a different tensor, and keeps it there."""
+
+    @hookimpl
+    def broadcast(self, server: ServerContext, client: int) -> Mapping[str, Tensor]:
+        """Send the client's id and the round, client + 1 times."""
+        return {"own": torch.full((client + 1,), 100.0 * client + server.round)}
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Keep the tensor that arrived."""
+        client.state["own"] = client.received.get("own", torch.zeros(0))

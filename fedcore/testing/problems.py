@@ -12,7 +12,7 @@ from torch import nn
 
 from fedcore.base.seeding import numpy_generator
 from fedcore.data import Dataset, load_dataset
-from fedcore.data.partitioners import IntArray
+from fedcore.data.owners import IntArray
 from fedcore.data.split import Split, assemble
 from fedcore.models import SplitModel
 
@@ -31,7 +31,7 @@ def few_digits(data_dir: Path | None = None) -> Dataset:
 
 
 def with_batch_norm(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
-    """Return a model with all that has a memory or draws numbers: BatchNorm and dropout; features (B, 16)."""
+    """Return a model with buffers and random draws: BatchNorm and dropout; features (B, 16)."""
     layers = OrderedDict(
         flatten=nn.Flatten(),
         linear=nn.Linear(int(np.prod(input_shape)), 16),
@@ -42,13 +42,21 @@ def with_batch_norm(num_classes: int, input_shape: tuple[int, ...]) -> SplitMode
     return SplitModel(nn.Sequential(layers), 16, num_classes)
 
 
+def with_fixed_layers(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    """Return a model whose first layer and BatchNorm are not trained, as in a frozen backbone; features (B, 16)."""
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 16), nn.BatchNorm1d(16))
+    backbone.requires_grad_(False)
+    layers = OrderedDict(backbone=backbone, relu=nn.ReLU(), linear=nn.Linear(16, 16))
+    return SplitModel(nn.Sequential(layers), 16, num_classes)
+
+
 def linear(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
     """Return logistic regression on the input: its gradient is two lines of NumPy."""
     return SplitModel(nn.Flatten(), int(np.prod(input_shape)), num_classes)
 
 
 def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
-    """Give the even classes to the even clients and the odd ones to the odd; the last class has no holder."""
+    """Give the even classes to the even clients and the odd ones to the odd clients; no client has the last class."""
     order = numpy_generator(seed, "partition").permutation(len(labels))
     order = order[labels[order] < labels.max()]
     dealt = [np.array_split(order[labels[order] % 2 == side], (num_clients + 1 - side) // 2) for side in (0, 1)]

@@ -10,21 +10,18 @@ from torch import Tensor
 
 from fedcore import hookimpl
 from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.hooks.contexts import ClientContext, ServerContext
+from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.plugin import Plugin, PluginOptions
 
 
 class CohortsOptions(PluginOptions):
-    """Who trains when."""
+    """Options of Cohorts."""
 
     rounds: list[list[int]] = Field(default_factory=list, description="The clients of every round, in this order.")
 
 
-class Cohorts(Plugin):
+class Cohorts(Plugin[CohortsOptions]):
     """Prescribes the clients of every round."""
-
-    Options = CohortsOptions
-    options: CohortsOptions
 
     @hookimpl
     def select_clients(self, server: ServerContext) -> list[int]:
@@ -33,7 +30,7 @@ class Cohorts(Plugin):
 
 
 class EqualWeights(Plugin):
-    """Counts every client the same, however many samples it has."""
+    """Weights all clients equally."""
 
     @hookimpl
     def weight(self) -> float:
@@ -60,7 +57,7 @@ class PersonalModel(Plugin):
 
 
 class FrozenEncoder(Plugin):
-    """Keeps the encoder fixed from round 1 on; behind a method, whose own ``begin_local`` knows nothing of it."""
+    """Keeps the encoder fixed from round 1 on; placed after a method, whose ``begin_local`` does not know of it."""
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
@@ -76,7 +73,7 @@ class ExchangesClassifier(Plugin):
 
 
 class OwnsClassifier(Plugin):
-    """Declares that it aggregates the classifier, and leaves it as it is."""
+    """Declares that it aggregates the classifier, and returns the mean."""
 
     owns = ("classifier.*",)
 
@@ -102,6 +99,15 @@ class PrefersClass0(Plugin):
         bias = torch.stack([update.model["classifier.bias"] for update in updates]).mean(dim=0)
         bias[0] += 8.0
         return {"classifier.bias": bias}
+
+
+class TakesSecondPasses(Plugin):
+    """Takes each pass of the local training twice and drops the second."""
+
+    @hookimpl
+    def gradients(self, step: Step) -> None:
+        """Take a pass at the same weights, and leave the gradients as they are."""
+        step.gradients_at({})
 
 
 class StepsOnServer(Plugin):

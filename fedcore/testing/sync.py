@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcore.client.loop import train_batch
@@ -23,6 +24,15 @@ _SYNCING = {
     "aten::unique_consecutive": "makes a shape depend on values (unique)",
     "aten::repeat_interleave": "makes a shape depend on values (repeat_interleave)",
 }
+
+
+_READING = {
+    torch.Tensor.tolist: "tolist",
+    torch.Tensor.numpy: "numpy",
+    torch.Tensor.cpu: "cpu",
+    torch.Tensor.__array__: "numpy.asarray",
+}
+"""Methods that wait for a device, but on a CPU read memory without any operation."""
 
 
 class HostSync(AssertionError):
@@ -41,8 +51,20 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _WatchCalls(TorchFunctionMode):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = _READING.get(func)
+        if name:
+            self._report(f"{name} copies a tensor's values to the host; keep them on the device")
+        return func(*args, **(kwargs or {}))
+
+
 def _problem(name: str, args: Any) -> str:
-    """Return why an operation would wait for the device, or nothing."""
+    """Return why an operation would wait for the device; empty if it would not."""
     if name in _SYNCING:
         return f"{name} {_SYNCING[name]}; use a mask instead"
     if name in ("aten::index", "aten::index_put_", "aten::index_put"):
@@ -57,7 +79,7 @@ def _problem(name: str, args: Any) -> str:
 @contextmanager
 def watch_host_sync(report: Callable[[str], None]) -> Iterator[None]:
     """Run a block and report every operation that would make a CUDA step wait for the device, on any device."""
-    with _Watch(report):
+    with _WatchCalls(report), _Watch(report):
         yield
 
 
@@ -82,11 +104,11 @@ def forbid_host_sync() -> Iterator[None]:
 
 @contextmanager
 def steps_without_host_sync() -> Iterator[list[set[str]]]:
-    """Forbid every training step in the block, of this process, to wait for the device.
+    """Make every training step in the block, in this process, fail if it waits for the device.
 
-    Gives a list that fills with what the hooks of each step looked at: of ``round``, ``client``, ``epoch``, ``batch``.
+    Yields a list to which each step appends what its hooks read of ``round``, ``client``, ``epoch``, ``batch``.
 
-    :raises HostSync: from inside the step, where it is a client's failure.
+    :raises HostSync: inside the step, where it becomes a failure of the client.
     """
     looked: list[set[str]] = []
 

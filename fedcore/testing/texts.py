@@ -19,7 +19,7 @@ _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 def commands_of(readme: Path) -> list[RunConfig]:
     """Return the configuration of every ``fedcore train --...`` in a README, in its order.
 
-    :raises ConfigError: where a command would be refused.
+    :raises ConfigError: a command would be refused.
     """
     configs = []
     for command in re.findall(r"fedcore train (--[^`\n]+)", readme.read_text(encoding="utf-8")):
@@ -40,16 +40,16 @@ def commands_of(readme: Path) -> list[RunConfig]:
 def settings_of(readme: Path) -> list[tuple[str, str, Any]]:
     """Return plugin, option and value of every ``--set`` in a README, in its order.
 
-    :raises ConfigError: where a setting cannot be read.
+    :raises ConfigError: a setting cannot be read.
     """
     found = re.findall(r"--set (\S+=[^\s`]+)", readme.read_text(encoding="utf-8"))
     return [parse_setting(setting) for setting in found]
 
 
 def lines_of_code(module: ModuleType, *without: str) -> int:
-    """Return how many lines of a module are code: neither comments nor docstrings.
+    """Return the number of code lines of a module, without comments and docstrings.
 
-    :param without: classes that do not count, such as those of options.
+    :param without: classes that are not counted, such as options.
     """
     source = inspect.getsource(module)
     skipped: set[int] = set()

@@ -20,15 +20,15 @@ ROUNDS = 3
 
 
 def check_tracker(tracker: str | type[Tracker], folder: Path, options: Mapping[str, Any] | None = None) -> None:
-    """Check a tracker: its options, a run that is stopped and resumed, and a real run in a process of its own.
+    """Check a tracker: its options, a run that is stopped and resumed, and a real run with its tracker process.
 
-    It is given every round once and in order, must leave the records as they are and keep nothing but JSON, and must
-    not be switched off.
+    It receives every round once and in order. It must not change the records, may keep only JSON, and must not fail:
+    a tracker that fails is switched off.
 
     :param tracker: its class, or the name under which it is installed; a class that a process can import.
-    :param folder: where runs, and what the tracker writes beside them, may be left.
+    :param folder: for the run directories and the tracker's other files.
     :param options: its own, for example a store in ``folder``.
-    :raises AssertionError: says what is wrong.
+    :raises AssertionError: names the defect.
     """
     name, options = name_of(tracker, "tracker"), dict(options or {})
     try:
@@ -61,7 +61,7 @@ def _check_options(name: str, cls: type[Tracker], options: Mapping[str, Any]) ->
     undescribed = [
         option for option, field in option_names(cls).items() if not cls.Options.model_fields[field].description
     ]
-    assert not undescribed, f"{name}: option {undescribed[0]!r} has no description; people see it in plugins show"
+    assert not undescribed, f"{name}: option {undescribed[0]!r} has no description; fedcore plugins show prints it"
     try:
         parse_options(name, cls, {**options, "no_such_option": 1}, kind="tracker")
     except UnknownNameError:
@@ -70,7 +70,7 @@ def _check_options(name: str, cls: type[Tracker], options: Mapping[str, Any]) ->
 
 
 def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, Any], directory: Path) -> None:
-    """Hand over a finished run in two parts, as a process after a stop would, and see that nothing is edited."""
+    """Pass a finished run in two parts, as two processes would, and check that the records are not changed."""
     saved = read_saved(directory / "config.yaml", directory)
     file = directory / "metrics.jsonl"
     whole = file.read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, 
 
 
 class _Watched(Tracker):
-    """A tracker under test: what it is given stays as it is."""
+    """A tracker under test: checks that it does not change its arguments."""
 
     def __init__(self, tracker: Tracker) -> None:
         super().__init__(tracker.options)

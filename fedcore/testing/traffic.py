@@ -13,12 +13,13 @@ from fedcore.base.config import RunConfig
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.engines.local import InProcessEngine
 from fedcore.runs.experiment import run
+from fedcore.testing.federation import needs_of
 
 Shapes = dict[str, list[int]]
 
 
 class Traffic(NamedTuple):
-    """What passed beside the model.
+    """The tensors that were sent beside the model.
 
     :param tensors: way -> name -> shape. Ways: ``down, before training``, ``up``, ``up, answer``, ``down, question``,
         ``up, exchange`` and ``down, exchange``.
@@ -30,18 +31,22 @@ class Traffic(NamedTuple):
 
 
 class Watch(InProcessEngine):
-    """The engine of this process, noting every tensor that passes beside the model."""
+    """The in-process engine; records every tensor that is sent beside the model."""
 
     seen: dict[str, Shapes]
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Note broadcasts, and share them."""
+        """Record and share a payload."""
         self._note("down, before training", tensors, "broadcast/")
         super().share(key, tensors, meta)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
-        """Run tasks, and note what goes along."""
+        """Run tasks and record their tensors."""
         for task, outcome in super().run(tasks, window=window):
+            if task.kind == "fit_begin":
+                self._note(
+                    "down, before training", {f"broadcast/{name}": t for name, t in task.tensors.items()}, "broadcast/"
+                )
             if task.kind in ("ask", "fit_resume"):
                 self._note("down, question" if task.kind == "ask" else "down, exchange", task.tensors)
             if not isinstance(outcome, ClientFailure):
@@ -57,10 +62,10 @@ class Watch(InProcessEngine):
 
 
 def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
-    """Return what a plugin sends beside the model.
+    """Return the tensors that a plugin sends beside the model.
 
     Two rounds, two clients and ten classes on digits with ``mlp``: shapes that depend on the data or the model are
-    theirs.
+    those of this run.
     """
     seen: dict[str, Shapes] = {}
     engine = type("Watching", (Watch,), {"seen": seen})
@@ -74,6 +79,7 @@ def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
             partition="iid",
             workers=0,
             out=Path(folder) / "run",
+            **needs_of(plugin),
         )
         result = run(config, engine=engine)
     return Traffic(seen, result.summary["bytes"]["by_plugin"].get(plugin, {"down": 0, "up": 0}))

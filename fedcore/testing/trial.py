@@ -39,10 +39,10 @@ RUN: dict[str, Any] = {
 
 
 class Watched(NamedTuple):
-    """What a watched run showed.
+    """Findings of a watched run.
 
     :param moved: places outside the plugin's objects whose contents changed during the run.
-    :param error: what ended the run early; None where it went to its end.
+    :param error: the error that ended the run early; None if it finished.
     """
 
     findings: list[Finding]
@@ -79,13 +79,19 @@ class Trial:
         engine: str | Callable[[WorkerSpec], Engine] | None = None,
         **options: Any,
     ) -> RunResult:
-        """Run the plugin as :data:`RUN` says but for ``options``.
+        """Run the plugin with :data:`RUN` and ``options``, which override it.
 
-        :param others: plugins behind this one; ``before``, those before it.
+        :param others: plugins after this one; ``before``: plugins before it.
         :param settings: the plugin's own options.
         """
         own: Choice = (self.name, settings or {})
-        return federate(self.folder, *before, own, *others, notify=notify, engine=engine, **{**RUN, **options})
+        run = {**RUN, **self.needs, **options}
+        return federate(self.folder, *before, own, *others, notify=notify, engine=engine, **run)
+
+    @property
+    def needs(self) -> dict[str, Any]:
+        """The options of a run without which the plugin is refused."""
+        return {"public": "digits"} if getattr(self.target, "uses_public", False) else {}
 
     @cached_property
     def usual(self) -> RunResult:
@@ -102,7 +108,7 @@ class Trial:
             result = federate(
                 self.folder,
                 watched(self.target, findings),
-                **{**RUN, "model": f"{HERE}with_batch_norm", "participation": 1.0},
+                **{**RUN, **self.needs, "model": f"{HERE}with_batch_norm", "participation": 1.0},
             )
             problem = failures(result)
             error = FedcoreError(problem) if problem else None
@@ -114,7 +120,7 @@ class Trial:
 
 
 def failures(result: RunResult) -> str:
-    """Return which clients failed in a run, and why; nothing where all went well."""
+    """Return the failed clients of a run with their messages; empty if none failed."""
     found = [
         f"round {record.get('round', 'after the last')}: client {failure['client']} {failure['kind']}: "
         f"{failure['message']}"
@@ -126,7 +132,7 @@ def failures(result: RunResult) -> str:
 
 @contextmanager
 def importable_in_workers() -> Iterator[None]:
-    """Let workers of any engine import whatever this process can; those of the local one do so anyway."""
+    """Let the workers of every engine import what this process can; those of the local engine always can."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = search_path()
     try:

@@ -1,7 +1,7 @@
 """Watch a plugin's hooks in a run: the changes, random draws, host synchronisations and result of each call.
 
-A sensor is a context around one call of a hook. It reports findings rather than raising, so that one run shows
-everything, each thing under its own :class:`Rule`.
+A sensor is a context around one call of a hook. It reports findings and does not raise, so that one run gives
+all of them, each with its :class:`Rule`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from fedcore.client.step import BatchStep
 from fedcore.hooks.checks import HOOKS, problem_with
 from fedcore.hooks.plugin import Plugin
 from fedcore.storage.state import flatten
-from fedcore.testing.fingerprint import fingerprint, global_settings, random_states
+from fedcore.testing.fingerprint import fingerprint, global_settings, random_states, tensor_in
+from fedcore.testing.gradients import trains
 from fedcore.testing.sync import watch_host_sync
 
-IN_A_STEP = ("task_loss", "local_loss", "observe")
+IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")
 SENT = ("end_local", "broadcast", "answer", "pre_upload")
 
 
 class Rule(Enum):
-    """What a hook must keep to."""
+    """A rule for hooks."""
 
     RANDOM_STATE = auto()
     SETTINGS = auto()
@@ -41,6 +42,7 @@ class Rule(Enum):
     HOST_SYNC = auto()
     LOSS = auto()
     PAYLOAD = auto()
+    GRADIENTS = auto()
     SAMPLES = auto()
     SCRATCH = auto()
     BROADCAST = auto()
@@ -50,7 +52,7 @@ class Rule(Enum):
 class Finding:
     """One broken rule.
 
-    :param what: what was seen, to be read after the hook's name.
+    :param what: the observation; the message starts with the hook's name.
     """
 
     rule: Rule
@@ -60,27 +62,33 @@ class Finding:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a hook, as sensors see it."""
+    """One call of a hook, as sensors see it.
+
+    :param idle: see :func:`fedcore.testing.gradients.trains`.
+    """
 
     hook: str
     plugin: Plugin
     arguments: Mapping[str, Any]
     report: Callable[[Rule, str], None]
+    idle: dict[str, float]
 
     @property
     def client(self) -> SessionContext | None:
-        """The client at work; None on the server. Does not count as a look at it (see ``Batch.depends_on``)."""
+        """The client at work; None on the server. Not recorded as a read (see ``Batch.depends_on``)."""
         step = self.arguments.get("step")
-        return _client_of(step) if isinstance(step, BatchStep) else self.arguments.get("client")
+        client = _client_of(step) if isinstance(step, BatchStep) else self.arguments.get("client")
+        return client if isinstance(client, SessionContext) else None  # on the server ``broadcast`` takes an id
 
 
 def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
-    """Return a subclass that does the same and enters what it finds, each thing once."""
-    hooks = {hook: _around(hook, getattr(cls, hook), findings) for hook in HOOKS if hasattr(cls, hook)}
+    """Return a subclass that behaves the same and records the findings, each once."""
+    idle: dict[str, float] = {}
+    hooks = {hook: _around(hook, getattr(cls, hook), findings, idle) for hook in HOOKS if hasattr(cls, hook)}
     return type(cls.__name__, (cls,), {**hooks, "__doc__": cls.__doc__, "__module__": cls.__module__})
 
 
-def _around(hook: str, function: Any, findings: list[Finding]) -> Any:
+def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, float]) -> Any:
     names = list(inspect.signature(function).parameters)[1:]
 
     @functools.wraps(function)
@@ -90,7 +98,7 @@ def _around(hook: str, function: Any, findings: list[Finding]) -> Any:
             if finding not in findings:
                 findings.append(finding)
 
-        seen = Call(hook, plugin, dict(zip(names, given, strict=True)), report)
+        seen = Call(hook, plugin, dict(zip(names, given, strict=True)), report, idle)
         with ExitStack() as stack:
             for sensor in SENSORS:
                 stack.enter_context(sensor(seen))
@@ -98,6 +106,10 @@ def _around(hook: str, function: Any, findings: list[Finding]) -> Any:
         for inspect_result in INSPECTORS:
             inspect_result(seen, result)
         if hook == "broadcast":
+            if "client" in names:  # another client's message in between must not change this one's
+                function(
+                    plugin, *(max(0, value - 1) if name == "client" else value for name, value in zip(names, given))
+                )
             _repeat(seen, result, function(plugin, *given))
         return result
 
@@ -132,19 +144,24 @@ def _self(call: Call) -> Iterator[None]:
     for name, value in vars(call.plugin).items():
         if before.get(name) != fingerprint(value):
             call.report(Rule.SELF, f"changes self.{name}")
-        elif isinstance(value, (Tensor, nn.Module)):
-            call.report(Rule.SELF, f"finds a {type(value).__name__} in self.{name}")
+            continue
+        held = tensor_in(value)
+        if held is not None:
+            where = f"self.{name}" if held is value else f"the {type(value).__name__} self.{name}"
+            call.report(Rule.SELF, f"finds a {type(held).__name__} in {where}")
 
 
 @contextmanager
 def _inputs(call: Call) -> Iterator[None]:
-    """Compare versions, which see an edit that leaves the values, and values, which see one through ``.data``."""
+    """Compare versions, which detect an edit to the same values, and values, which detect an edit through ``.data``."""
     named = dict(_read_only(call))
     before = {name: (tensor, tensor._version, tensor.detach().clone()) for name, tensor in named.items()}
     record = fingerprint(call.arguments.get("record"))
     yield
     for name, (tensor, version, value) in before.items():
-        if tensor._version != version or not torch.equal(tensor.detach(), value):
+        # step.gradients_at loads other weights and puts these back.
+        touched = tensor._version != version and call.hook != "gradients"
+        if touched or not torch.equal(tensor.detach(), value):
             call.report(Rule.INPUTS, f"edits {name} in place")
     if fingerprint(call.arguments.get("record")) != record:
         call.report(Rule.INPUTS, "edits record in place")
@@ -161,6 +178,8 @@ def _read_only(call: Call) -> Iterator[tuple[str, Tensor]]:
     if client is not None:
         session = client._session
         yield "the client's labels", session.data.labels
+        if call.hook == "begin_local":
+            yield from _tensors("client.model", session.working.state)
         yield from _tensors("client.received", client.received)
         yield from _tensors("the model that the round began with", session.start)
         for name, model in session.working.frozen.items():
@@ -168,7 +187,7 @@ def _read_only(call: Call) -> Iterator[tuple[str, Tensor]]:
     server = arguments.get("server")
     if server is not None:
         yield from _tensors("server.model", server.model)
-    for name in ("tensors", "mean"):
+    for name in ("tensors", "mean", "gradients"):
         yield from _tensors(name, arguments.get(name, {}))
     for client_id, tensors in arguments.get("snapshots", {}).items():
         yield from _tensors(f"snapshots[{client_id}]", tensors)
@@ -227,7 +246,7 @@ def _scratch(call: Call) -> Iterator[None]:
     before = set(call.client.scratch)
     yield
     for key in sorted(set(call.client.scratch) - before, key=str):
-        call.report(Rule.SCRATCH, f"writes client.scratch[{key!r}], which is dropped before anybody can read it")
+        call.report(Rule.SCRATCH, f"writes client.scratch[{key!r}], which is dropped before any hook can read it")
 
 
 SENSORS = (_inputs, _model, _self, _scratch, _settings, _random_state, _host_sync)
@@ -252,8 +271,8 @@ def _loss(call: Call, result: Any) -> None:
         elif isinstance(term.weight, Tensor) or term.weight != 0:
             if not bool(term.value.isfinite()):
                 call.report(Rule.LOSS, f"returns {term.value.item()}")
-            if not term.value.requires_grad:
-                call.report(Rule.LOSS, "returns a term without a gradient, which trains nothing")
+            if not trains(call.arguments.get("step"), term, f"{call.hook} {term.name}", call.idle):
+                call.report(Rule.LOSS, "returns a term without a gradient to the local model, which trains nothing")
 
 
 def _sent(call: Call, result: Any) -> Any:
@@ -277,7 +296,7 @@ def _payload(call: Call, result: Any) -> None:
 
 
 def _samples(call: Call, result: Any) -> None:
-    """Look for one of the client's inputs, value for value, in what goes up."""
+    """Search the uploads for one of the client's inputs, value for value."""
     tensors = _sent(call, result)
     if call.hook not in SENT or call.client is None or not isinstance(tensors, Mapping):
         return
@@ -293,7 +312,15 @@ def _samples(call: Call, result: Any) -> None:
                 call.report(Rule.SAMPLES, f"sends {name!r}, which holds a client's own inputs")
 
 
-INSPECTORS = (_loss, _payload, _samples)
+def _gradients(call: Call, result: Any) -> None:
+    if call.hook != "gradients" or problem_with(call.hook, result):
+        return
+    for name, tensor in (result or {}).items():
+        if not bool(tensor.isfinite().all()):
+            call.report(Rule.GRADIENTS, f"returns {name!r} with values that are not finite")
+
+
+INSPECTORS = (_loss, _gradients, _payload, _samples)
 
 
 def _repeat(call: Call, first: Any, second: Any) -> None:

@@ -59,7 +59,10 @@ def test_dropout_and_batch_norm_are_captured(go, captures, model):
     assert_close(captured, plain, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"clip_norm": 1.0}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"clip_norm": 1.0}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"precision": "bf16"}, test_captured_steps.ADAMW],
+)
 def test_options_of_the_optimizer_are_captured(go, captures, options):
     captured, plain = go("moon", **RUN, **options), go("moon", **RUN, **options, capture=False)
     assert captures["replayed"]
@@ -82,7 +85,20 @@ def test_a_hook_that_waits_for_the_device_is_not_captured_and_said_so(go):
     assert_close(captured, go(test_captured_steps.Waits, **RUN, capture=False), rtol=1e-4, atol=1e-5)
 
 
-OWN = ["Rebinds", "CountsInPython", "InPlace", "Noisy", "ByEpoch", "ByRound", "Adds", "Freezes"]
+OWN = [
+    "Rebinds",
+    "CountsInPython",
+    "InPlace",
+    "Noisy",
+    "ByEpoch",
+    "ByRound",
+    "Adds",
+    "Freezes",
+    "Ascends",
+    "OnRows",
+    "Starts",
+    "Alternates",
+]
 
 
 @pytest.mark.parametrize("name", OWN)

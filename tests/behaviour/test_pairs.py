@@ -12,6 +12,7 @@ import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.data import load_dataset
+from fedcore.data.public import with_public
 from fedcore.hooks.setup import Setup
 from fedcore.runs.directory import RunDirectory
 from fedcore.storage.serial import read_tensors
@@ -27,7 +28,16 @@ EXAMPLES = [
     ("fedproc", "moon"),
 ]
 # Two local epochs: one has no middle, in which FedCME would exchange.
-RUN = {"model": "mlp", "workers": 0, "device": "cpu", "clients": 4, "rounds": 2, "local_epochs": 2, "batch_size": 64}
+RUN = {
+    "public": "0.1",
+    "model": "mlp",
+    "workers": 0,
+    "device": "cpu",
+    "clients": 4,
+    "rounds": 2,
+    "local_epochs": 2,
+    "batch_size": 64,
+}
 
 
 def config(names, **options) -> RunConfig:
@@ -45,7 +55,7 @@ def refusal(names, dataset) -> ConfigError | None:
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_dataset("digits", None)
+    return with_public(load_dataset("digits", None), RUN["public"], 0, None)
 
 
 def check_pair(names, digits, tmp_path):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedcore.models import build_model
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_study.bench.measure import Spread
-from fedcore_study.bench.workloads import W1, W2, Workload
+from fedcore_study.bench.workloads import AGAINST_REFERENCE, PFL, W1, W2, Workload
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 sys.path.append(str(PEERS))
@@ -39,6 +39,16 @@ TINY = Workload(
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     return folder, export.export(TINY, folder)
+
+
+def test_clients_that_share_samples_are_exported(tmp_path):
+    workload = AGAINST_REFERENCE["tiny"]
+    written = export.export(workload, tmp_path)
+    config, dataset = resolve_config(export.config_of(exported.Job(tmp_path, rounds=3, cores=1)))
+    partition = resolve_partition(config, dataset)
+    assert len(partition.train) == len(written.holds) == 1000
+    assert {len(held) for held in partition.train} == {16}
+    assert torch.equal(partition.train[999], written.holds[999])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,11 @@ def test_fedcore_trains_what_was_exported(tiny):
     assert (config.rounds, config.workers) == (3, 1)
 
 
-@pytest.mark.parametrize(("workload", "shape"), [(W1, (1, 28, 28)), (W2, (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("workload", "shape"),
+    [(W1, (1, 28, 28)), (W2, (3, 32, 32)), (AGAINST_REFERENCE["tiny"], (1, 8, 8)), (PFL, (3, 32, 32))],
+    ids=lambda each: getattr(each, "name", ""),
+)
 def test_the_plain_network_is_fedcores(workload, shape):
     settings = {"projection": False, **workload.config}
     ours = build_model(settings["model"], num_classes=10, input_shape=shape, seed=3, projection=settings["projection"])[
@@ -90,9 +104,11 @@ def test_the_plain_network_is_fedcores(workload, shape):
     plain = models.build(ours.state_dict())
     assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters())
     x = torch.randn(5, *shape)
-    torch.testing.assert_close(plain(x), ours(x).logits)
+    torch.testing.assert_close(plain.eval()(x), ours.eval()(x).logits)
+    dropout = [[each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)] for model in (plain, ours)]
+    assert dropout[0] == dropout[1]
     with torch.no_grad():
-        plain[0].weight.zero_()
+        next(plain.parameters()).zero_()
     assert next(ours.parameters()).abs().sum() > 0  # copies, not views
 
 

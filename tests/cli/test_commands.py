@@ -5,8 +5,6 @@ from pathlib import Path
 
 import fedcore
 
-from .conftest import python
-
 SMALL = ("--workers", 0, "--rounds", 1, "--clients", 2, "--local-epochs", 1)
 
 
@@ -103,7 +101,7 @@ def test_data_split_writes_what_train_reads(cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "partition.json").read_text())["sha256"] != digest
 
 
-def test_help_and_lists_need_no_torch() -> None:
+def test_help_and_lists_need_no_torch(python) -> None:
     """Modules are counted, because seconds say more about the machine: 480 were 0.2 s of computing."""
     code = """
 import sys
@@ -121,7 +119,7 @@ assert len(sys.modules) < 600, sorted({name.partition(".")[0] for name in sys.mo
     assert result.returncode == 0, result.stderr
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error(python) -> None:
     code = """
 import subprocess, sys
 command = [sys.executable, "-c", "from fedcore.cli import main; main()", "plugins", "list", "--json"]

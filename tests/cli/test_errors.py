@@ -46,7 +46,7 @@ BAD_INPUT = [
     ("train --dataset module:os.system", "dataset 'module:os.system' raised TypeError"),
     ("train --model simplecnn", "unknown model 'simplecnn'. Did you mean 'simple-cnn'?"),
     ("train --model embedding-bag", "--model simple-cnn"),
-    ("train --model module:os.getcwd", "model 'module:os.getcwd' raised TypeError"),
+    ("train --model module:os.getcwd", "model 'module:os.getcwd' returned str, expected a SplitModel"),
     ("train --tracker tensorboad", "Did you mean 'tensorboard'?"),
     ("train --tracker tensorboard --plugin tensorboard", "remove one of them"),
     ("train --partition none.json", "cannot read the partition file none.json"),

@@ -15,6 +15,15 @@ from tests import support
 from tests.recorder import CpuRecorder
 
 RUN = {"rounds": 3, "local_epochs": 4, "participation": 0.5, "batch_size": 32}
+ADAMW = {"optimizer": "adamw", "lr": 0.001}
+FEW = {
+    "dataset": "module:fedcore.testing.problems.few_digits",
+    "clients": 3,
+    "participation": 0.67,
+    "batch_size": 4,
+    "rounds": 2,
+    "local_epochs": 2,
+}
 METHODS = [
     (),
     ("fedprox",),
@@ -37,9 +46,15 @@ METHODS = [
     ("feddc",),
     ("fedprox", "moon"),
     ("fedcme", "fedprox"),
+    ("fedsam",),
+    ("per-fedavg",),
+    ("fedrep",),
+    ("fedbabu",),
+    ("fedala",),
 ]
 # Each of these has its terms in a combination above, or leaves FedAvg's step as it is.
 SLOW = [("fedprox",), ("moon",), ("fedcme",), ("ccvr",), ("fedper",), ("solo",), ("fednova",)]
+SLOW += [("fedsam",), ("per-fedavg",), ("fedrep",), ("fedbabu",), ("fedala",)]
 
 
 def with_dropout(num_classes, input_shape):
@@ -111,7 +126,14 @@ def test_dropout_and_batch_norm_are_captured(both, model):
 
 @pytest.mark.parametrize(
     "options",
-    [{"local_steps": 30}, {"clip_norm": 1.0}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}],
+    [
+        {"local_steps": 30},
+        {"clip_norm": 1.0},
+        {"lr_decay": 0.5},
+        {"momentum": 0.0},
+        {"client_test_fraction": 0.2},
+        ADAMW,
+    ],
 )
 def test_options_are_captured(both, options):
     captured, plain, recorder = both("moon", "fedprox", **options)
@@ -195,6 +217,62 @@ class Freezes(Plugin):
     def begin_local(self, client):
         if client.id % 2:
             client.freeze(["classifier.*"])
+
+
+class Ascends(Plugin):
+    @hookimpl
+    def gradients(self, step, gradients):
+        norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt() + 1e-12
+        return step.gradients_at({n: step.model.get_parameter(n) + 0.05 / norm * g for n, g in gradients.items()})
+
+
+class Starts(Plugin):
+    starts = ("classifier.*",)
+    reads = ("global",)
+
+    @hookimpl
+    def begin_local(self, client):
+        return {"classifier.weight": client.model.classifier.weight * (0.5 + 0.1 * client.id)}
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss((step.logits - step.frozen("global").logits).square().mean())
+
+
+class Alternates(Plugin):
+    freezes_epochs = True
+
+    @hookimpl
+    def begin_local(self, client):
+        client.freeze(["classifier.*"], epochs=slice(1, None, 2))
+        client.freeze(["encoder.*"], epochs=slice(0, None, 2))
+
+
+class OnRows(Plugin):
+    @hookimpl
+    def gradients(self, step, gradients):
+        return step.gradients_at({n: step.model.get_parameter(n) - 0.01 * g for n, g in gradients.items()}, slice(0, 4))
+
+
+@pytest.mark.parametrize("cls", [Ascends, OnRows])
+@pytest.mark.parametrize("others", [(), ("fedprox",), ("ditto",)], ids="+".join)
+def test_a_step_of_two_passes_is_one_graph(both, cls, others):
+    captured, plain, recorder = both(cls, *others, model=f"module:{__name__}.with_batch_norm", **FEW)
+    assert recorder.launched > recorder.recorded > 0
+    assert_same(captured, plain)
+
+
+@pytest.mark.parametrize("cls", [Starts, Alternates])
+def test_starts_and_epochs_are_captured(both, cls):
+    captured, plain, recorder = both(cls, "fedprox", **{**FEW, "local_epochs": 4})
+    assert recorder.launched > recorder.recorded > 0
+    assert_same(captured, plain)
+
+
+def test_two_passes_with_dropout_are_not_captured(both):
+    captured, plain, recorder = both(Ascends, model=f"module:{__name__}.with_dropout", **FEW)
+    assert recorder.recorded == 0
+    assert_same(captured, plain)
 
 
 def test_a_hook_that_waits_for_the_device_is_not_captured_and_said_so(both):

@@ -16,7 +16,8 @@ from fedcore.data.client_shares import (
     normalised,
     split_by_shares,
 )
-from fedcore.data.partitioners import PartitionWarning, partition
+from fedcore.data.owners import PartitionWarning
+from fedcore.data.partitioners import partition
 
 LABELS = np.repeat(np.arange(10), 600)
 TINY = 1e-300

@@ -4,8 +4,6 @@ import hashlib
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import time
 import urllib.error
 from pathlib import Path
@@ -13,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from fedcore.base.errors import DataError, PluginContractError, UnknownNameError
 from fedcore.data import Dataset, datasets, load_dataset
@@ -47,17 +44,6 @@ def write_mnist(root, folder="MNIST", prefixes=("train", "t10k"), labels=range(1
         arrays[prefix] = RNG.integers(0, 256, (n, 28, 28)), np.resize(list(labels), n)
         write_idx(root / folder / "raw" / f"{prefix}-images-idx3-ubyte", arrays[prefix][0])
         write_idx(root / folder / "raw" / f"{prefix}-labels-idx1-ubyte", arrays[prefix][1])
-    return arrays
-
-
-def write_npz(path, **changes):
-    arrays = {
-        "x_train": RNG.integers(0, 256, (30, 6, 5, 3), dtype=np.uint8),
-        "y_train": np.arange(30) % 3,
-        "x_test": RNG.integers(0, 256, (9, 6, 5, 3), dtype=np.uint8),
-        "y_test": np.arange(9) % 3,
-    } | changes
-    np.savez(path, **{key: array for key, array in arrays.items() if array is not None})
     return arrays
 
 
@@ -261,180 +247,12 @@ def test_wrong_cifar_archives(tmp_path, offline, changes):
         load_dataset("cifar10", tmp_path)
 
 
-def test_npz_layouts_agree(tmp_path):
-    arrays = write_npz(tmp_path / "nhwc.npz")
-    planes = {key: arrays[key].transpose(0, 3, 1, 2) for key in ("x_train", "x_test")}
-    write_npz(tmp_path / "nchw.npz", **planes)
-    floats = {key: (arrays[key] / 255).astype(np.float32) for key in ("x_train", "x_test")}
-    write_npz(tmp_path / "float.npz", **floats)
-    one, two, three = (load_dataset(f"npz:{tmp_path / f}.npz") for f in ("nhwc", "nchw", "float"))
-    unit = planes["x_train"] / 255
-    expected = (unit - unit.mean((0, 2, 3), keepdims=True)) / unit.std((0, 2, 3), keepdims=True)
-    np.testing.assert_allclose(one.train.gather(torch.arange(30)), expected, atol=1e-5)
-    assert torch.equal(one.test.images, two.test.images)
-    torch.testing.assert_close(one.test.images, three.test.images, atol=1e-5, rtol=0)
-    assert (one.name, one.num_classes, one.input_shape) == ("npz:nhwc.npz", 3, (3, 6, 5))
-
-
-def test_npz_of_grey_images_constant_pixels_and_column_labels(tmp_path):
-    flat = np.full((30, 6, 5), 7, dtype=np.uint8)
-    write_npz(tmp_path / "a.npz", x_train=flat, x_test=flat[:9], y_train=(np.arange(30) % 3)[:, None])
-    dataset = load_dataset(f"npz:{tmp_path / 'a.npz'}")
-    assert dataset.input_shape == (1, 6, 5)
-    assert float(dataset.train.images.abs().max()) < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"y_test": None}, "without y_test"),
-        ({"x_train": np.array([{}] * 30)}, "not a usable"),
-        ({"x_train": np.zeros((30, 6, 5, 3), np.int64)}, "convert"),
-        ({"x_train": np.full((30, 6, 5, 3), np.nan), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
-        ({"x_train": np.full((30, 6, 5, 3), 1e300), "x_test": np.zeros((9, 6, 5, 3))}, "not finite"),
-        ({"x_train": np.zeros((30, 6, 5, 3))}, "same type"),
-        ({"x_train": np.zeros((30, 6), np.uint8)}, "shape"),
-        ({"x_train": np.zeros((30, 6, 5, 7), np.uint8)}, "shape"),
-        ({"x_train": np.zeros((0, 6, 5, 3), np.uint8), "y_train": np.zeros(0, int)}, "no pixels"),
-        ({"x_test": np.zeros((9, 8, 8, 3), np.uint8)}, "one size"),
-        ({"y_train": np.arange(30) % 3 + 1}, "Renumber"),
-        ({"y_train": np.arange(30) % 3 * 2}, "Renumber"),
-        ({"y_test": np.arange(9)}, "Renumber"),
-        ({"y_train": np.arange(30) % 3 - 1}, "0..C-1"),
-        ({"y_train": np.full(30, 2**63, np.uint64)}, "0..C-1"),
-        ({"y_train": np.arange(29) % 3}, "one for each image"),
-        ({"y_train": np.array(["a"] * 30)}, "integers"),
-    ],
-)
-def test_wrong_npz_files_say_what_is_wrong(tmp_path, changes, message):
-    write_npz(tmp_path / "a.npz", **changes)
-    with pytest.raises(DataError, match=message):
-        load_dataset(f"npz:{tmp_path / 'a.npz'}")
-
-
-def test_damaged_npz_files(tmp_path):
-    path = tmp_path / "a.npz"
-    write_npz(path)
-    content = path.read_bytes()
-    np.save(tmp_path / "array.npy", np.zeros(3))
-    single = (tmp_path / "array.npy").read_bytes()
-    flipped = bytearray(content)
-    flipped[len(content) // 4] ^= 255
-    for damaged in (b"", b"PK\x03\x04", content[: len(content) // 2], bytes(flipped), single, b"text"):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.npz"):
-            load_dataset(f"npz:{path}")
-    with pytest.raises(DataError, match="does not exist"):
-        load_dataset(f"npz:{tmp_path / 'b.npz'}")
-
-
-def write_image(path, size=(8, 6), colour=None):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    colour = colour or tuple(RNG.integers(0, 256, 3).tolist())
-    Image.new("RGB", size, colour).save(path)
-    return colour
-
-
-@pytest.mark.parametrize("held_out", ["test", "val"])
-def test_imagefolder(tmp_path, held_out):
-    red = write_image(tmp_path / "train/cat/1.png", colour=(255, 0, 51))
-    for name in ("cat/2.png", "dog/1.png"):
-        write_image(tmp_path / "train" / name)
-    Image.new("L", (8, 6), 102).save(tmp_path / "train/dog/grey.png")
-    write_image(tmp_path / held_out / "dog/3.png")  # without cats: still class 1
-    dataset = load_dataset(f"imagefolder:{tmp_path}")
-    assert (dataset.input_shape, dataset.num_classes) == ((3, 6, 8), 2)
-    assert dataset.class_names == ("cat", "dog")
-    assert dataset.train.labels.tolist() == [0, 0, 1, 1]
-    assert dataset.test.labels.tolist() == [1]
-    first, grey = dataset.train.gather(torch.tensor([0, 3]))
-    assert first[:, 2, 2].tolist() == pytest.approx([c / 127.5 - 1 for c in red], abs=1e-6)
-    assert grey.unique().tolist() == pytest.approx([102 / 127.5 - 1], abs=1e-6)
-
-
-def test_imagefolder_in_tiny_imagenets_layout(tmp_path):
-    for name in ("n01", "n02"):
-        write_image(tmp_path / f"train/{name}/images/{name}_0.JPEG")
-    colours = [write_image(tmp_path / f"val/images/val_{i}.JPEG") for i in range(3)]
-    write_image(tmp_path / "test/images/test_0.JPEG")  # without labels, not the test set
-    rows = "val_0.JPEG\tn02\t0\t0\t9\t9\nval_2.JPEG\tn01\t0\t0\t9\t9\nval_1.JPEG\tn02\t0\t0\t9\t9\n"
-    (tmp_path / "val/val_annotations.txt").write_text(rows)
-    dataset = load_dataset(f"imagefolder:{tmp_path}")
-    assert dataset.class_names == ("n01", "n02")
-    assert dataset.test.labels.tolist() == [1, 0, 1]
-    third = dataset.test.gather(torch.tensor([2]))[0, :, 0, 0]
-    assert third.tolist() == pytest.approx([c / 127.5 - 1 for c in colours[1]], abs=0.06)  # JPEG
-
-
-def test_wrong_imagefolders(tmp_path):
-    def refused(message):
-        with pytest.raises(DataError, match=message):
-            load_dataset(f"imagefolder:{tmp_path}")
-
-    refused("train is not a directory")
-    (tmp_path / "train").mkdir()
-    refused("one folder of images per class")
-    write_image(tmp_path / "train/cat/1.png")
-    refused("neither test/ nor val/")
-    write_image(tmp_path / "val/cow/1.png")
-    refused("'cow'")
-    (tmp_path / "val/cow").rename(tmp_path / "val/cat")
-    write_image(tmp_path / "train/cat/2.png", size=(8, 7))
-    refused("resize")
-    (tmp_path / "train/cat/2.png").write_bytes(b"not an image")
-    refused("cannot read")
-    write_image(tmp_path / "train/cat/2.png")
-    write_image(tmp_path / "val/cat/1.png", size=(9, 9))
-    refused("one size")
-    for text in ("", "no tabs", "../../etc/passwd\tcat"):
-        (tmp_path / "val/val_annotations.txt").write_text(text)
-        refused("must hold lines")
-    (tmp_path / "val/val_annotations.txt").write_text("gone.png\tcat")
-    refused("cannot read")
-
-
 def test_unknown_and_broken_loaders(monkeypatch):
     with pytest.raises(UnknownNameError, match="cifar10"):
         load_dataset("cifar-10")
     monkeypatch.setattr(datasets, "resolve", lambda kind, name: lambda data_dir: None)
     with pytest.raises(PluginContractError, match="returned NoneType, expected a Dataset"):
         load_dataset("mine")
-
-
-def run_python(code, path=None):
-    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-
-
-def test_torchvision_is_imported_late_and_always_works():
-    code = (
-        "import sys, fedcore.data; assert not any(m.startswith('torchvision') for m in sys.modules);"
-        "from fedcore.data.vision import load_torchvision as load;"
-        "assert load() is load() is sys.modules['torchvision'];"
-        "import torchvision.transforms.functional, torchvision.datasets"
-    )
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr
-
-
-def test_a_working_torchvision_is_left_alone(tmp_path):
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision/__init__.py").write_text("")
-    code = (
-        "import torch, fedcore.data.vision as v; t = v.load_torchvision(); print(t.__file__);"
-        "assert not v._declared and not hasattr(torch.ops.torchvision, 'nms')"
-    )
-    result = run_python(code, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert str(tmp_path) in result.stdout
-
-
-def test_a_torchvision_broken_otherwise_is_explained(tmp_path):
-    (tmp_path / "torchvision").mkdir()
-    broken = "raise RuntimeError('operator torchvision::roi_align does not exist')"
-    (tmp_path / "torchvision/__init__.py").write_text(broken)
-    result = run_python("import fedcore.data.vision as v; v.load_torchvision()", tmp_path)
-    assert "ConfigError: torchvision cannot be imported: operator torchvision::roi_align" in result.stderr
 
 
 REAL = Path(os.environ.get("FEDCORE_TEST_DATA", "/nonexistent"))
@@ -461,27 +279,6 @@ def test_the_real_files(name, needs, sizes, test_counts):
     assert everything.mean(dim=(0, 2, 3)).abs().max() < 1e-3
     assert (everything.std(dim=(0, 2, 3)) - 1).abs().max() < 1e-2
     assert time.perf_counter() - started < 60
-
-
-@pytest.mark.parametrize("place", ["train/cat/1.png", "val/val_annotations.txt", "val/images/val_0.JPEG"])
-def test_a_pipe_among_images_is_not_waited_for(tmp_path, place):
-    for name in ("cat", "dog"):
-        write_image(tmp_path / f"train/{name}/1.png")
-    write_image(tmp_path / "val/images/val_0.JPEG")
-    (tmp_path / "val/val_annotations.txt").write_text("val_0.JPEG\tcat\t0\t0\t9\t9\n")
-    (tmp_path / place).unlink()
-    os.mkfifo(tmp_path / place)
-    with pytest.raises(
-        DataError, match=r"a pipe, not a file|neither test/ nor val/|folder in train|one folder of images"
-    ):
-        load_dataset(f"imagefolder:{tmp_path}")
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])
-def test_what_is_no_file_is_no_npz(tmp_path, make):
-    make(tmp_path / "x.npz")
-    with pytest.raises(DataError, match="is not a file"):
-        load_dataset(f"npz:{tmp_path / 'x.npz'}")
 
 
 def test_the_first_sample_with_nan_is_named(tmp_path):

@@ -47,7 +47,7 @@ def test_parts_are_as_a_list_of_tensors(lists, kind):
             parts[wrong]
     assert [part.tolist() for part in parts[1:-1]] == lists[1:-1]
     assert [part.tolist() for part in parts[::-2]] == lists[::-2]
-    assert parts.sizes.tolist() == [len(part) for part in lists]
+    assert parts.sizes.tolist() == [len(part) for part in lists] == [parts.size(k) for k in range(len(lists))]
     assert parts.offsets.tolist() == [0, *accumulate(map(len, lists))]
     assert parts.problem() is None
     assert IndexLists.of(parts) is parts

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.data import dirichlet_partition
-from fedcore.data.partitioners import PartitionWarning, _fill_up, capped_counts, partition
+from fedcore.data.owners import PartitionWarning, fill_up
+from fedcore.data.partitioners import capped_counts, partition
 
 ALL = ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity"]
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
@@ -112,7 +113,7 @@ def test_notes_are_also_warnings():
 def test_fill_up_levels_the_largest_and_touches_nobody_else():
     owner = np.repeat([0, 1, 2, 3, 4], [20, 18, 5, 1, 0])
     before = owner.copy()
-    assert _fill_up(owner, 5, 5, np.random.default_rng(0)) == 9
+    assert fill_up(owner, 5, 5, np.random.default_rng(0)) == 9
     sizes = np.bincount(owner)
     assert sorted(sizes[:2]) == [14, 15]
     assert sizes[2:].tolist() == [5, 5, 5]

@@ -203,9 +203,15 @@ def shortened(words, folder):
         words[-1] = "fedproto"
     data = ["--data-dir", "data"] if "--data-dir" in words else []
     if words[0] == "train":
-        return [*words, *data, *SHORT, *(["--workers", "2"] if "ray" in words else [])]
+        more = [
+            *(["--workers", "2"] if "ray" in words else []),
+            *(["--warmup-rounds", "0"] if "--warmup-rounds" in words else []),
+        ]
+        return [*words, *data, *SHORT, *more]
     if words[0] == "sweep":
-        return [*words, "--seeds", "1", *SHORT]
+        if "slurm" in words:
+            return None  # needs a cluster; plugins/fedcore-study/tests has submitit's local executor
+        return [*words, "--seeds", "1", *SHORT, *(["--optuna", "1"] if "--optuna" in words else [])]
     if words[:2] == ["data", "split"]:
         return [*words, *data, "--clients", "4"]
     if words[0] == "bench":
@@ -215,7 +221,9 @@ def shortened(words, folder):
         return [*words, *few.get(words[-1], []), *few.get(words[2], []), "--blocks", "1", "--rounds", "1"]
     if words[0] == "reproduce":
         return [*words, *data, *(["--dry-run"] if "--table" in words else [])]
-    if words[0] == "report":
+    if words[0] in ("report", "compare"):
+        if "--protocol" in words:
+            return None  # needs runs with samples held out; plugins/fedcore-study/tests has some
         return [*dict.fromkeys(there(word, folder) for word in words), *data]
     return words
 

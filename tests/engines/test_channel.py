@@ -1,18 +1,21 @@
 """Frames between the local engine and its workers, small ones over the socket and large ones through the spool."""
 
-from multiprocessing.connection import Connection
+import errno
+from pathlib import Path
 
 import pytest
 import torch
 
+from fedcore.base.errors import StorageError
 from fedcore.engines.channel import INLINE_BYTES, Channel, Spool, socket_pair
+from fedcore.engines.frames import LENGTHS
 
 
 @pytest.fixture
 def ends(tmp_path):
     ours, theirs = socket_pair()
     spool = Spool(tmp_path)
-    pair = Channel(ours, spool), Channel(Connection(theirs.detach()), spool)
+    pair = Channel(ours, spool), Channel(theirs, spool)
     yield pair
     for end in pair:
         end.connection.close()
@@ -27,6 +30,60 @@ def test_a_frame_arrives_and_leaves_nothing_in_the_spool(ends, tmp_path, numbers
     assert (kind, meta) == ("task", {"id": "t"})
     assert torch.equal(tensors["a/b"], torch.arange(numbers))
     assert not list(tmp_path.iterdir())
+
+
+SENT = {
+    "transposed": torch.arange(12.0).view(3, 4).t(),
+    "images": torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last),
+    "scalar": torch.tensor(0.1, dtype=torch.float64),
+    "none": torch.zeros(0, 4),
+    "flags": torch.tensor([True, False, True]),
+    "half": torch.tensor([1.5, -2.0, 0.0], dtype=torch.bfloat16),
+    "whole": torch.tensor([[1, 2**40]]),
+    "constant": torch.nn.Parameter(torch.ones(2, 3)),
+}
+
+
+@pytest.mark.parametrize("filler", [1, INLINE_BYTES])
+def test_tensors_of_every_kind_arrive_aligned_and_writable(ends, filler):
+    sender, receiver = ends
+    sent = {**SENT, "filler": torch.zeros(filler)}
+    sender.send("result", sent, None)
+    _, tensors, _ = receiver.receive()
+    assert list(tensors) == list(sent)
+    for name, tensor in sent.items():
+        assert tensors[name].dtype == tensor.dtype, name
+        assert torch.equal(tensors[name], tensor), name
+        assert tensors[name].is_contiguous(), name
+        assert tensor.numel() == 0 or tensors[name].data_ptr() % 64 == 0, name
+    tensors["transposed"].zero_()
+    assert torch.equal(tensors["constant"], torch.ones(2, 3))
+
+
+def test_messages_arrive_one_by_one_in_order(ends):
+    sender, receiver = ends
+    for number in range(3):
+        sender.send("task", {"x": torch.full((5,), float(number))}, {"number": number})
+    for number in range(3):
+        _, tensors, meta = receiver.receive()
+        assert (float(tensors["x"].sum()), meta) == (5.0 * number, {"number": number})
+
+
+def test_a_full_spool_is_a_storage_error(ends, monkeypatch):
+    def full(path, mode):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(StorageError, match="make room"):
+        ends[0].send("result", {"x": torch.zeros(INLINE_BYTES)}, None)
+
+
+def test_an_end_that_closes_within_a_message_is_the_end_of_file(ends):
+    sender, receiver = ends
+    sender.connection.sendall(LENGTHS.pack(48, 64) + b"[")
+    sender.connection.close()
+    with pytest.raises(EOFError):
+        receiver.receive()
 
 
 def test_a_closed_connection_is_the_end_of_file(ends):

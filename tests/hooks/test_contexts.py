@@ -107,7 +107,8 @@ def implemented(found: object, protocol: type) -> set[str]:
         ("step", Step, {"scoped"}),
         ("server in a round", ServerContext, {"scoped"}),
         ("server after training", ServerContext, {"scoped"}),
-        ("setup", RunSetup, {"build", "breaks", "claimed"}),  # the constructor, and what the two sides share beside it
+        # The constructor, and what the two sides share beside it.
+        ("setup", RunSetup, {"build", "breaks", "claimed", "fixed_digest"}),
     ],
 )
 def test_what_is_declared_is_what_there_is(seen, name, protocol, internal):

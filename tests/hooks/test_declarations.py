@@ -68,4 +68,4 @@ def test_patterns_stand_on_the_card(name):
 
 def test_a_plugin_without_declarations_excludes_nothing():
     assert excluded_by(Plugin) == []
-    assert len(CONFLICTS) == len(EXCLUSIVE) + 5
+    assert len(CONFLICTS) == len(EXCLUSIVE) + 8

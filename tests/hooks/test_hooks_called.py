@@ -71,6 +71,10 @@ class Everything(Plugin):
         self.note("local_loss", step.client.id, epoch=step.epoch)
 
     @hookimpl
+    def gradients(self, step, gradients):
+        self.note("gradients", step.client.id, names=sorted(gradients), grad_enabled=torch.is_grad_enabled())
+
+    @hookimpl
     def observe(self, step):
         parameter = step.parameters[0]
         self.note(
@@ -134,7 +138,7 @@ class Everything(Plugin):
 
 
 BUILD = ["configure_model", "personal_parameters", "local_epoch_breaks", "check_run"]
-STEP = ["task_loss", "local_loss", "observe"]
+STEP = ["task_loss", "local_loss", "gradients", "observe"]
 # Client 1 has three samples and client 0 has one: the dispatch order is 1, 0.
 CLIENT = [
     *[("answer", client) for client in (0, 1)],

@@ -31,7 +31,6 @@ EXTENDS = {
         {
             "fedcore.base",
             "fedcore.cli",
-            "fedcore.client",
             "fedcore.data",
             "fedcore.hooks",
             "fedcore.models",

@@ -223,7 +223,7 @@ def _of_an_earlier_version(file: Path, other: Path, chance: random.Random) -> No
     """Write a file as the version before the digests and checksums did."""
     if file.suffix == ".safetensors":
         tensors, meta = read_tensors(file)
-        for name in ("binding", "metrics_sha256"):
+        for name in ("binding", "metrics_sha256", "sessions"):
             (meta or {}).pop(name, None)
         tensors.pop("manifest/stamps", None)
         write_tensors(file, tensors, meta, checksum=False)
@@ -231,7 +231,7 @@ def _of_an_earlier_version(file: Path, other: Path, chance: random.Random) -> No
         content = yaml.safe_load(file.read_text())
         del content["digests"], content["client_timeout"]
         file.write_text(yaml.safe_dump(content, sort_keys=False))
-    elif file.name == "metrics.jsonl":
+    elif file.suffix == ".jsonl":
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "crc32"}) + "\n" for line in lines))
     elif file.name == "summary.json":
@@ -294,5 +294,11 @@ def check(made: Made, folder: Path, name: str, how: str) -> dict[str, str]:
     page = folder / "report.html"
     page.unlink(missing_ok=True)
     answer("report", run("report", out, "--out", page, "--points", 0), lambda: [] if page.exists() else ["page"])
-    answer("resume", run("resume", out, "--quiet"), lambda: kills.differences(left(out), made.whole))
+    sessions = (made.path / "sessions.jsonl").read_bytes()
+
+    def differing() -> list[str]:
+        kept = (out / "sessions.jsonl").read_bytes().startswith(sessions)
+        return kills.differences(left(out), made.whole) + ["sessions"] * (not kept)
+
+    answer("resume", run("resume", out, "--quiet"), differing)
     return answers

@@ -8,6 +8,7 @@ and the checkpoint's ``metrics_bytes``, which counts the digits of the times.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -43,6 +44,9 @@ METHODS = ("fedavgm", "moon", "scaffold", "fedcd", "fdcl")
 ENDS_WITHIN = 30.0
 """Seconds within which every worker has to be gone when its parent was killed; on a busy machine, where an idle one
 takes a fraction of a second."""
+
+PROGRESSES_WITHIN = 600.0
+"""Seconds within which a run has to record the next rounds, its start included; on a busy machine."""
 
 Kind = Literal["tree", "parent", "worker"]
 
@@ -106,7 +110,7 @@ def kill(process: Any, out: Path, kind: Kind, chance: random.Random) -> Kill | N
         pause = chance.uniform(0, 3)
     else:
         target = began + chance.randrange(3) + (kind == "worker" and not began)
-        wait_for(lambda: process.poll() is not None or progressed(out, began, target))
+        wait_for(lambda: process.poll() is not None or progressed(out, began, target), PROGRESSES_WITHIN)
         pause = chance.uniform(0, 0.15)
     end = time.monotonic() + pause
     while time.monotonic() < end and process.poll() is None:
@@ -121,7 +125,8 @@ def kill(process: Any, out: Path, kind: Kind, chance: random.Random) -> Kill | N
         os.kill(chance.choice(below), signal.SIGKILL)
         return Kill(kind, moment, at, 0, 0, 0.0)
     for pid in (process.pid, *(below if kind == "tree" else ())):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # a short one, such as git, ended meanwhile
+            os.kill(pid, signal.SIGKILL)
     process.wait()
     seconds = wait_for(lambda: not any(map(alive, below)), ENDS_WITHIN)
     if kind == "parent" and below:  # else nobody was there yet who could; the next run does

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedcore.engines.channel import Spool
@@ -15,7 +15,9 @@ SHARED = Path("/dev/shm")  # noqa: S108 - where the local engine's spools are
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def start(*words: object, log: Path, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+def start(
+    *words: object, log: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start ``fedcore WORDS`` in a session of its own; what it prints goes to ``log``."""
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -24,6 +26,7 @@ def start(*words: object, log: Path, cwd: Path | None = None) -> subprocess.Pope
             stdout=file,
             stderr=file,
             cwd=cwd,
+            env=env,
             start_new_session=True,
         )
 
@@ -31,10 +34,11 @@ def start(*words: object, log: Path, cwd: Path | None = None) -> subprocess.Pope
 def wait_for(
     condition: Callable[[], object], seconds: float = 60.0, every: float = 0.002, saying: object = ""
 ) -> float:
-    """Wait until something holds; returns the seconds it took. ``saying`` is added to the error."""
+    """Wait until something holds; returns the seconds it took. The error ends with ``saying``, or what it returns."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() < began + seconds, f"still waiting after {seconds} s {saying}"
+        said = "" if time.monotonic() < began + seconds else saying() if callable(saying) else saying
+        assert time.monotonic() < began + seconds, f"still waiting after {seconds} s {said}"
         time.sleep(every)
     return time.monotonic() - began
 

@@ -20,7 +20,7 @@ from fedcore.data.content import data_digest
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import started
+from fedcore.runs.experiment import Experiment, started
 from fedcore.runs.saved import bound, read_saved, settings_digest
 from fedcore.storage.config_file import BESIDE_OPTIONS
 from tests.reliability import damages, kills
@@ -148,15 +148,18 @@ def test_more_rounds_are_an_option_and_recorded(out: Path, tmp_path: Path) -> No
     assert len(RunDirectory(out).read_metrics()) == 5
 
 
-def test_a_change_that_was_stopped_before_its_first_checkpoint_goes_on(out: Path) -> None:
+def test_a_change_that_was_stopped_before_its_first_checkpoint_goes_on(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """config.yaml has the new number of rounds, the checkpoints still have the old one."""
 
-    def stop(event: str, details: Any) -> None:
-        if event == "start":
-            raise RuntimeError("killed")
+    def stop(*_: object) -> None:
+        raise RuntimeError("killed")
 
-    with pytest.raises(RuntimeError):
-        fedcore.resume(out, changes={"rounds": 4}, notify=stop)
+    with monkeypatch.context() as patched:
+        patched.setattr(Experiment, "train", stop)
+        with pytest.raises(RuntimeError):
+            fedcore.resume(out, changes={"rounds": 4})
     assert read_saved(out / "config.yaml", out).config.rounds == 4
     assert fedcore.resume(out).summary["rounds"] == 4
 

@@ -14,7 +14,7 @@ from tests.reliability import damages
 SETS = [*((kind, False) for kind in damages.KINDS), ("stateful", True), ("corrected", True)]
 """Kinds of runs that were stopped, and that came to their end."""
 
-NAMES = ("config", "partition", "metrics", "newest", "older", "client")
+NAMES = ("config", "partition", "metrics", "sessions", "newest", "older", "client")
 SUITE = [(NAMES[(number + turn) % len(NAMES)], how) for turn in (0, 3) for number, how in enumerate(damages.DAMAGES)]
 SUITE = [case for case in SUITE if case != ("older", "deleted")][:50]
 """Every damage at least once, on a run of SCAFFOLD that was stopped."""

@@ -6,16 +6,19 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl
+from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.testing import federate, records
 from tests.reliability import kills
 from tests.reliability.processes import alive, descendants, spools, start, wait_for
@@ -23,13 +26,39 @@ from tests.reliability.processes import alive, descendants, spools, start, wait_
 LONG = {"rounds": 5_000, "eval_every": 1_000}
 
 
-class Waits(Plugin):
-    """Client 1's data never come in round 1."""
+class Remote(ResidentSamples):
+    """Samples of a source that can stop answering: a file ``stalled`` in its folder makes the next read wait."""
 
-    @hookimpl
-    def begin_local(self, client: Any) -> None:
-        while client.round == 1 and client.id == 1:
-            time.sleep(3600)
+    def __init__(self, images: Tensor, labels: Tensor, mean: Any, std: Any, folder: str) -> None:
+        super().__init__(images, labels, mean, std)
+        self.folder = folder
+
+    def gather(self, indices: Tensor) -> Tensor:
+        if (stalled := Path(self.folder, "stalled")).exists():
+            stalled.unlink()
+            Path(self.folder, "pipe").read_bytes()  # no process writes to it
+        return super().gather(indices)
+
+    def to(self, device: torch.device, memory_format: torch.memory_format) -> Remote:
+        moved = super().to(device, memory_format)
+        return Remote(moved.images, moved.labels, moved.mean, moved.std, self.folder)
+
+    def meta(self) -> dict[str, Any]:
+        return {**super().meta(), "folder": self.folder}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Remote:
+        found = ResidentSamples.from_tensors(tensors, meta)
+        return cls(found.images, found.labels, found.mean, found.std, meta["folder"])
+
+
+def remote_digits(data_dir: Path | None) -> Dataset:
+    """Digits, whose training samples are read from ``data_dir``."""
+    digits = load_dataset("digits")
+    train = digits.train
+    assert isinstance(train, ResidentSamples)
+    assert data_dir is not None
+    return replace(digits, train=Remote(train.images, train.labels, train.mean, train.std, str(data_dir)))
 
 
 @pytest.fixture(autouse=True)
@@ -60,18 +89,33 @@ def process(tmp_path: Path) -> Iterator[Any]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_client_that_waits_for_ever_costs_its_round_only(tmp_path: Path) -> None:
-    result = federate(tmp_path, Waits, rounds=3, workers=1, client_timeout=5)
+def test_a_data_source_that_never_answers_costs_its_client_the_round_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    def stall(event: str, details: Mapping[str, Any]) -> None:
+        if event == "round" and details["round"] == 0:
+            (tmp_path / "stalled").touch()
+
+    options = {"dataset": remote_digits, "data_dir": tmp_path, "workers": 1, "client_timeout": 5}
+    result = federate(tmp_path, notify=stall, rounds=3, **options)
     failures = [record["failures"] for record in records(result)]
     assert [len(found) for found in failures] == [0, 1, 0]
     (failure,) = failures[1]
-    assert (failure["client"], failure["kind"]) == (1, "worker_lost")
+    assert failure["kind"] == "worker_lost"
     assert "no answer within 5 s (--client-timeout)" in failure["message"]
 
 
 def test_the_limit_needs_processes(tmp_path: Path) -> None:
+    """A client in the run's own process cannot be given up: the option is refused, when a run is resumed, too."""
     with pytest.raises(ConfigError, match="--workers 1 or more"):
         federate(tmp_path, workers=0, client_timeout=5)
+    out = federate(tmp_path, rounds=1).directory
+    config = (out / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match="--workers 1 or more"):
+        fedcore.resume(out, changes={"rounds": 2, "client_timeout": 5})
+    assert (out / "config.yaml").read_bytes() == config
+    assert len((out / "sessions.jsonl").read_bytes().splitlines()) == 1
+    assert fedcore.resume(out, changes={"rounds": 2}).summary["rounds"] == 2
 
 
 def test_the_limit_changes_no_bits(tmp_path: Path) -> None:

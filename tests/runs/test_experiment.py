@@ -463,6 +463,7 @@ def test_buffers_are_averaged_by_default_and_never_by_weights(go):
 def test_buffers_on_the_clients(go):
     result = go(buffers="local", rounds=2, client_test_fraction=0.2, **BATCH_NORM)
     assert result.metrics["global"] is None
+    assert "confusion" not in result.summary
     assert "encoder.base.2" in result.metrics["global_reason"]
     assert "global_local" not in result.metrics
     assert result.metrics["personal"]["clients"] == 4
@@ -542,11 +543,26 @@ def test_what_a_run_directory_holds(moon):
         assert "seconds" not in text
     summary = json.loads((moon.directory / "summary.json").read_text())
     assert set(summary) == {
-        *("run_dir", "plugins", "rounds", "seconds", "finished", "metrics", "bytes", "time", "crc32"),
+        *("run_dir", "plugins", "rounds", "seconds", "finished", "metrics", "confusion", "bytes", "time", "crc32"),
     }
     assert summary["rounds"] == 3
     sizes = sum(tensor.numel() * tensor.element_size() for tensor in weights(moon).values())
     assert lines(moon)[0]["bytes"]["by_plugin"]["model"] == {"down": 3 * sizes, "up": 3 * sizes}
+
+
+def test_the_summary_has_the_confusion_matrix_of_the_final_model(moon):
+    data = fedcore.data.load_dataset("digits").test
+    with torch.inference_mode():
+        predicted = moon.model(data.gather(torch.arange(len(data)))).logits.argmax(dim=1).tolist()
+    expected = [[0] * 10 for _ in range(10)]
+    for label, prediction in zip(data.labels.tolist(), predicted, strict=True):
+        expected[label][prediction] += 1
+    assert moon.summary["confusion"] == expected
+    text = (Path(moon.directory) / "summary.json").read_text()
+    assert json.loads(text) == moon.summary
+    assert str(expected[0]) in text  # a row of numbers is one line
+    again = evaluate_run(moon.directory)
+    assert again.keys() <= moon.metrics.keys()  # the matrix is no figure of a protocol
 
 
 def test_eval_every(go):

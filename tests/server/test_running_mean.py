@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedcore.base.errors import RejectUpdate
-from fedcore.base.tensors import first_nonfinite
+from fedcore.base.tensors import _all_finite, first_nonfinite
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
 from fedcore.models.layout import Layout
 from fedcore.server.dispatch_order import in_order
@@ -55,10 +55,65 @@ def reference(models, weights, name):
     return (weights.reshape(-1, *[1] * (stack.ndim - 1)) * stack).sum(0) / weights.sum()
 
 
+@pytest.mark.parametrize("block", [1, 4, 7, 1000])
+def test_it_adds_in_blocks_of_any_length_to_the_same_bits(block, monkeypatch):
+    monkeypatch.setattr("fedcore.server.running_mean.BLOCK", {"cpu": block})
+    rng = np.random.default_rng(3)
+    models, weights = [model(rng) for _ in range(5)], rng.random(5).tolist()
+    mean = folded(models, weights, [3, 1, 4, 1, 5])
+    for name, by in (("w", weights), ("fixed", weights), ("mean", [3, 1, 4, 1, 5])):
+        total = torch.zeros(LAYOUT.shapes[name][0], dtype=torch.float64)
+        for one, factor in zip(models, by):
+            total.add_(one[name].double(), alpha=factor)
+        assert torch.equal(mean[name], (total / sum(by)).float()), name
+    assert list(mean) == list(LAYOUT.shapes)
+
+
+BROKEN = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("value", BROKEN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_one_look_at_all_tensors_finds_what_is_not_finite(value, dtype):
+    tensors = {
+        "whole": torch.tensor([2**62]),
+        "none": torch.zeros(0),
+        "w": torch.ones(3, 5),
+        "v": torch.ones(7).to(dtype),
+    }
+    largest = torch.finfo(dtype).max
+    tensors["v"][3] = -largest
+    assert _all_finite(tensors)  # a sum of squares would overflow
+    tensors["v"][6] = value
+    assert not _all_finite(tensors)
+    assert _all_finite({"whole": tensors["whole"]})
+    assert not _all_finite({"z": torch.tensor([1 + 1j])})  # left to the exact check
+
+
 def test_layout():
     assert LAYOUT.buffers == {"mean", "seen", "flag"}
     assert LAYOUT.trainable == {"w"}
-    assert Layout.of(Model(), ["w", "seen"]).shared == ["fixed", "mean", "flag"]
+    assert LAYOUT.fixed == {"fixed"}
+    layout = Layout.of(Model(), ["w", "seen", "fixed"])
+    assert layout.shared == ["mean", "flag"]
+    assert layout.personal == {"w", "seen"}
+
+
+def test_what_is_fixed_are_parameters_without_gradients_and_the_buffers_of_modules_that_have_no_others():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
+    model[0].bias.requires_grad_(False)
+    model[1].requires_grad_(False)
+    model[2].requires_grad_(False)
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    assert Layout.of(model).fixed == {
+        "0.bias", *(f"1.{name}" for name in {"weight", "bias", *statistics}),
+        *(f"2.0.{name}" for name in {"weight", "bias", *statistics}), "2.1.weight", "2.1.bias",
+    }  # fmt: skip
+    model[2][1].weight.requires_grad_(True)
+    assert "2.0.running_mean" in Layout.of(model).fixed
+    assert "2.1.bias" in Layout.of(model).fixed
+    model[2][0].weight.requires_grad_(True)
+    assert "2.0.running_mean" not in Layout.of(model).fixed
 
 
 @settings(deadline=None, max_examples=50)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +15,22 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedcore import Loss, Plugin, PluginOptions, hookimpl
+from fedcore.base import registry
 from fedcore.base.errors import UnknownNameError
 from fedcore.cli.app import app
+from fedcore.engines import ClientFailure, InProcessEngine
 from fedcore.functional import proximal_term
-from fedcore.testing import CHECKS, CheckFailed, check_plugin, name_of, parametrize_with_checks, run_checks
+from fedcore.testing import (
+    CHECKS,
+    CheckFailed,
+    NotApplicable,
+    check_plugin,
+    name_of,
+    parametrize_with_checks,
+    run_checks,
+)
+from fedcore.testing.engines import is_update
+from fedcore.testing.trial import Trial
 
 
 def broken(*parents, **contents):
@@ -208,6 +221,33 @@ def picks_by_mask(self, step):
     return Loss(step.features[step.y == 3].sum())
 
 
+def loads_other_weights(self, client):
+    with torch.no_grad():
+        client.model.classifier.weight.mul_(0.5)
+
+
+def freezes_an_epoch(self, client):
+    client.freeze(["classifier.*"], epochs=slice(1))
+
+
+def edits_the_gradients(self, gradients):
+    next(iter(gradients.values())).mul_(0.5)
+
+
+def branches_on_the_norm(self, gradients):
+    return gradients if sum(g.square().sum() for g in gradients.values()) > 0 else None
+
+
+def divides_by_the_norm_of_what_is_frozen(self, gradients):
+    return {name: g / torch.zeros_like(g).norm() for name, g in gradients.items()}
+
+
+def counts_in_a_term(self, step):
+    batches = step.client.scratch.setdefault("batches", [])
+    batches.append(len(step.y))
+    return Loss(step.features.square().mean(), weight=0.01 * len(batches))
+
+
 def gives_nan(self, step):
     return Loss((step.features * float("inf") * 0).mean())
 
@@ -235,6 +275,124 @@ def sends_inputs(self, client):
 def counts_broadcasts(self, server):
     server.state["sent"] = server.state.get("sent", 0) + 1
     return {"sent": torch.tensor(server.state["sent"])}
+
+
+def numbers_broadcasts_to_one_client(self, server, client):
+    server.state["sent"] = server.state.get("sent", 0) + 1
+    return {"sent": torch.tensor(server.state["sent"])}
+
+
+def sends_the_client_before():
+    last = [-1]
+
+    def sends(self, client):
+        sent = {"before": torch.tensor(last[-1])}
+        last.append(client)
+        return sent
+
+    return sends
+
+
+def trains_for_no_epoch(self, server):
+    return {client: client for client in server.available}
+
+
+def asks_while_updates_arrive(self, server, update):
+    list(server.ask("how are you", clients="all"))
+
+
+class NTD(Plugin):
+    """FedNTD's term: the global model's logits of the classes that a sample is not of, distilled into ours."""
+
+    reads = ("global",)
+
+    def distilled(self, step, student):
+        own = torch.arange(student.shape[1]) == step.y.unsqueeze(1)
+        teacher = step.frozen("global").logits.masked_fill(own, -1e9)
+        return nn.functional.kl_div(
+            student.masked_fill(own, -1e9).log_softmax(dim=1), teacher.softmax(dim=1), reduction="batchmean"
+        )
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(self.distilled(step, step.logits))
+
+
+class DetachedStudent(NTD):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(self.distilled(step, step.logits.detach()))
+
+
+class DetachedStudentBesideAFactor0(NTD):
+    """It has a gradient, of 0."""
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(self.distilled(step, step.logits.detach() + 1) + 0 * step.logits.sum())
+
+
+class TrainsTheTeacher(NTD):
+    """It has a gradient, to something that nobody trains."""
+
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["scale"] = torch.ones((), requires_grad=True)
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(self.distilled(step, step.logits.detach()) * step.client.scratch["scale"])
+
+
+class TeachersInADict(NTD):
+    def __init__(self, options):
+        super().__init__(options)
+        self.teachers = {}
+
+    @hookimpl
+    def local_loss(self, step):
+        self.teachers[step.client.id, step.epoch] = step.frozen("global").logits
+        return super().local_loss(step)
+
+
+class MarginsInADict(NTD):
+    """Nothing changes it, but it is a tensor that stays on one device."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.margins = {"all": [torch.ones(10)]}
+
+
+class ReadsItsTerm(NTD):
+    @hookimpl
+    def local_loss(self, step):
+        term = self.distilled(step, step.logits)
+        return Loss(term, weight=min(1.0, term.item()))
+
+
+class ListsItsTerm(NTD):
+    @hookimpl
+    def local_loss(self, step):
+        term = self.distilled(step, step.logits)
+        return Loss(term, weight=min(1.0, term.tolist()))
+
+
+class AsksNumpy(NTD):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(self.distilled(step, step.logits), weight=1.0 + np.asarray(step.y).max())
+
+
+class NoisyTeacher(NTD):
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(self.distilled(step, step.logits + torch.randn_like(step.logits)))
+
+
+class PicksSamplesToDistil(NTD):
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["order"] = torch.randperm(client.n)
 
 
 # --- what a run shows --------------------------------------------------------------------------------------------
@@ -336,6 +494,38 @@ class AveragesHolders(AveragesZeros):
         return server.state["sum"] / server.state["held"].clamp(min=1).unsqueeze(1)
 
 
+def sends_every_parameters_norm(self, client, update):
+    names = [name for name, _ in client.model.named_parameters()]
+    return replace(update, payload={"norms": torch.stack([update.model[name].norm() for name in names])})
+
+
+class Encodes(Plugin):
+    """Sends the model in its payload, as 16-bit numbers."""
+
+    encodes = ("*",)
+
+    def form(self, update):
+        return {name: tensor.half() for name, tensor in update.model.items()}
+
+    @hookimpl
+    def pre_upload(self, update):
+        return replace(update, model={}, payload=self.form(update))
+
+    @hookimpl
+    def pre_aggregate(self, update):
+        return replace(update, model={name: tensor.float() for name, tensor in update.payload.items()})
+
+
+class EncodesWide(Encodes):
+    def form(self, update):
+        return {name: tensor.double() for name, tensor in update.model.items()}
+
+
+class ForgetsOne(Encodes):
+    def form(self, update):
+        return {name: tensor for name, tensor in update.model.items() if name != "classifier.bias"}
+
+
 def expects_everybody(self, server, mean):
     if len(server.accepted) != server.num_clients:
         raise ValueError(f"{len(server.accepted)} of {server.num_clients} updates")
@@ -357,6 +547,7 @@ DEFECTS = [
     ("options_are_bounded", broken(Options=Clamps), "'mu' accepts -0.5"),
     ("is_documented", broken(), "docstring"),
     ("declarations_fit_the_hooks", broken(**OWNS), "no hook aggregate"),
+    ("declarations_fit_the_hooks", broken(starts=("classifier.*",)), "no hook begin_local"),
     ("declarations_fit_the_hooks", broken(neutral={"nu": 0}), "'nu'"),
     ("creation_has_no_side_effects", DrawsWhenMade, "torch"),
     ("configures_the_same_model_each_time", broken(configure_model=adds_a_layer_at_random), "encoder.extra"),
@@ -371,6 +562,8 @@ DEFECTS = [
     ("edits_nothing_in_place", broken(local_loss=moves_batch_norm), "running_mean"),
     ("edits_nothing_in_place", broken(begin_local=edits_what_came_down, **SENDS_A_CENTRE), "client.received['centre']"),
     ("edits_nothing_in_place", broken(server_step=edits_the_global_model), "server_step edits server.model"),
+    ("edits_nothing_in_place", broken(begin_local=loads_other_weights), "begin_local edits client.model['classifier.w"),
+    ("edits_nothing_in_place", broken(gradients=edits_the_gradients), "gradients edits gradients["),
     ("edits_nothing_in_place", broken(pre_aggregate=edits_an_update), "pre_aggregate edits update.model"),
     ("edits_nothing_in_place", broken(round_end=edits_the_record), "round_end edits record"),
     ("leaves_the_models_layout_alone", broken(begin_local=renews_the_classifier), "weight by another object"),
@@ -383,26 +576,48 @@ DEFECTS = [
     ("changes_no_global_settings", broken(begin_local=detects_anomalies), "anomaly detection from False to True"),
     ("never_waits_for_the_device", broken(local_loss=reads_a_value), ".item()"),
     ("never_waits_for_the_device", broken(local_loss=branches), "a branch on it"),
+    ("never_waits_for_the_device", broken(gradients=branches_on_the_norm), "hook gradients waits"),
+    ("gradients_are_finite", broken(gradients=divides_by_the_norm_of_what_is_frozen), "not finite"),
     ("never_waits_for_the_device", broken(local_loss=picks_by_mask), "boolean index"),
     ("loss_terms_are_scalars_that_train", broken(local_loss=gives_nan), "returns nan"),
     ("loss_terms_are_scalars_that_train", broken(local_loss=gives_a_vector), "forgot .mean()"),
     ("loss_terms_are_scalars_that_train", broken(local_loss=gives_no_gradient), "without a gradient"),
+    ("loss_terms_are_scalars_that_train", DetachedStudent, "without a gradient to the local model"),
+    ("loss_terms_are_scalars_that_train", DetachedStudentBesideAFactor0, "without a gradient to the local model"),
+    ("loss_terms_are_scalars_that_train", TrainsTheTeacher, "without a gradient to the local model"),
+    ("keeps_nothing_on_self", TeachersInADict, "local_loss changes self.teachers"),
+    ("keeps_nothing_on_self", MarginsInADict, "finds a Tensor in the dict self.margins"),
+    ("never_waits_for_the_device", ReadsItsTerm, "local_loss waits for the device: aten::_local_scalar_dense"),
+    ("never_waits_for_the_device", ListsItsTerm, "tolist copies a tensor's values to the host"),
+    ("never_waits_for_the_device", AsksNumpy, "numpy.asarray copies a tensor's values to the host"),
+    ("uses_no_global_random_state", NoisyTeacher, "local_loss draws from torch's global random state"),
+    ("uses_no_global_random_state", PicksSamplesToDistil, "begin_local draws from torch's global random state"),
     ("sends_only_finite_tensors", broken(end_local=sends_a_number), "'n': int"),
     ("sends_only_finite_tensors", broken(end_local=sends_nan), "'variance' with values that are not finite"),
     ("sends_no_samples", broken(end_local=sends_inputs), "'replay'"),
     ("broadcast_is_a_function_of_the_state", broken(broadcast=counts_broadcasts), "other tensors"),
+    ("broadcast_is_a_function_of_the_state", broken(broadcast=sends_the_client_before()), "other tensors"),
+    ("trains", broken(broadcast=numbers_broadcasts_to_one_client), "state is read-only in broadcast"),
+    ("trains", broken(select_clients=trains_for_no_epoch), "gives client 0 0 local epochs, expected a whole number"),
+    ("trains", broken(accumulate=asks_while_updates_arrive), "server.ask, which works in select_clients"),
     ("trains", broken(begin_local=raises_in_round_1), "begin_local (round 1"),
+    ("trains", broken(begin_local=freezes_an_epoch), "set freezes_epochs = True"),
     ("trains_with_batch_norm", broken(begin_local=raises_in_round_1), "begin_local (round 1"),
     ("same_seed_gives_the_same_bits", broken(local_loss=draws_from_the_system), "run twice with the same seed"),
     ("neutral_options_are_fedavg", broken(Options=Strength, neutral={"mu": 0}, local_loss=pulls_a_bit_more), "FedAvg"),
     ("resumes_to_the_same_bits", RemembersByObject, "server.state differs"),
     ("runs_beside_another_plugin", broken(end_local=clears_everybodys_notes), "client.scratch of another plugin"),
+    ("a_second_pass_changes_nothing", broken(local_loss=counts_in_a_term), "the model differs"),
     ("mean_of_equal_updates_is_that_update", broken(aggregate=adds_up, **OWNS), "classifier"),
     ("order_of_clients_does_not_matter", broken(aggregate=takes_the_first, **OWNS), "classifier"),
     ("works_with_one_client", broken(begin_round=pairs_clients), "nobody to pair with"),
     ("works_with_a_client_of_one_sample", broken(end_local=divides_by_one_less), "ZeroDivisionError"),
     ("works_with_a_last_batch_of_one", broken(local_loss=spreads_the_batch), "became nan"),
     ("works_with_absent_classes", broken(end_local=means_of_all_classes), "not finite"),
+    ("declarations_fit_the_hooks", broken(encodes=("*",)), "no hook pre_upload"),
+    ("trains", ForgetsOne, "'classifier.bias' is missing"),
+    ("encoding_saves_bytes", EncodesWide, "those of FedAvg"),
+    ("works_with_a_frozen_backbone", broken(pre_upload=sends_every_parameters_norm), "KeyError"),
     ("works_with_partial_participation", broken(server_step=expects_everybody), "1 of 3 updates"),
     ("absent_classes_are_not_averaged_as_zeros", AveragesZeros, "divided by the number of clients"),
 ]  # fmt: skip
@@ -434,6 +649,9 @@ def test_every_quick_check_has_a_planted_defect():
 
 def test_the_same_done_well_passes():
     CHECKS["check_absent_classes_are_not_averaged_as_zeros"].function(AveragesHolders)
+    CHECKS["check_encoding_saves_bytes"].function(Encodes)
+    for name in ("loss_terms_are_scalars_that_train", "keeps_nothing_on_self", "never_waits_for_the_device"):
+        CHECKS[f"check_{name}"].function(NTD)
 
 
 SHARING = """
@@ -458,7 +676,66 @@ def test_what_clients_read_from_the_servers_memory_is_found_by_the_engines(tmp_p
     (tmp_path / "sharing_module.py").write_text(SHARING)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AssertionError, match=r"with workers=1 and in this process, the state of client . differs"):
-        CHECKS["check_every_engine_gives_the_same_bits"].function("module:sharing_module.Sharing")
+        CHECKS["check_worker_processes_give_the_same_bits"].function("module:sharing_module.Sharing")
+
+
+def check_engines(trial, found, monkeypatch):
+    """Run the check as if these engines were installed."""
+    with monkeypatch.context() as patch:
+        available, resolve = registry.available, registry.resolve
+        patch.setattr(registry, "available", lambda kind: found if kind == "engine" else available(kind))
+        patch.setattr(registry, "resolve", lambda kind, name: found[name] if kind == "engine" else resolve(kind, name))
+        CHECKS["check_every_engine_gives_the_same_bits"].function(trial)
+
+
+class OfAFederation:
+    simulates = False
+
+
+class NeverStarts:
+    def __init__(self, spec):
+        raise TimeoutError("no node within 30 s")
+
+
+class Loses(InProcessEngine):
+    def run(self, tasks, *, window=None):
+        for task, _ in super().run(tasks, window=window):
+            yield task, ClientFailure(task.id, "worker_lost", "the machine was busy")
+
+
+class Rounds(InProcessEngine):
+    """Sends the model with fewer digits."""
+
+    def run(self, tasks, *, window=None):
+        for task, outcome in super().run(tasks, window=window):
+            if is_update(task, outcome):
+                fewer = {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in outcome.tensors.items()}
+                outcome = replace(outcome, tensors=fewer)
+            yield task, outcome
+
+
+@pytest.fixture
+def trial():
+    found = Trial("fedavg")
+    assert found.usual
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [(NeverStarts, "far does not run here: .*TimeoutError: no node within 30 s"), (Loses, "here: worker_lost")],
+)
+def test_an_engine_that_does_not_run_here_is_no_fault_of_the_plugin(trial, monkeypatch, engine, words):
+    with pytest.raises(NotApplicable, match=words):
+        check_engines(trial, {"local": None, "far": engine}, monkeypatch)
+
+
+def test_engines_that_run_are_compared(trial, monkeypatch):
+    check_engines(trial, {"local": None, "far": InProcessEngine, "federation": OfAFederation}, monkeypatch)
+    with pytest.raises(CheckFailed, match="with engine=far and in this process, the global model differs"):
+        check_engines(trial, {"local": None, "far": Rounds}, monkeypatch)
+    with pytest.raises(NotApplicable, match="no other engine that simulates"):
+        check_engines(trial, {"local": None, "federation": OfAFederation}, monkeypatch)
 
 
 # --- the kit as a whole ------------------------------------------------------------------------------------------
@@ -504,6 +781,7 @@ def test_parametrize_with_checks():
     cases = {case.id: case for case in mark.args[1]}
     assert set(cases) == {f"undocumented-{name}" for name in CHECKS}
     marks = {id_: {m.name for m in case.marks} for id_, case in cases.items()}
+    assert marks["undocumented-check_worker_processes_give_the_same_bits"] == {"slow"}
     assert marks["undocumented-check_every_engine_gives_the_same_bits"] == {"slow"}
     assert marks["undocumented-check_trains"] == {"xfail"}
     plugin, check = cases["undocumented-check_is_documented"].values
@@ -553,6 +831,13 @@ def test_the_command_in_json():
         ("check_options_have_defaults", "passed"),
         ("check_is_documented", "failed"),
     ]
+
+
+def test_the_command_starts_processes_only_if_it_is_asked_to(monkeypatch):
+    ran = []
+    monkeypatch.setattr("fedcore.testing.run_checks", lambda name, **options: iter(ran.append(options) or ()))
+    assert cli("fedprox").exit_code == cli("fedprox", "--thorough").exit_code == 0
+    assert [options["slow"] for options in ran] == [False, True]
 
 
 @pytest.mark.parametrize(

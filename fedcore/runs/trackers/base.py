@@ -51,7 +51,7 @@ class TrackedRun:
 class Tracker(ABC):
     """Sends the records of a run in progress to another place.
 
-    It lives in a process of its own that follows the run directory: whatever it imports, draws or waits for leaves the
+    It lives in a separate process that follows the run directory: whatever it imports, draws or waits for leaves the
     run as it is. ``start`` comes first, ``round`` and ``evaluation`` in the order of the rounds, each round once, also
     over a resume; ``finish`` last, unless this process is killed. Whatever it raises switches it off, with a warning.
     Import what is heavy or may be missing inside ``start``: the run itself reads the options of the class.

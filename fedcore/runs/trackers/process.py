@@ -115,7 +115,7 @@ class Follower:
 
 
 def _private_stdin() -> Iterable[str]:
-    """Return stdin, and give whoever asks a question the end of a file for an answer."""
+    """Return the channel on stdin, and replace stdin by an empty one for trackers that read it."""
     wake = os.fdopen(os.dup(0), encoding="ascii")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
 from pydantic import Field
 
 from fedcore.base.errors import FedcoreError
+from fedcore.base.safe_yaml import write_yaml
 from fedcore.runs.trackers.base import Status, TrackedRun, Tracker, TrackerOptions
 from fedcore.runs.trackers.scalars import parameters, round_scalars, scalars
 from fedcore.storage.files import open_inside
@@ -46,7 +46,7 @@ class TensorBoard(Tracker):
             began = Event(session_log=SessionLog(status=SessionLog.START), step=run.round, wall_time=time.time())
             self._write(began)
         else:
-            values = yaml.safe_dump(run.config.model_dump(mode="json"), sort_keys=False)
+            values = write_yaml(run.config.model_dump(mode="json"))
             self._add(_text("config", f"```yaml\n{values}```"), 0)
             plain = {name: value for name, value in parameters(run.config).items() if isinstance(value, _PLAIN)}
             self._add(hparams_pb(plain, trial_id=run.name, start_time_secs=time.time()), 0)

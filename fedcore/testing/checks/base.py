@@ -1,4 +1,4 @@
-"""What a check is: a plain function of a plugin that raises an AssertionError saying what to do."""
+"""A check: a function of a plugin that raises an AssertionError with the defect and the remedy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedcore.testing.trial import Trial
 
 
 class CheckFailed(AssertionError):
-    """A plugin breaks what a check is about; the message names plugin and check and says what to do."""
+    """A plugin fails a check; the message names plugin, check and remedy."""
 
 
 class NotApplicable(Exception):
-    """The check has nothing to look at in this plugin; says why."""
+    """The check does not apply to this plugin; the message says why."""
 
 
 class Check(NamedTuple):
-    """A check as the kit keeps it.
+    """A registered check.
 
     :param function: takes a plugin's class or name, or a :class:`Trial`.
-    :param slow: whether it starts processes.
+    :param slow: it starts processes.
     """
 
     name: str
@@ -42,7 +42,7 @@ _trials: OrderedDict[Any, Trial] = OrderedDict()
 def check(todo: str, *, slow: bool = False) -> Callable[[Callable[[Trial], None]], Callable[[Any], None]]:
     """Make a function of a :class:`Trial` a check.
 
-    :param todo: what the author of a plugin that fails does about it.
+    :param todo: the remedy for a plugin that fails.
     """
 
     def decorate(function: Callable[[Trial], None]) -> Callable[[Any], None]:
@@ -67,7 +67,7 @@ def check(todo: str, *, slow: bool = False) -> Callable[[Callable[[Trial], None]
 
 
 def trial_of(plugin: Any) -> Trial:
-    """Return the trial of a plugin; of those used last the same, so that checks share its runs."""
+    """Return a plugin's trial; the last ones are cached, so that checks share their runs."""
     if isinstance(plugin, Trial):
         return plugin
     if plugin not in _trials:

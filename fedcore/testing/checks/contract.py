@@ -1,4 +1,4 @@
-"""Checks that need no run: what the class declares, and what its package says."""
+"""Checks without a run: the class's declarations and its package's metadata."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from pydantic.fields import FieldInfo
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
-from fedcore.data import load_dataset
 from fedcore.hooks.checks import check_class, create_plugin
 from fedcore.hooks.plugin import Plugin, PluginOptions, option_names
-from fedcore.hooks.setup import Setup
 from fedcore.testing.checks.base import NotApplicable, check
-from fedcore.testing.federation import entry_point_of
+from fedcore.testing.federation import entry_point_of, initial_weights
 from fedcore.testing.fingerprint import fingerprint, global_settings, random_states
 from fedcore.testing.trial import RUN, Trial
 
@@ -57,14 +55,14 @@ def check_options_refuse_what_they_do_not_know(trial: Trial) -> None:
 
 @check('write Field(default, ge=..., description="...") for each option; users see it in `fedcore plugins show`.')
 def check_options_are_described(trial: Trial) -> None:
-    """Every option says what it is."""
+    """Every option has a description."""
     for name, field in trial.target.Options.model_fields.items():
         assert field.description, f"option {name!r} has no description"
 
 
 @check('give every number a bound: Field(default, ge=..., le=..., description="...").')
 def check_options_are_bounded(trial: Trial) -> None:
-    """Every number has a bound, and values beyond it are refused, as are words that are no choice."""
+    """Every number has a bound; values beyond it and unknown choices are refused."""
     for name, field in trial.target.Options.model_fields.items():
         for value in _refused(name, field):
             try:
@@ -76,15 +74,22 @@ def check_options_are_bounded(trial: Trial) -> None:
 
 @check("write a docstring: method, authors, venue, and the equation that it computes.")
 def check_is_documented(trial: Trial) -> None:
-    """The class has a docstring of its own."""
+    """The class has a docstring, not an inherited one."""
     assert vars(trial.target).get("__doc__"), f"class {trial.target.__name__} has no docstring"
 
 
 @check("a declaration and its hook belong together; see fedcore.Plugin for what each declares.")
 def check_declarations_fit_the_hooks(trial: Trial) -> None:
-    """What is declared is used, what is used is declared, and the neutral options exist."""
+    """Declarations match the implemented hooks, and the neutral options exist."""
     plugin = create_plugin(trial.name, {})
-    pairs = (("owns", "aggregate"), ("exchanges", "mid_local_epoch"), ("corrects", "post_train"))
+    pairs = (
+        ("owns", "aggregate"),
+        ("starts", "begin_local"),
+        ("exchanges", "mid_local_epoch"),
+        ("corrects", "post_train"),
+        ("encodes", "pre_upload"),
+        ("encodes", "pre_aggregate"),
+    )
     for declaration, hook in pairs:
         declared, has = bool(getattr(plugin, declaration)), hasattr(plugin, hook)
         assert has or not declared, f"declares {declaration} = {getattr(plugin, declaration)}, but has no hook {hook}"
@@ -108,8 +113,8 @@ def check_creation_has_no_side_effects(trial: Trial) -> None:
 @check("build what you add inside `with task.random('name of the part'):`.")
 def check_configures_the_same_model_each_time(trial: Trial) -> None:
     """``configure_model`` gives the same names, shapes and weights on server and clients."""
-    config = RunConfig(plugins={trial.name: {}}, **{**RUN, "model": "mlp", "workers": 0})
-    models = [Setup.build(config, load_dataset(config.dataset)).model.state_dict() for _ in range(2)]
+    config = RunConfig(plugins={trial.name: {}}, **{**RUN, **trial.needs, "model": "mlp", "workers": 0})
+    models = [initial_weights(config) for _ in range(2)]
     for name in sorted({*models[0], *models[1]}):
         one, other = models[0].get(name), models[1].get(name)
         assert fingerprint(one) == fingerprint(other), f"built twice, the model differs in {name!r}"
@@ -136,9 +141,9 @@ def check_package_is_complete(trial: Trial) -> None:
 
 
 def _refused(name: str, field: FieldInfo) -> list[Any]:
-    """Return values beyond an option's bounds, or no choice of it.
+    """Return values beyond an option's bounds, or outside its choices.
 
-    :raises AssertionError: it is a number without any bound.
+    :raises AssertionError: it is a number without bounds.
     """
     kinds = set(get_args(field.annotation) or [field.annotation]) - {type(None)}
     if get_origin(field.annotation) is Literal:

@@ -13,6 +13,7 @@ from fedcore.data import load_partition
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing.checks.base import NotApplicable, check
 from fedcore.testing.engines import Listening
+from fedcore.testing.federation import initial_weights, weights
 from fedcore.testing.problems import few_digits
 from fedcore.testing.trial import HERE, Trial, failures
 
@@ -42,8 +43,23 @@ def check_works_with_a_last_batch_of_one(trial: Trial) -> None:
 
 @check("where a class has no sample there is no mean: mask it out, and divide by counts.clamp(min=1).")
 def check_works_with_absent_classes(trial: Trial) -> None:
-    """Each client lacks half of the classes, and one class has no holder."""
+    """Each client lacks half of the classes, and no client has the last one."""
     _require_trains(trial, clients=4, partition=f"{HERE}halves")
+
+
+@check("go over the names of update.model or server.trainable; what configure_model left without gradients is in none.")
+def check_works_with_a_frozen_backbone(trial: Trial) -> None:
+    """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""
+    model = f"{HERE}with_fixed_layers"
+    result = trial.run(model=model, participation=1.0)
+    problem = failures(result)
+    assert not problem, problem
+    initial, final = initial_weights(RunDirectory(result.directory).read_config()), weights(result)
+    for name in ("1.weight", "2.running_mean"):
+        whole = f"encoder.base.backbone.{name}"
+        if whole not in final:
+            raise NotApplicable("the plugin builds another encoder")
+        assert torch.equal(initial[whole], final[whole]), f"{whole!r} has no gradient, but changed"
 
 
 @check("let clients that sit a round out keep their state; count on server.accepted, not on all clients.")
@@ -56,7 +72,7 @@ def check_works_with_partial_participation(trial: Trial) -> None:
     "send sums with counts (fedcore.functional.prototypes), and divide each class by the counts of those who have it."
 )
 def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
-    """What the server sends about a class that one client has is not diluted by the clients that lack it."""
+    """The mean of a class is taken over the clients that have it, not diluted by those that lack it."""
     engines: list[Listening] = []
 
     def listening(spec: WorkerSpec) -> Listening:

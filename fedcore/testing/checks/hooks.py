@@ -17,38 +17,41 @@ def _require(trial: Trial, rule: Rule) -> None:
 
 @check("make it work on a model with BatchNorm and dropout, as most image models have.")
 def check_trains_with_batch_norm(trial: Trial) -> None:
-    """Two rounds on a model with BatchNorm and dropout end well."""
+    """Two rounds on a model with BatchNorm and dropout finish without failures."""
     if trial.watched.error is not None:
         raise trial.watched.error
 
 
-@check("mark what stays with detach(), copy before you edit, return new tensors or dataclasses.replace.")
+@check(
+    "mark what stays with detach(), copy before you edit, return new tensors or dataclasses.replace; declare in starts "
+    "what a client starts from, and return it from begin_local."
+)
 def check_edits_nothing_in_place(trial: Trial) -> None:
-    """Batches, models, updates and what was received are left as they were given."""
+    """No hook changes a batch, model, update or payload that it received."""
     _require(trial, Rule.INPUTS)
 
 
 @check("change the model's layout in configure_model only; use client.freeze and client.add_parameters.")
 def check_leaves_the_models_layout_alone(trial: Trial) -> None:
-    """No hook but ``configure_model`` swaps parts of the model, their mode or what is trained."""
+    """Only ``configure_model`` may replace modules, change their mode or freeze parameters."""
     _require(trial, Rule.MODEL)
 
 
 @check("keep what lasts one round in client.scratch, what lasts in client.state or server.state.")
 def check_keeps_nothing_on_self(trial: Trial) -> None:
-    """Nothing is kept on the plugin's object: no tensor at all, and no change after ``__init__``."""
+    """The plugin's object holds no tensor and does not change after ``__init__``."""
     _require(trial, Rule.SELF)
 
 
 @check("keep it in client.state or server.state, and send it with end_local and broadcast.")
 def check_shares_nothing_between_processes(trial: Trial) -> None:
-    """Class, module and closures hold nothing that changes: server and clients live in other processes."""
+    """Class, module and closures hold nothing that changes: server and clients are different processes."""
     assert not trial.watched.moved, f"{', '.join(trial.watched.moved[:3])} changed during a run"
 
 
 @check("write to client.scratch in begin_local or in a step; what lasts goes into client.state.")
 def check_loses_no_notes(trial: Trial) -> None:
-    """Nothing is written to ``client.scratch`` when the round is over for the client."""
+    """No hook writes to ``client.scratch`` after the client's round."""
     _require(trial, Rule.SCRATCH)
 
 
@@ -66,7 +69,7 @@ def check_changes_no_global_settings(trial: Trial) -> None:
 
 @check("use masks and torch.where instead of boolean indexing and branches; make constants once, in begin_local.")
 def check_never_waits_for_the_device(trial: Trial) -> None:
-    """``task_loss``, ``local_loss`` and ``observe`` never wait for the device: no ``.item()``, no boolean index."""
+    """The hooks of a step never wait for the device: no ``.item()``, no boolean index."""
     _require(trial, Rule.HOST_SYNC)
 
 
@@ -74,6 +77,12 @@ def check_never_waits_for_the_device(trial: Trial) -> None:
 def check_loss_terms_are_scalars_that_train(trial: Trial) -> None:
     """Every term is a finite number with a gradient."""
     _require(trial, Rule.LOSS)
+
+
+@check("where you divide by a norm, add a small number to it or take its clamp(min=...): a gradient can be 0.")
+def check_gradients_are_finite(trial: Trial) -> None:
+    """What ``gradients`` returns is finite."""
+    _require(trial, Rule.GRADIENTS)
 
 
 @check("send finite tensors by name; JSON values and counts become tensors, the rest stays in the state.")
@@ -84,11 +93,11 @@ def check_sends_only_finite_tensors(trial: Trial) -> None:
 
 @check("send statistics; inputs stay on the client.")
 def check_sends_no_samples(trial: Trial) -> None:
-    """No client's input goes up as it is."""
+    """No upload contains a client's input."""
     _require(trial, Rule.SAMPLES)
 
 
 @check("compute what changes in begin_round, accumulate or server_step; broadcast only reads server.state.")
 def check_broadcast_is_a_function_of_the_state(trial: Trial) -> None:
-    """``broadcast``, called again for an evaluation, gives the same."""
+    """``broadcast`` returns the same tensors when it is called again, for an evaluation or after another client."""
     _require(trial, Rule.BROADCAST)

@@ -1,4 +1,4 @@
-"""Checks that compare whole runs: bits, resumption, neutrality, neighbours, engines, aggregation."""
+"""Checks that compare whole runs: same bits, resume, neutral options, combination, engines, aggregation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base import registry
+from fedcore.base.errors import PluginContractError
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
@@ -23,10 +24,15 @@ from fedcore.testing.checks.base import NotApplicable, check, trial_of
 from fedcore.testing.engines import Echoing, Rotating
 from fedcore.testing.federation import committed, model_bytes, records, weights
 from fedcore.testing.fingerprint import fingerprint, random_states
+from fedcore.testing.forked import forked_workers
+from fedcore.testing.stub_plugins import TakesSecondPasses
 from fedcore.testing.trial import Trial, failures, importable_in_workers
 
 EVEN: dict[str, Any] = {"rounds": 1, "participation": 1.0, "client_test_fraction": 0.0}
 """One round in which all clients take part with the same number of samples."""
+
+LOST = {"timeout", "worker_lost", "session_lost"}
+"""Failures for which an engine stands, not the plugin."""
 
 
 def _finished(result: RunResult) -> RunResult:
@@ -62,7 +68,7 @@ def check_trains(trial: Trial) -> None:
 
 @check("draw from client.generator, server.generator, step.random or task.random, never from a global generator.")
 def check_same_seed_gives_the_same_bits(trial: Trial) -> None:
-    """A second run of the same seed gives the same bits, and global random state stays as it is."""
+    """A second run with the same seed gives the same bits, and global random state does not change."""
     usual = trial.usual
     before = random_states()
     with _other_random_state():
@@ -90,7 +96,7 @@ def _other_random_state() -> Iterator[None]:
 
 @check("leave terms of weight 0 out (return None), or correct `neutral`; neutral = None where no option is FedAvg.")
 def check_neutral_options_are_fedavg(trial: Trial) -> None:
-    """With the options that ``neutral`` names, the global model is FedAvg's, bit by bit."""
+    """With its ``neutral`` options the global model is FedAvg's, bit by bit."""
     neutral = create_plugin(trial.name, {}).neutral
     if neutral is None:
         raise NotApplicable("the plugin declares no neutral options")
@@ -102,7 +108,7 @@ def check_neutral_options_are_fedavg(trial: Trial) -> None:
 
 @check("keep all that lasts in client.state and server.state: a resumed run has nothing else.")
 def check_resumes_to_the_same_bits(trial: Trial) -> None:
-    """A run that was stopped after a round and resumed ends like one that was not."""
+    """A run that is stopped after a round and resumed has the bits of an uninterrupted one."""
     out = trial.folder / "stopped"
 
     def stop(event: str, details: Mapping[str, Any]) -> None:
@@ -117,16 +123,29 @@ def check_resumes_to_the_same_bits(trial: Trial) -> None:
 
 @check("use your own namespace only: client.state, client.scratch, update.payload; no state of the model.")
 def check_runs_beside_another_plugin(trial: Trial) -> None:
-    """A plugin without effect beside it changes nothing, whichever stands first, and keeps what is its own."""
+    """A second plugin without effect changes nothing, in either order, and its data stay unchanged."""
     for before, after in (((Bystander,), ()), ((), (Bystander,))):
         result = _finished(trial.run(*after, before=before))
         where = "behind" if before else "before"
         assert model_bytes(result) == model_bytes(trial.usual), f"{where} a plugin without effect, the model differs"
 
 
+@check("let task_loss and local_loss only compute; what they count or collect belongs into observe.")
+def check_a_second_pass_changes_nothing(trial: Trial) -> None:
+    """Terms leave no trace: with a plugin that takes each pass twice and drops the second, the bits are the same."""
+    if hasattr(trial.target, "gradients"):
+        raise NotApplicable("the plugin takes further passes itself")
+    result = _finished(trial.run(TakesSecondPasses))
+    assert model_bytes(result) == model_bytes(trial.usual), "where passes are taken twice, the model differs"
+    for mine, theirs in zip(records(result), records(trial.usual), strict=True):
+        assert fingerprint(mine.get("losses")) == fingerprint(theirs.get("losses")), (
+            f"where passes are taken twice, the losses of round {mine.get('round', 'post_train')} differ"
+        )
+
+
 @check("weights sum to one: divide by the sum of what was added; average, do not add up.")
 def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
-    """Where all clients send the same model, the global one becomes that model."""
+    """If all clients send the same model, it becomes the global model."""
     plugin = create_plugin(trial.name, {})
     if plugin.server_optimizer:
         raise NotApplicable("a server optimizer steps elsewhere")
@@ -141,9 +160,18 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
     _require_close(trial, weights(result), sent, "three clients sent the same model, but the global one differs in")
 
 
+@check("take what you encode out of update.model, and send fewer bytes for it.")
+def check_encoding_saves_bytes(trial: Trial) -> None:
+    """A plugin that ``encodes`` parameters uploads less than the model."""
+    if not create_plugin(trial.name, {}).encodes:
+        raise NotApplicable("the plugin encodes nothing")
+    sent, whole = (_finished(run).summary["bytes"]["up"] for run in (trial.usual, trial_of(BUILTIN).usual))
+    assert sent < whole, f"the clients sent {sent} bytes, those of FedAvg {whole}"
+
+
 @check("let sums and means not depend on which update comes first.")
 def check_order_of_clients_does_not_matter(trial: Trial) -> None:
-    """Clients' updates in another order give the same model, to rounding."""
+    """Another order of the updates gives the same model, up to rounding."""
     options = {**EVEN, "clients": 5}  # of three, two are nearest to each other: a tie that only the order can break
     straight, rotated = _finished(trial.run(**options)), _finished(trial.run(engine=Rotating, **options))
     _require_close(
@@ -161,15 +189,47 @@ def _require_close(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[
 
 
 @check("define the class in a module that can be imported, keep nothing outside the states.", slow=True)
+def check_worker_processes_give_the_same_bits(trial: Trial) -> None:
+    """One worker process and two give the bits of this process."""
+    for workers in (1, 2):
+        with importable_in_workers(), forked_workers():
+            result = _finished(trial.run(workers=workers))
+        _require_same(trial.usual, result, f"with workers={workers} and in this process")
+
+
+@check("define the class in a module that can be imported, keep nothing outside the states.", slow=True)
 def check_every_engine_gives_the_same_bits(trial: Trial) -> None:
-    """Worker processes, and every other engine that is installed, give the bits of this process."""
-    settings: list[dict[str, Any]] = [{"workers": 1}, {"workers": 2}]
+    """Every other engine that is installed gives the bits of this process.
+
+    An engine that does not start, or that loses workers, says nothing about a plugin: a busy machine is enough. What a
+    plugin does to worker processes is seen with those of this machine.
+    """
+    usual, silent = trial.usual, []
+    for name in _engines_that_simulate():
+        try:
+            with importable_in_workers():
+                result = trial.run(engine=name, workers=None, min_clients=0)
+        except Exception as error:
+            if isinstance(error, PluginContractError) and error.plugin != name:
+                raise
+            silent.append(f"engine {name} does not run here: {type(error).__name__}: {error}")
+            continue
+        lost = {failure["kind"] for record in records(result) for failure in record["failures"]} & LOST
+        if lost:
+            silent.append(f"engine {name} does not run here: {', '.join(sorted(lost))}")
+        else:
+            _require_same(usual, _finished(result), f"with engine={name} and in this process")
+    if silent:
+        raise NotApplicable("; ".join(silent))
+
+
+def _engines_that_simulate() -> list[str]:
+    """Return the engines but the local one, without those whose clients live elsewhere, in a federation.
+
+    :raises NotApplicable: none is installed.
+    """
     others = [name for name in registry.available("engine") if name != "local"]
-    # An engine of clients that live elsewhere, a federation's, cannot be asked to simulate some.
-    others = [name for name in others if getattr(registry.resolve("engine", name), "simulates", True)]
-    settings += [{"engine": name, "workers": None} for name in others]
-    for options in settings:
-        with importable_in_workers():
-            result = _finished(trial.run(**options))
-        how = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
-        _require_same(trial.usual, result, f"with {how} and in this process")
+    found = [name for name in others if getattr(registry.resolve("engine", name), "simulates", True)]
+    if not found:
+        raise NotApplicable("no other engine that simulates clients is installed")
+    return found

@@ -12,6 +12,7 @@ BITS = [
     "check_same_seed_gives_the_same_bits",
     "check_resumes_to_the_same_bits",
     "check_order_of_clients_does_not_matter",
+    "check_worker_processes_give_the_same_bits",
     "check_every_engine_gives_the_same_bits",
 ]
 

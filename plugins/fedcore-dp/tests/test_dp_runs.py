@@ -15,6 +15,7 @@ from torch import nn
 
 from fedcore import (
     ConfigError,
+    FedcoreError,
     Plugin,
     PluginConflictError,
     PluginContractError,
@@ -168,9 +169,9 @@ def test_the_noise_has_the_promised_scale(tmp_path):
 
 
 def test_fixed_parameters_of_clients_do_not_travel(tmp_path):
-    """A client that edits what is not trained, and so gets no noise, edits nothing."""
-    result, _ = tapped(tmp_path, (f"{HERE}Edits", {}), ("dp", SEEDED), model=f"{HERE}with_fixed_scale")
-    assert weights(result)["encoder.base.1.scale"].tolist() == [2.0]
+    """A client that sends what is not trained, and so gets no noise, is rejected."""
+    with pytest.raises(FedcoreError, match=r"'encoder\.base\.1\.scale' is not expected"):
+        tapped(tmp_path, (f"{HERE}Edits", {}), ("dp", SEEDED), model=f"{HERE}with_fixed_scale")
 
 
 class Edits(Plugin):
@@ -535,3 +536,12 @@ def test_the_server_keeps_nothing_of_single_clients(tmp_path):
     result = federate(tmp_path, ("dp", SEEDED), **RUN)
     state = committed(result)
     assert "dp" not in state.plugins
+
+
+def test_noise_beyond_all_numbers_is_told(tmp_path):
+    """The model diverges in aggregation, after which nothing is trained that could say so."""
+    result = federate(tmp_path, ("dp", {"clip": 1e20}), rounds=1)
+    assert result.metrics["silhouette"] is None or isinstance(result.metrics["silhouette"], float)
+    for name in ("metrics.jsonl", "summary.json"):
+        assert "NaN" not in (result.directory / name).read_text()
+        assert "Infinity" not in (result.directory / name).read_text()

@@ -31,10 +31,17 @@ def update(client, counts, *, samples=None, seed=None):
     )
 
 
+class State(dict):
+    """A server's state with its running sums."""
+
+    def add(self, name, tensor):
+        self[name] = self[name] + tensor if name in self else tensor
+
+
 def commit(updates, state=None, **options):
     """Take one round's updates; returns the partial state and the server's state."""
     classes, per_class, width = updates[0].payload["prototypes"].shape
-    server = SimpleNamespace(state={} if state is None else state, num_classes=classes, feature_dim=width)
+    server = SimpleNamespace(state=State(state or {}), num_classes=classes, feature_dim=width)
     plugin = FedCD(FedCDOptions(**{"fine_classes": per_class, **options}))
     for one in updates:
         plugin.accumulate(server, one)

@@ -452,7 +452,7 @@ CHANGES = [
     {"lambda": 2.0},
     {"xi": 0.0},
     {"xi": 8.0},
-    {"rebalance": "appended"},
+    {"rebalance": "averaged"},
     {"rebalance": "mixed"},
     {"rebalance": "none"},
     {"first_t": 1},

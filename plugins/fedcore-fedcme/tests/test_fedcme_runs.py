@@ -44,14 +44,14 @@ def evaluation_part(run, client):
 class Recorder(Plugin):
     """Keeps each client's weights at the start of every epoch, and the features of every batch."""
 
-    starts: dict = {}
+    begun: dict = {}
     batches: dict = {}
 
     @hookimpl
     def local_loss(self, step):
         key = (step.round, step.client.id)
         state = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
-        self.starts.setdefault((*key, step.epoch), state)
+        self.begun.setdefault((*key, step.epoch), state)
         self.batches.setdefault(key, []).append((step.features.detach().double().numpy(), step.y.numpy()))
 
 
@@ -101,7 +101,7 @@ class Displacement(Plugin):
 
 @pytest.fixture
 def recorded():
-    Recorder.starts.clear()
+    Recorder.begun.clear()
     Recorder.batches.clear()
     return Recorder
 
@@ -129,16 +129,16 @@ def test_two_clients_swap_exactly_what_is_asked(go, recorded, exchange, swapped,
     classes = [set(load_dataset("digits", None).train.labels[part].tolist()) for part in partition_of(run).train]
     assert len(classes[0]) == len(classes[1]) == 5
     assert not classes[0] & classes[1]
-    alone = dict(recorded.starts)
-    recorded.starts.clear()
+    alone = dict(recorded.begun)
+    recorded.begun.clear()
     go({"fedcme": {"mu": 0.0, "exchange": exchange, "classifier_layers": layers}, Recorder: {}}, **DISJOINT)
-    names = recorded.starts[0, 0, 0]
+    names = recorded.begun[0, 0, 0]
     assert sum(name.startswith("classifier.") for name in names) == 2 * layers
     for client in (0, 1):
         for epoch in (0, 1):
-            for name, tensor in recorded.starts[0, client, epoch].items():
+            for name, tensor in recorded.begun[0, client, epoch].items():
                 assert torch.equal(tensor, alone[0, client, epoch][name])
-        for name, tensor in recorded.starts[0, client, 2].items():
+        for name, tensor in recorded.begun[0, client, 2].items():
             giver = 1 - client if name.startswith(swapped) else client
             assert torch.equal(tensor, alone[0, giver, 2][name]), name
             assert not torch.equal(alone[0, 0, 2][name], alone[0, 1, 2][name]), name
@@ -149,9 +149,9 @@ def test_the_exchange_is_at_the_start_of_epoch_half(go, recorded, epochs, middle
     options = {**DISJOINT, "local_epochs": epochs, "batch_size": 400}
     found = []
     for settings in (OFF, {"mu": 0.0}):
-        recorded.starts.clear()
+        recorded.begun.clear()
         go({"fedcme": settings, Recorder: {}}, **options)
-        found.append([[recorded.starts[0, k, e]["classifier.weight"] for k in (0, 1)] for e in range(epochs)])
+        found.append([[recorded.begun[0, k, e]["classifier.weight"] for k in (0, 1)] for e in range(epochs)])
     alone, matched = found
     changed = [epoch for epoch in range(epochs) if not torch.equal(alone[epoch][0], matched[epoch][0])]
     assert changed == list(range(middle, epochs))
@@ -447,13 +447,13 @@ def test_the_others_go_on_exchanging(go, recorded):
     with pytest.warns(ExchangeWarning):
         run = go({"fedcme": {"mu": 0.0}, Fails: {"client": 1}, Recorder: {}}, **options)
     assert server_state(run)["left_alone"] == [[0, 0, 1]]  # 0 and 1, 2 and 3 in the first round
-    swapped = dict(recorded.starts)
-    recorded.starts.clear()
+    swapped = dict(recorded.begun)
+    recorded.begun.clear()
     go({"fedcme": OFF, Fails: {"client": 1}, Recorder: {}}, **options)
     name = "classifier.weight"
-    assert torch.equal(swapped[0, 0, 2][name], recorded.starts[0, 0, 2][name])
-    assert torch.equal(swapped[0, 2, 2][name], recorded.starts[0, 3, 2][name])
-    assert torch.equal(swapped[0, 3, 2][name], recorded.starts[0, 2, 2][name])
+    assert torch.equal(swapped[0, 0, 2][name], recorded.begun[0, 0, 2][name])
+    assert torch.equal(swapped[0, 2, 2][name], recorded.begun[0, 3, 2][name])
+    assert torch.equal(swapped[0, 3, 2][name], recorded.begun[0, 2, 2][name])
     assert records(run)[1]["accepted"] == 4
 
 

@@ -39,7 +39,12 @@ NAME, OPTIONS = "feddyn", FedDynOptions
 UNIFORM = {"weighting": "uniform"}
 DIGITS = {"clients": 4, "eval_every": 99}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-1.0, 1.0]]), (1, 3, 2)
-TOY = {**analytic_federation(CENTRES[:2], SIZES[:2]), "rounds": 1, "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
+TOY = {
+    **analytic_federation(CENTRES[:2], SIZES[:2]),
+    "rounds": 1,
+    "local_epochs": 2,
+    "lr": 0.5,
+}  # two steps on two quadratics
 COHORTS = [[0, 1], [1], [1, 2], [0, 2], [0], [0, 1, 2]]
 SIMULATED = {
     **analytic_federation(CENTRES, SIZES),

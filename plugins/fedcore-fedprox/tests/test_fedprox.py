@@ -27,7 +27,7 @@ def term(mu, parameters, reference):
 
 
 def local_training(centre, mu, *, lr=0.5, steps=2):
-    """Minimise |w - centre|^2 / 2 + mu/2 |w - w_t|^2 from w_t = 0 by SGD (TOY of baselines.md)."""
+    """Minimise |w - centre|^2 / 2 + mu/2 |w - w_t|^2 from w_t = 0 by two steps of SGD, rate 0.5."""
     w, w_t = nn.Parameter(torch.zeros(2)), torch.zeros(2)
     optimizer = torch.optim.SGD([w], lr=lr)
     for _ in range(steps):

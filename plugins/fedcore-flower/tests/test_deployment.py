@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 NAMES = ["alder", "birch", "cedar"]
 FRACTION = 0.25
-SMALL = {"rounds": 3, "local_epochs": 2, "batch_size": 64, "model": "mlp", "device": "cpu"}
+SMALL = {"rounds": 3, "local_epochs": 2, "batch_size": 64, "lr": 0.05, "model": "mlp", "device": "cpu"}
 METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
 
 

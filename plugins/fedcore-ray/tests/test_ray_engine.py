@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fedcore.runs.experiment import started
 from fedcore.runs.saved import bound, settings_digest
 from fedcore.storage.config_file import BESIDE_OPTIONS
 from fedcore.testing import check_engine, committed, federate, model_bytes, records, small_config
+from tests.reliability.processes import wait_for
 
 pytest.importorskip("ray", reason="ray is not installed")
 
@@ -53,13 +53,6 @@ def hosts():
         except OSError:
             continue
     return found
-
-
-def wait_for(condition, seconds=30.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"still waiting after {seconds} s"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -243,7 +236,7 @@ def test_a_run_directory_does_not_decide_what_is_connected_to(cluster, tmp_path)
     content = yaml.safe_load(file.read_text()) | {"engine": "ray", "engine_options": {"address": "host:6379"}}
     options = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
     content["digests"]["settings"] = settings_digest(bound(options))  # as somebody would who knows of it
-    file.write_text(yaml.safe_dump(content))
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
     refused = CliRunner().invoke(app, ["resume", str(result.directory)])
     assert refused.exit_code == 2
     assert "--allow-outside" in refused.output

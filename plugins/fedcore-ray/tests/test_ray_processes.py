@@ -18,6 +18,8 @@ import pytest
 
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing import federate, model_bytes
+from tests.reliability import processes
+from tests.reliability.processes import alive, descendants, start
 
 pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = pytest.mark.slow
@@ -40,27 +42,7 @@ def configured(tmp_path, plugins=(), **options):
 
 
 def begin(log, *words, **environment):
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command(*words),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            env={**os.environ, **environment},
-        )
-
-
-def stat(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def alive(pid):
-    fields = stat(pid)
-    return bool(fields) and fields[0] not in "ZX"
+    return start(*words, log=log, env={**os.environ, **environment})
 
 
 def title(pid):
@@ -70,25 +52,8 @@ def title(pid):
         return b""
 
 
-def descendants(pid):
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (fields := stat(folder.name)):
-            parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    found, left = [], [pid]
-    while left:
-        children = parents.get(left.pop(), [])
-        found += children
-        left += children
-    return found
-
-
-def wait_for(condition, seconds=90.0, saying=lambda: ""):
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + seconds, f"still waiting after {seconds} s {saying()}"
-        time.sleep(0.02)
-    return time.monotonic() - began
+def wait_for(condition, seconds=90.0, saying=""):
+    return processes.wait_for(condition, seconds, saying=saying)
 
 
 def rounds_done(out):

@@ -37,7 +37,7 @@ from fedcore.testing import (
 )
 
 README = Path(__file__).parents[1] / "README.md"
-TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [1, 3]), "local_epochs": 2, "lr": 0.5}  # TOY of baselines.md
+TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [1, 3]), "local_epochs": 2, "lr": 0.5}  # two quadratics
 go = federations()
 
 

@@ -25,17 +25,15 @@ class CcvrOptions(PluginOptions):
     )
 
 
-class Ccvr(Plugin):
+class Ccvr(Plugin[CcvrOptions]):
     """CCVR, classifier calibration with virtual representations (Luo et al., NeurIPS 2021, arXiv 2106.05001).
 
     After the last round of any method every client sends count, mean and covariance of its features by class; the
     server pools them, draws features from the pooled Gaussians and re-trains the classifier on them.
     """
 
-    Options = CcvrOptions
     neutral = {"epochs": 0}
     corrects = ("classifier.*",)
-    options: CcvrOptions
 
     def __init__(self, options: CcvrOptions) -> None:
         super().__init__(options)

@@ -25,15 +25,13 @@ class DittoOptions(PluginOptions):
     )
 
 
-class Ditto(Plugin):
+class Ditto(Plugin[DittoOptions]):
     """Ditto (Li, Hu, Beirami, Smith, ICML 2021, arXiv 2012.04221).
 
     Beside w, trained and averaged as FedAvg does, client k trains its own v_k on F_k(v_k) + lambda/2 ||v_k - w_t||^2
     (Algorithm 1), on the same batches and with w_t as received in this round. v_k never leaves the client.
     """
 
-    Options = DittoOptions
-    options: DittoOptions
     neutral = {}  # whatever lambda is, the global model is FedAvg's
 
     @hookimpl
@@ -56,7 +54,7 @@ class Ditto(Plugin):
         """Add h_k(v_k; w_t): it depends on v_k alone, so w's gradient stays FedAvg's."""
         scratch, personal = step.client.scratch, step.added
         tensors = {**personal, **scratch["buffers"]}
-        # w's dropout must draw what FedAvg's draws: v_k draws from a stream of its own.
+        # w's dropout must draw what FedAvg's draws: v_k draws from a separate stream.
         stream = step.random("personal") if scratch["draws"] else nullcontext()
         with stream:
             logits = logits_with(step.model, tensors, step.x)
@@ -68,7 +66,7 @@ class Ditto(Plugin):
 
     @hookimpl
     def end_local(self, client: ClientContext) -> None:
-        """Keep v_k, with buffers of its own, on the client."""
+        """Keep v_k, with its own buffers, on the client."""
         client.state.update({**client.added, **client.scratch["buffers"]})
 
     @hookimpl

@@ -16,7 +16,7 @@ def spent_epsilon(noise_multiplier: float, sampling_rate: float, rounds: int, de
     """Return epsilon at ``delta`` after so many rounds of the (Poisson-sampled) Gaussian mechanism; may be infinite.
 
     :param noise_multiplier: standard deviation of the noise over the sensitivity of what it is added to, > 0.
-    :param sampling_rate: chance that a client takes part in a round, each by itself; 1 is everybody in every round.
+    :param sampling_rate: chance that a client takes part in a round, each by itself; 1 is every client in every round.
     :param rounds: 0 has spent nothing.
     :source: Mironov, CSF 2017, arXiv 1702.07476; Mironov, Talwar, Zhang, 2019, arXiv 1908.10530; converted as in Balle,
         Barthe, Gaboardi, Hsu, Sato, AISTATS 2020, arXiv 1905.09982, Theorem 21.

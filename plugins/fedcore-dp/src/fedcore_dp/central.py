@@ -60,16 +60,14 @@ class CentralDPOptions(PluginOptions):
     )
 
 
-class CentralDP(Plugin):
+class CentralDP(Plugin[CentralDPOptions]):
     """DP-FedAvg (McMahan, Ramage, Talwar, Zhang, ICLR 2018, arXiv 1710.06963), client-level, on a trusted server.
 
     w_{t+1} = w_t + (sum of clip(y_k - w_t, S) + N(0, z^2 S^2 I)) / m, where m is the expected number of clients in a
-    round, whoever is there: every client counts once.
+    round, whatever the cohort: every client counts once.
     """
 
-    Options = CentralDPOptions
     neutral = {"clip": 1e300, "noise_multiplier": 0.0}
-    options: CentralDPOptions
 
     def __init__(self, options: CentralDPOptions) -> None:
         super().__init__(options)
@@ -99,7 +97,7 @@ class CentralDP(Plugin):
     def select_clients(self, server: ServerContext) -> Sequence[int] | None:
         """Draw each client by itself (poisson), or leave the cohort to the core.
 
-        A round needs a client: where nobody is drawn one trains for nothing, and its update counts as zero.
+        A round needs a client: if no client is drawn, one trains, and its update counts as zero.
         """
         if self.options.sampling == "fixed":
             return None

@@ -57,17 +57,15 @@ class LocalDPOptions(PluginOptions):
     seed_noise: bool = Field(False, description="Draw the noise from the run's seed: the same bits, and no protection.")
 
 
-class LocalDP(Plugin):
+class LocalDP(Plugin[LocalDPOptions]):
     """Local differential privacy of what clients upload: the Gaussian mechanism on each client, for any server.
 
     Update and payloads are J vectors, clipped to their bounds S_j and released together: every number of vector j gets
     noise of standard deviation z S_j sqrt(J), which makes them one release with noise multiplier z.
     """
 
-    Options = LocalDPOptions
     neutral = {"clip": 1e300, "payload_clip": 1e300, "noise_multiplier": 0.0}
     guards_uploads = True
-    options: LocalDPOptions
 
     def __init__(self, options: LocalDPOptions) -> None:
         super().__init__(options)
@@ -122,7 +120,7 @@ class LocalDP(Plugin):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Count each client's releases: whoever is asked to train may send."""
+        """Count each client's releases: every client that is asked to train may send."""
         if "releases" not in server.state:
             server.state["releases"] = torch.zeros(server.num_clients, dtype=torch.int64)
         server.state["releases"][server.cohort] += 1

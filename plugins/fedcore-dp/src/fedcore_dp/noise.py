@@ -20,7 +20,7 @@ _MOST = 1 << 20
 
 
 def secure_normal(shape: Sequence[int]) -> Tensor:
-    """Return standard normal numbers that nobody can draw again, from ``os.urandom``.
+    """Return standard normal numbers that cannot be reproduced, from ``os.urandom``.
 
     Each is the sum of four Box-Muller numbers, halved: a single one takes few of the values that float64 has, so that
     its low bits could tell noise from signal.

@@ -19,15 +19,13 @@ class FDCLOptions(PluginOptions):
     classifier_term: bool = Field(True, description="L_c on logits (line 9; Table 5).")
 
 
-class FDCL(Plugin):
+class FDCL(Plugin[FDCLOptions]):
     """FDCL (Liu, Fang, Electronics 14(11) 2256, 2025): CE + mu * (L_e + L_c) (Algorithm 2, line 10).
 
     Features are drawn towards the global model and away from the client's own previous one; logits the other way
     round. The client's personal model is the one of its last participation.
     """
 
-    Options = FDCLOptions
-    options: FDCLOptions
     neutral = {"mu": 0.0}
     reads = ("global", "previous")
 

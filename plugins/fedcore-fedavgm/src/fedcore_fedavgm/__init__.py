@@ -39,16 +39,14 @@ def momentum_step(d: Tensor, velocity: Tensor | None, beta: float, variant: Vari
     return (d + beta * new if variant == "nesterov" else new), new
 
 
-class FedAvgM(Plugin):
+class FedAvgM(Plugin[FedAvgMOptions]):
     """FedAvgM (Hsu, Qi, Brown, 2019, arXiv 1909.06335).
 
     d = w_t - sum p_i y_i; v <- beta v + d; w_{t+1} = w_t - eta_s v, on trainable shared parameters only: momentum
     would drive BatchNorm's running variance below 0. beta 0 and eta_s 1 are FedAvg, bit by bit.
     """
 
-    Options = FedAvgMOptions
     neutral = {"beta": 0.0, "lr": 1.0}
-    options: FedAvgMOptions
     server_optimizer = True
 
     @hookimpl

@@ -37,13 +37,14 @@ class FedCDOptions(PluginOptions):
     gamma: float = Field(0.1, ge=0, description="gamma of Eq. 11: weight of L_bpr.")
     lambda_: float = Field(0.1, ge=0, alias="lambda", description="lambda of Eq. 11: weight of L_gid.")
     xi: float = Field(0.5, ge=0, description="xi of Eq. 8: weight of NCKD; 0.5 for 10 classes, 8 for many.")
-    rebalance: Literal["averaged", "appended", "mixed", "none"] = Field(
-        "averaged",
-        description="How the global prototypes enter D^k+: a batch's loss is the weighted mean of the samples' and the "
-        "prototypes' means, or their sum; or they are shuffled among the samples (Algorithm 1 to the letter); or not.",
+    rebalance: Literal["appended", "averaged", "mixed", "none"] = Field(
+        "appended",
+        description="How the global prototypes enter D^k+: a batch's loss is the sum of the samples' mean and the "
+        "prototypes' mean, or their weighted mean; or they are shuffled among the samples (Algorithm 1 to the letter); "
+        "or not.",
     )
     prototype_weight: float = Field(
-        1.0, ge=0, description="Weight of the prototypes' mean beside the samples' (averaged, appended)."
+        1.0, ge=0, description="Weight of the prototypes' mean beside the samples' (appended, averaged)."
     )
     first_t: Literal[0, 1] = Field(
         0, description="t of the first round in mu = 1 - t/T; 1 is Algorithm 2's, whose last round has no L_dcl."
@@ -90,15 +91,13 @@ class PrototypePoints(NamedTuple):
     importance: Tensor
 
 
-class FedCD(Plugin):
+class FedCD(Plugin[FedCDOptions]):
     """FedCD (Long, Xue, Chu, Zhang, Wu, Zang, Du, ACM MM 2023, doi 10.1145/3581783.3611966).
 
     Local objective (Eq. 11): mu * L_dcl + (1 - mu) * L_hpc + gamma * L_bpr + lambda * L_gid, mu = 1 - t/T. The server
     averages prototypes by fine counts (Eq. 1) and class vectors by their quality (Eqs. 12 to 15).
     """
 
-    Options = FedCDOptions
-    options: FedCDOptions
     reads = ("global",)
     reshapes = ("classifier.*",)
     scales_task = True
@@ -125,9 +124,8 @@ class FedCD(Plugin):
     def begin_local(self, client: ClientContext) -> None:
         """Start P^k from P^g; classes without a global prototype start from k-means on the client's features."""
         shape = (client.num_classes, self.options.fine_classes, client.model.feature_dim)
-        device = next(client.model.parameters()).device
-        start = torch.zeros(shape, device=device)
-        known = torch.zeros(shape[:2], dtype=torch.bool, device=device)
+        start = torch.zeros(shape, device=client.device)
+        known = torch.zeros(shape[:2], dtype=torch.bool, device=client.device)
         if client.received:
             start, known = client.received["prototypes"].clone(), client.received["counts"] > 0
         new = [c for c, n in enumerate(client.class_counts.tolist()) if n and not known[c].any()]
@@ -137,7 +135,7 @@ class FedCD(Plugin):
                 seed = int(torch.randint(2**31, (), generator=client.generator(f"kmeans/{c}")))
                 centres = eq.cluster_class(features[labels == c], self.options.fine_classes, seed)
                 start[c, : len(centres)], known[c, : len(centres)] = centres, True
-        partners = torch.randint(client.n, shape[:2], generator=client.generator("mixed")).to(device)
+        partners = torch.randint(client.n, shape[:2], generator=client.generator("mixed")).to(client.device)
         client.scratch.update(start=start, known=known, partners=partners)
         if self.options.hpc:
             client.add_parameters({"prototypes": start}, weight_decay=0.0)
@@ -221,7 +219,7 @@ class FedCD(Plugin):
         if self.options.rebalance in ("averaged", "appended"):
             weight = self.options.prototype_weight
             total = loss(*samples) + weight * loss(*of_points, importance=points.importance)
-            # One divisor for both, as in Eqs. 5, 9 and 10: two means would take steps twice as long.
+            # The sum keeps the samples' gradient whole; one divisor, as in Eqs. 5, 9 and 10, shortens their steps.
             return total / (1.0 + weight) if self.options.rebalance == "averaged" else total
         joined = [torch.cat(pair) for pair in zip(samples, of_points, strict=True)]
         ones = points.importance.new_ones(len(samples[0]))
@@ -245,8 +243,7 @@ class FedCD(Plugin):
         counts = update.payload["counts"]  # (C, M)
         if int(counts.min()) < 0:
             raise ValueError(f"'counts' holds {int(counts.min())}, expected no number below 0")
-        weighted = counts.unsqueeze(2) * update.payload.pop("prototypes").double()  # (C, M, d)
-        server.state["sum"] = server.state["sum"] + weighted if "sum" in server.state else weighted
+        server.state.add("sum", counts.unsqueeze(2) * update.payload.pop("prototypes").double())  # (C, M, d)
         server.state["total"] = server.state["total"] + counts if "total" in server.state else counts
 
     @hookimpl
@@ -273,7 +270,7 @@ class FedCD(Plugin):
         }
 
     def _global_prototypes(self, server: ServerContext) -> tuple[Tensor, Tensor]:
-        """Return P^g and its counts after this round; what nobody in the cohort has keeps its previous value."""
+        """Return P^g and its counts after this round; what no client of the cohort has keeps its previous value."""
         total, sums = server.state.pop("total"), server.state.pop("sum")
         held = total > 0
         prototypes, counts = (sums / total.clamp(min=1).unsqueeze(2)).float(), total

@@ -51,7 +51,7 @@ def global_features(
     """Return the next global features zeta (C, d) and which of them are known (C,) (Eq. 6).
 
     A client without a class brings the present global feature instead, if there is one; a class that has none
-    yet is averaged over its holders alone, and stays unknown where nobody holds it.
+    yet is averaged over its holders alone, and stays unknown where no client holds it.
 
     :param sums: of the cohort's local features over the holders of each class, (C, d).
     :param holders: how many clients hold each class, (C,).

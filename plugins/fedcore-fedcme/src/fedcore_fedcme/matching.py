@@ -32,7 +32,7 @@ def match_clients(vectors: Mapping[int, Tensor]) -> dict[int, int]:
 
 
 def match_many_to_one(vectors: Mapping[int, Tensor]) -> dict[int, int]:
-    """Return for each client the one of least cosine with it, whoever else takes the same (FedCME-MTO).
+    """Return for each client the one of least cosine with it, also if others have the same one (FedCME-MTO).
 
     Ties go to the smaller id. A client alone is absent.
 

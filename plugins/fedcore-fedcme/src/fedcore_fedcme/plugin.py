@@ -31,7 +31,7 @@ PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("
 
 
 class ExchangeWarning(UserWarning):
-    """A client keeps what it should have exchanged, or nobody exchanges."""
+    """A client keeps what it should have exchanged, or no client exchanges."""
 
 
 class FedCMEOptions(PluginOptions):
@@ -53,15 +53,13 @@ class FedCMEOptions(PluginOptions):
     )
 
 
-class FedCME(Plugin):
+class FedCME(Plugin[FedCMEOptions]):
     """FedCME (Nie, Xiao, Yang, Wu, 2023, arXiv 2307.08574).
 
     Clients that differ most are matched and swap classifiers in the middle of local training (section IV-A); local
     features are drawn to global ones by mu * L2Loss (Eqs. 9, 10).
     """
 
-    Options = FedCMEOptions
-    options: FedCMEOptions
     neutral = {"mu": 0.0, "exchange": "none"}
 
     def __init__(self, options: FedCMEOptions) -> None:
@@ -135,10 +133,9 @@ class FedCME(Plugin):
     def begin_local(self, client: ClientContext) -> None:
         """Start the sums of Eq. 5."""
         if self.aligning:
-            device = next(client.model.parameters()).device
-            shape = (client.num_classes, client.model.feature_dim)
-            client.scratch["sums"] = torch.zeros(shape, dtype=torch.float64, device=device)
-            client.scratch["counts"] = torch.zeros(client.num_classes, dtype=torch.int64, device=device)
+            classes, device = client.num_classes, client.device
+            client.scratch["sums"] = torch.zeros(classes, client.model.feature_dim, dtype=torch.float64, device=device)
+            client.scratch["counts"] = torch.zeros(classes, dtype=torch.int64, device=device)
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
@@ -191,10 +188,8 @@ class FedCME(Plugin):
             state["vectors"][update.client] = payload.pop("vector").cpu()
         if self.aligning:
             features, held = payload.pop("features").cpu().double(), payload.pop("held").cpu()  # (C, d), (C,)
-            if "sums" not in state:
-                state["sums"], state["holders"] = torch.zeros_like(features), torch.zeros_like(held, dtype=torch.int64)
-            state["sums"].add_(torch.where(held.unsqueeze(1), features, 0.0))
-            state["holders"].add_(held)
+            state.add("sums", torch.where(held.unsqueeze(1), features, 0.0))
+            state["holders"] = state.get("holders", 0) + held
 
     @hookimpl
     def aggregate(self, server: ServerContext) -> None:

@@ -47,7 +47,7 @@ class ConditionalHead(nn.Module):
         self.head = head
         self.personal = copy.deepcopy(head)
         self.policy = PolicyNetwork(width)
-        # What a client has that never had a head of its own: drawn, as in the authors' code.
+        # The head of a client that has not trained one: drawn, as in the authors' code.
         self.register_buffer("context", F.normalize(torch.rand(width), dim=0))
         self._check(width)
 

@@ -22,16 +22,14 @@ class FedCPOptions(PluginOptions):
     )
 
 
-class FedCP(Plugin):
+class FedCP(Plugin[FedCPOptions]):
     """FedCP, conditional policies (Zhang et al., KDD 2023, arXiv 2307.01217): CE + lambda * MMD(h, f_g(x)).
 
     A policy network splits each sample's features between the client's own head and the frozen global one, given
     the sample and the client's context. Encoder, policy network and the mean of both heads are aggregated.
     """
 
-    Options = FedCPOptions
     reshapes = ("classifier.*",)
-    options: FedCPOptions
 
     def __init__(self, options: FedCPOptions) -> None:
         super().__init__(options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -38,33 +38,31 @@ class FedDCOptions(PluginOptions):
     )
 
 
-class FedDC(Plugin):
+class FedDC(Plugin[FedDCOptions]):
     """FedDC (Gao, Fu, Li, Chen, Xu, Xu, CVPR 2022, arXiv 2203.11751).
 
     Clients minimise F_i(w) + alpha/2 |w - (w_t - h_i)|^2 + <s - s_i, w>, where the drift h_i sums how far the client's
     models moved; the server adds the mean drift of all clients to the mean of the models.
     """
 
-    Options = FedDCOptions
     server_optimizer = True
     uses_displacement = True
-    options: FedDCOptions
 
     def __init__(self, options: FedDCOptions) -> None:
         super().__init__(options)
+        self.assumes_sgd = options.linear  # s_i is made of the steps
         self.uniform = options.weighting == "uniform"
 
     # --- client --------------------------------------------------------------------------------------------
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Keep w_t, and fix W_i, w_t - h_i and s / W_i - s_i for the round; h_i, s and s_i begin at 0."""
+        """Fix W_i, w_t - h_i and s / W_i - s_i for the round; h_i, s and s_i begin at 0."""
         s, own = dict(client.received), client.state
         mean_samples = s.pop(MEAN_SAMPLES, None)
         weight = eq.client_weight(client.n, None if mean_samples is None else float(mean_samples))
         client.scratch["alpha"] = self.options.alpha / weight
-        parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
-        client.scratch["start"] = start = {name: p.detach().clone() for name, p in parameters.items()}
+        parameters, start = client.parameters, client.start
         client.scratch["target"] = {p: eq.drift_target(start[n], own.get(f"h.{n}")) for n, p in parameters.items()}
         if self.options.linear and (s or own):
             client.scratch["gap"] = {
@@ -82,21 +80,18 @@ class FedDC(Plugin):
         return terms
 
     @hookimpl
-    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate:
-        """Renew h_i and s_i, and send the change of s_i; here, because ``update.model`` names what is shared."""
-        state, gaps, changes = client.state, client.scratch.get("gap", {}), {}
-        for name, y in client.model.named_parameters():
-            if name not in update.model or not y.requires_grad:
-                continue
-            start, trained, drift, own = client.scratch["start"][name], y.detach(), f"h.{name}", f"s.{name}"
-            state[drift] = eq.renewed_drift(state.get(drift), start, trained)
+    def end_local(self, client: ClientContext) -> dict[str, Tensor]:
+        """Renew h_i and s_i, and send the change of s_i."""
+        state, gaps, changes, start = client.state, client.scratch.get("gap", {}), {}, client.start
+        renew = partial(eq.renewed_gradient, lr=client.lr, steps=client.steps, momentum=client.momentum)
+        for name, y in client.parameters.items():
+            trained, drift, own = y.detach(), f"h.{name}", f"s.{name}"
+            state[drift] = eq.renewed_drift(state.get(drift), start[name], trained)
             if self.options.linear:
-                new = eq.renewed_gradient(
-                    start, trained, gaps.get(y), lr=client.lr, steps=client.steps, momentum=client.momentum
-                )
+                new = renew(start[name], trained, gaps.get(y))
                 changes[name] = new - state[own] if own in state else new
                 state[own] = new
-        return replace(update, payload=changes)
+        return changes
 
     # --- server --------------------------------------------------------------------------------------------
 
@@ -122,14 +117,11 @@ class FedDC(Plugin):
         mean_samples = None if self.uniform else float(sizes.double().mean())
         share = eq.client_weight(int(sizes[update.client]), mean_samples) / server.num_clients
         for name, change in update.payload.items():
-            if f"s.{name}" not in server.state:
-                server.state[f"s.{name}"] = torch.zeros_like(change, dtype=torch.float64)
-            server.state[f"s.{name}"].add_(change, alpha=share)
-        update.payload.clear()
+            server.state.add(f"s.{name}", change, weight=share)
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Renew the mean drift of all clients and add it to the mean of the models; what nobody trained stays."""
+        """Renew the mean drift of all clients and add it to the mean of the models; what no client trained stays."""
         new, share = {}, len(server.accepted) / server.num_clients
         for name, m in mean.items():
             if name in server.frozen:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
+from fedcore import ClientContext, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
 from fedcore.functional import proximal_term
 from fedcore_feddyn import equations as eq
 
@@ -23,31 +23,28 @@ class FedDynOptions(PluginOptions):
     )
 
 
-class FedDyn(Plugin):
+class FedDyn(Plugin[FedDynOptions]):
     """FedDyn (Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, arXiv 2111.04263).
 
     Clients minimise F_i(w) - <g_i, w> + alpha/2 |w - w_t|^2 (Eq. 1); the server adds to the mean of their models
     the mean of what all clients, sampled or not, have been displaced so far (-h / alpha).
     """
 
-    Options = FedDynOptions
     server_optimizer = True
     uses_displacement = True
-    options: FedDynOptions
 
     # --- client --------------------------------------------------------------------------------------------
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Keep w_t, and fix alpha_i and the point w_t - lambda_i for the round."""
+        """Fix alpha_i and the point w_t - lambda_i for the round."""
         mean_samples = client.received.get("mean_samples")
         client.scratch["alpha"] = eq.client_alpha(
             self.options.alpha, client.n, None if mean_samples is None else float(mean_samples)
         )
-        parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
-        client.scratch["start"] = start = {name: p.detach().clone() for name, p in parameters.items()}
+        start = client.start
         client.scratch["target"] = {
-            p: eq.shifted_target(start[name], client.state.get(name)) for name, p in parameters.items()
+            p: eq.shifted_target(start[name], client.state.get(name)) for name, p in client.parameters.items()
         }
 
     @hookimpl
@@ -58,12 +55,11 @@ class FedDyn(Plugin):
         return Loss(value, weight=scratch["alpha"], name="dynamic")
 
     @hookimpl
-    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> None:
-        """Renew lambda_i; here, because ``update.model`` names what is shared."""
-        for name, y in client.model.named_parameters():
-            if name in update.model and y.requires_grad:
-                start = client.scratch["start"][name]
-                client.state[name] = eq.renewed_dual(client.state.get(name), start, y.detach())
+    def end_local(self, client: ClientContext) -> None:
+        """Renew lambda_i."""
+        start = client.start
+        for name, y in client.parameters.items():
+            client.state[name] = eq.renewed_dual(client.state.get(name), start[name], y.detach())
 
     # --- server --------------------------------------------------------------------------------------------
 
@@ -81,7 +77,7 @@ class FedDyn(Plugin):
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Renew the mean of all lambda_i and add it to the mean of the models; what nobody trained stays."""
+        """Renew the mean of all lambda_i and add it to the mean of the models; what no client trained stays."""
         new, share = {}, len(server.accepted) / server.num_clients
         for name, m in mean.items():
             if name in server.frozen:

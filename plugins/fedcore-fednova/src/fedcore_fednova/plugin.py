@@ -26,16 +26,15 @@ class FedNovaOptions(PluginOptions):
     )
 
 
-class FedNova(Plugin):
+class FedNova(Plugin[FedNovaOptions]):
     """FedNova (Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, arXiv 2007.07481).
 
     w_{t+1} = w_t - tau_eff sum_i p_i d_i with d_i = (w_t - y_i) / |a_i|_1: clients that do more local steps count no
     more than their data. Clients with equal work make it FedAvg, bit by bit (mu = 0, gmf = 0).
     """
 
-    Options = FedNovaOptions
-    options: FedNovaOptions
     server_optimizer = True
+    assumes_sgd = True
     uses_displacement = True  # after an exchange w_t - y_i is partly another client's work
 
     @hookimpl

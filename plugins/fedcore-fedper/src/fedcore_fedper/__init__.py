@@ -27,15 +27,13 @@ class FedPerOptions(PluginOptions):
         return value
 
 
-class FedPer(Plugin):
+class FedPer(Plugin[FedPerOptions]):
     """FedPer (Arivazhagan, Aggarwal, Singh, Choudhary, 2019, arXiv 1912.00818).
 
     Base and personalization layers are trained together by SGD (FEDPER-CLIENT); the base alone is sent, and averaged
     by samples (FEDPER-SERVER). Client j's model is (W_B, W_{P_j}).
     """
 
-    Options = FedPerOptions
-    options: FedPerOptions
     neutral = {"personal": 0}
 
     @hookimpl

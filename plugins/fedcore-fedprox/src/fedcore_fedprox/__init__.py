@@ -16,15 +16,13 @@ class FedProxOptions(PluginOptions):
     mu: float = Field(0.01, ge=0, description="Strength mu of the proximal term (Eq. 2); 0 is FedAvg.")
 
 
-class FedProx(Plugin):
+class FedProx(Plugin[FedProxOptions]):
     """FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, arXiv 1812.06127).
 
     Each client minimises F_k(w) + mu/2 ||w - w_t||^2 (Eq. 2) over the trainable shared parameters.
     """
 
-    Options = FedProxOptions
     neutral = {"mu": 0.0}
-    options: FedProxOptions
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:

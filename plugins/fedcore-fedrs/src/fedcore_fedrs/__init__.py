@@ -25,15 +25,13 @@ class FedRSOptions(PluginOptions):
     )
 
 
-class FedRS(Plugin):
+class FedRS(Plugin[FedRSOptions]):
     """FedRS (Li, Zhan, KDD 2021, doi 10.1145/3447548.3467254): cross-entropy of the restricted softmax.
 
     Client k scales class c's logit by alpha_c^k in training, which damps the updates of the classifier's weights for
     classes that it does not have. Evaluation uses the logits as they are.
     """
 
-    Options = FedRSOptions
-    options: FedRSOptions
     neutral = {"alpha": 1.0}
 
     @hookimpl

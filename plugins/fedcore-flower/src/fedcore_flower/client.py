@@ -211,7 +211,7 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"--state {folder} is in use by another client; each needs a folder of its own") from None
+        raise ConfigError(f"--state {folder} is in use by another client; each client needs its own folder") from None
     else:
         yield
     finally:

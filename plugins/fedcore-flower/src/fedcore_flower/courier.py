@@ -38,7 +38,7 @@ class Trouble:
 
 
 class Link(Protocol):
-    """What carries blobs to clients and back; clients are numbers here, whoever they are."""
+    """Carries blobs to clients and back; clients are numbers here."""
 
     def online(self) -> Collection[int]:
         """Return the clients that are connected."""
@@ -46,7 +46,7 @@ class Link(Protocol):
     def send(self, client: int, kind: str, blobs: Blobs, ttl: float) -> str | None:
         """Send a message; returns the ticket of its reply, None where it cannot be sent.
 
-        :param kind: ``train``, ``evaluate`` or ``query``, for whoever reads the SuperLink's log.
+        :param kind: ``train``, ``evaluate`` or ``query``, for the SuperLink's log.
         """
 
     def collect(self, tickets: Collection[str]) -> Iterable[tuple[str, Blobs | Trouble]]:
@@ -58,7 +58,7 @@ class Link(Protocol):
 
 @dataclass(eq=False)
 class Errand:
-    """A request under way.
+    """A request in progress.
 
     :param parts: what the client may ask for beside the head, by name.
     :param attach: names of parts that go with it at once.

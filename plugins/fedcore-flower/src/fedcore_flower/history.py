@@ -36,7 +36,7 @@ class History:
             write_json(self._file, [list(pair) for pair in found])
 
     def prune(self, round: int) -> None:
-        """Delete the versions that nobody can ask for any more, in a round whose own version is written."""
+        """Delete the versions that can no longer be asked for, in a round whose own version is written."""
         oldest = round - self._reach
         kept = {version for _, version in self._named}
         for path in _versions(self._store, self._client):

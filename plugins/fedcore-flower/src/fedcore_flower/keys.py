@@ -189,7 +189,7 @@ def public_keys(folder: Path | None, given: Sequence[str]) -> dict[str, PublicKe
     for name, key in keys.items():
         other = owners.setdefault(key.fingerprint, name)
         if other != name:
-            raise ConfigError(f"clients {other!r} and {name!r} have the same key; each needs one of its own")
+            raise ConfigError(f"clients {other!r} and {name!r} have the same key; each needs a different one")
     return keys
 
 

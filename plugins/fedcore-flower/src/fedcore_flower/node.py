@@ -93,7 +93,7 @@ class Node:
 
     :param home: this client's folder for Flower. ``server`` HOST:PORT.
     :param patience: seconds that a server may refuse the key.
-    :param tell: takes sentences about what is going on, for people.
+    :param tell: called with status messages for the user.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from fedcore import ConfigError, DataError, RunConfig
 from fedcore.data import (
     Dataset,
     Partition,
+    PublicSamples,
     ResidentSamples,
     Samples,
     TensorSamples,
@@ -31,11 +32,13 @@ class OwnData:
     """A client's samples, all of them in ``dataset.train``.
 
     :param train: positions to train on, (n,) int64; ``test`` those held out.
+    :param data_dir: where data sets are found.
     """
 
     dataset: Dataset
     train: Tensor
     test: Tensor
+    data_dir: Path | None = None
 
     @classmethod
     def load(cls, spec: str, data_dir: Path | None, test_fraction: float | None, seed: int) -> OwnData:
@@ -51,7 +54,7 @@ class OwnData:
             raise DataError(f"--data {spec}: there are no training samples")
         if test_fraction is None:
             train, test = torch.arange(len(dataset.train)), torch.arange(len(dataset.test)) + len(dataset.train)
-            return cls(replace(dataset, train=_joined(dataset, spec)), train, test)
+            return cls(replace(dataset, train=_joined(dataset, spec)), train, test, data_dir)
         if not 0 <= test_fraction < 1:
             raise ConfigError(f"--test-fraction {test_fraction}: it is a part of the data, at least 0 and below 1")
         parts = make_partition(
@@ -63,7 +66,7 @@ class OwnData:
             client_test_fraction=test_fraction,
             seed=seed,
         )
-        return cls(dataset, parts.train[0], parts.test[0])
+        return cls(dataset, parts.train[0], parts.test[0], data_dir)
 
     def describe(self) -> dict[str, Any]:
         """Return all that the server is told of the data."""
@@ -87,8 +90,9 @@ class OwnData:
         order = class_order(setup, self.dataset.class_names)
         if order is not None:
             samples = _renumbered(samples, order)
+        public = _public(config.public, setup, self.data_dir)
         names = tuple(setup.class_names) if setup.class_names else None
-        dataset = replace(self.dataset, train=samples, num_classes=setup.num_classes, class_names=names)
+        dataset = replace(self.dataset, train=samples, num_classes=setup.num_classes, class_names=names, public=public)
         train: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         test: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()
@@ -103,6 +107,23 @@ def _npz(path: Path) -> Dataset:
         raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
     classes = int(max(split.labels.max() for split in (train, test) if len(split.labels))) + 1
     return assemble(f"npz:{path.name}", train, test, num_classes=classes)
+
+
+def _public(name: str | None, setup: Setup, data_dir: Path | None) -> PublicSamples | None:
+    """Return the run's public samples, a data set that this client has under the name that the server says.
+
+    :raises ConfigError: the server names a file, not a data set that is installed here; or its samples do not fit.
+    """
+    if name is None:
+        return None
+    if ":" in name:
+        raise ConfigError(
+            f"the server's --public {name!r} names a file or code; a client takes installed data sets only"
+        )
+    dataset = load_dataset(name, data_dir)
+    if dataset.kind != setup.kind or list(dataset.input_shape) != setup.input_shape:
+        raise ConfigError(f"the public samples of {name!r} are not of the run's kind and shape {setup.input_shape}")
+    return PublicSamples(dataset.train, torch.arange(len(dataset.train)))
 
 
 def _joined(dataset: Dataset, spec: str) -> Samples:

@@ -126,7 +126,7 @@ def require_flower() -> None:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody uses at the moment."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -40,7 +40,7 @@ class Resident:
     Only what the run's methods declare goes up: a task's outcome, as ``ClientRuntime`` gives it.
 
     :param allowed: methods that this client takes part in; None: all that are installed.
-    :param tell: takes sentences about what is going on, for people.
+    :param tell: called with status messages for the user.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Resident:
                 return {HEAD: wire.pack("here")}
             if op == "task":
                 return {HEAD: self._worked(tensors, header, blobs)}
-            raise WireError(f"a request {op[:40]!r} that nobody knows")
+            raise WireError(f"a request {op[:40]!r} that is unknown")
         except WireError as error:
             return {HEAD: wire.pack("refused", {}, message=str(error))}
 

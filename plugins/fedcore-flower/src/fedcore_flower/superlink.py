@@ -70,7 +70,7 @@ clientapp = "fedcore_federation:client"
 raise ImportError("take part in this run with: fedcore federate client")
 ''',
 }
-"""Flower asks for an app with every run. This one says who can take part; nobody executes it."""
+"""Flower asks for an app with every run. This one says which clients can take part; it is never executed."""
 
 
 class _Secret:

@@ -1,7 +1,7 @@
 """Flower's SuperLink with its Control API for its owner only.
 
 Flower serves three interfaces on one port: Fleet, for SuperNodes, which sign their requests; Runtime, whose requests
-carry a token; and Control, which anybody may use who reaches the port, to register nodes and to start runs. Here
+carry a token; and Control, which is open to every host that reaches the port, to register nodes and to start runs. Here
 Control asks for the secret of the process that started the SuperLink.
 """
 

@@ -83,7 +83,7 @@ class GraphSamples:
         )
 
     def select(self, indices: Tensor) -> Self:
-        """Return the graphs at ``indices`` (B,) int64 as samples of their own."""
+        """Return the graphs at ``indices`` (B,) int64 as new samples."""
         nodes, node_offsets = gather_runs(self.node_offsets, indices)
         edges, edge_offsets = gather_runs(self.edge_offsets, indices)
         attributes = None if self.edge_attr is None else self.edge_attr[edges]

@@ -50,7 +50,7 @@ def read_tudataset(root: Path, name: str) -> GraphSamples:
         if x is None:
             x = _degrees(edge_index, node_offsets, edge_offsets)
         return GraphSamples(x.float(), edge_index, node_offsets, edge_offsets, y, edge_attr)
-    except Exception as error:  # what a damaged file provokes in the parser is anybody's guess
+    except Exception as error:  # the parser raises anything on a damaged file
         raise DataError(f"{name}: the files in {raw} cannot be used: {error or type(error).__name__}") from error
 
 

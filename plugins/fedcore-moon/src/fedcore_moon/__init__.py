@@ -18,17 +18,15 @@ class MoonOptions(PluginOptions):
     projection: bool = Field(True, description="Put MOON's projection head (256 wide) on the encoder.")
 
 
-class Moon(Plugin):
+class Moon(Plugin[MoonOptions]):
     """MOON, model-contrastive FL (Li, He, Song, CVPR 2021, arXiv 2103.16257): CE + mu * l_con (Eq. 4).
 
     l_con (Eq. 3) pulls a sample's representation z towards the global model's and away from that of the
     client's own model of its previous participation.
     """
 
-    Options = MoonOptions
     neutral = {"mu": 0.0, "projection": False}
     reads = ("global", "previous")
-    options: MoonOptions
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:

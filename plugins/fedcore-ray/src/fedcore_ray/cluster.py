@@ -1,4 +1,4 @@
-"""The Ray that a run uses: one of its own on this machine, or a cluster that is there. Whatever needs ray is here."""
+"""The Ray cluster of a run: a new one on this machine, or a running one. All code that needs ray is here."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Cluster:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def worker_count(self, wanted: int | None, clients: int) -> int:
-        """Return how many workers to start: as many as there is room for, whoever else is there, or as ``wanted``.
+        """Return how many workers to start: as many as the cluster has room for, or ``wanted``.
 
         :raises ConfigError: the cluster has no room for so many.
         """
@@ -205,7 +205,7 @@ def environment() -> dict[str, str]:
 
 
 def name_of(node: Mapping[str, Any]) -> str:
-    """Return what people call a node."""
+    """Return a node's readable name."""
     return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
@@ -227,9 +227,9 @@ def _why(error: RayError) -> str:
 
 
 def _connect(options: RayOptions) -> Path | None:
-    """Start a Ray of this process's own, or join a running one; returns the folder of the former.
+    """Start a Ray cluster for this process, or join a running one; returns the folder of the former.
 
-    Workers import from the folder that this process is in while Ray starts. It may be a stranger's, so it is another.
+    Workers import from the folder that this process is in while Ray starts. It may be untrusted: another one is used.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # said, so that Ray does not announce a change
@@ -243,7 +243,7 @@ def _connect(options: RayOptions) -> Path | None:
         except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
             raise FedcoreError(_nothing_at(options.address, error)) from error
         return None
-    # Ray asks for a token; without this it would write one into the home folder, to be read by anybody.
+    # Ray asks for a token; without this it would write one into the home folder, readable by every user.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     remove_abandoned(Path("/tmp"), PREFIX)  # noqa: S108 - where the next line but one makes them
     # Short: Ray makes sockets in it, and a socket's path has at most 107 characters.
@@ -261,7 +261,7 @@ def _connect(options: RayOptions) -> Path | None:
 
 
 def _require_reachable(address: str) -> None:
-    """Refuse an address where nobody listens; Ray itself goes on trying for minutes."""
+    """Refuse an address where no process listens; Ray itself goes on trying for minutes."""
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition(":")

@@ -18,15 +18,13 @@ class NormClipOptions(PluginOptions):
     bound: float = Field(1.0, gt=0, description="M: largest Euclidean norm of a client's update y_k - w_t.")
 
 
-class NormClip(Plugin):
+class NormClip(Plugin[NormClipOptions]):
     """Norm clipping (Sun, Kairouz, Suresh, McMahan, 2019, arXiv 1911.07963, norm thresholding of updates).
 
     An update counts as (y_k - w_t) / max(1, |y_k - w_t| / M); goes before any aggregation.
     """
 
-    Options = NormClipOptions
     neutral = {"bound": 1e300}
-    options: NormClipOptions
 
     @hookimpl
     def pre_aggregate(self, server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -35,16 +34,15 @@ class ScaffoldOptions(PluginOptions):
     )
 
 
-class Scaffold(Plugin):
+class Scaffold(Plugin[ScaffoldOptions]):
     """SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, arXiv 1910.06378), Option II.
 
     Clients add <c - c_i, w> to their loss, that is c - c_i to every gradient (Eq. 3); c is the mean of all clients'
     c_i, also of those that are not sampled.
     """
 
-    Options = ScaffoldOptions
     uses_displacement = True
-    options: ScaffoldOptions
+    assumes_sgd = True
 
     def __init__(self, options: ScaffoldOptions) -> None:
         super().__init__(options)
@@ -55,12 +53,12 @@ class Scaffold(Plugin):
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Keep x, and fix c - c_i for the round; both are 0 before the first round ends."""
+        """Fix c - c_i for the round; both are 0 before the first round ends."""
         c, own = client.received, client.state
-        parameters = {name: p for name, p in client.model.named_parameters() if p.requires_grad}
-        client.scratch["start"] = {name: p.detach().clone() for name, p in parameters.items()}
         if c or own:
-            client.scratch["correction"] = {p: eq.correction(p, c.get(n), own.get(n)) for n, p in parameters.items()}
+            client.scratch["correction"] = {
+                p: eq.correction(p, c.get(n), own.get(n)) for n, p in client.parameters.items()
+            }
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
@@ -71,23 +69,15 @@ class Scaffold(Plugin):
         return Loss(linear_term(step.parameters, [corrections[p] for p in step.parameters]), name="correction")
 
     @hookimpl
-    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate:
-        """Renew c_i (Eq. 4) and send its change; here, because ``update.model`` names what is shared."""
-        corrections, changes = client.scratch.get("correction", {}), {}
-        for name, y in client.model.named_parameters():
-            if name not in update.model or not y.requires_grad:
-                continue
-            new = eq.renewed_control(
-                client.scratch["start"][name],
-                y.detach(),
-                corrections.get(y),
-                lr=client.lr,
-                steps=client.steps,
-                momentum=client.momentum,
-            )
+    def end_local(self, client: ClientContext) -> dict[str, Tensor]:
+        """Renew c_i (Eq. 4) and send its change."""
+        corrections, changes, start = client.scratch.get("correction", {}), {}, client.start
+        renew = partial(eq.renewed_control, lr=client.lr, steps=client.steps, momentum=client.momentum)
+        for name, y in client.parameters.items():
+            new = renew(start[name], y.detach(), corrections.get(y))
             changes[name] = new - client.state[name] if name in client.state else new
             client.state[name] = new
-        return replace(update, payload=changes)
+        return changes
 
     # --- server --------------------------------------------------------------------------------------------
 
@@ -119,10 +109,7 @@ class Scaffold(Plugin):
         share = (1.0 if self.uniform else update.samples) / server.num_clients
         check_changes(update.payload, server.model, server.trainable)
         for name, change in update.payload.items():
-            if f"c.{name}" not in server.state:
-                server.state[f"c.{name}"] = torch.zeros_like(change, dtype=torch.float64)
-            server.state[f"c.{name}"].add_(change, alpha=share)
-        update.payload.clear()
+            server.state.add(f"c.{name}", change, weight=share)
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:

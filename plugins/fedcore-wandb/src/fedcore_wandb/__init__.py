@@ -75,6 +75,6 @@ class Wandb(Tracker):
         self.run.finish(exit_code=EXIT_CODES[status])
 
     def _keep(self, name: str) -> None:
-        # In the run's folder: W&B has a config.yaml of its own, which it would write through the link that this makes.
+        # In the run's folder: W&B has its own config.yaml, which it would write through the link that this makes.
         path, base = (glob.escape(str(path)) for path in (self.directory / name, self.directory.parent))
         self.run.save(path, base_path=base, policy="now")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import sys
-import types
 from collections import OrderedDict
 from typing import Any
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError, UnknownNameError
+from fedcore.base.errors import ConfigError
 from fedcore.models import ModelTask, Outputs, PadTo, SplitModel, build_model, fedlab_alexnet, has_batch_norm, zoo
 
 SMALL = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}
@@ -26,11 +23,6 @@ def build(name: str = "mlp", **options: Any) -> tuple[SplitModel, ModelTask]:
 
 def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def equal_states(a: nn.Module, b: nn.Module) -> bool:
-    a_state, b_state = a.state_dict(), b.state_dict()
-    return a_state.keys() == b_state.keys() and all(torch.equal(a_state[name], b_state[name]) for name in a_state)
 
 
 def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: int) -> None:
@@ -172,25 +164,6 @@ def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:
     return nn.functional.conv2d(x, module.weight, module.bias, stride, padding)
 
 
-def test_fedlab_networks_layer_by_layer() -> None:
-    """As FedLab has them: a CNN with no ReLU at its convolutions; an AlexNet with a stem of stride 2 and no dropout."""
-    relu, pool = torch.relu, nn.functional.max_pool2d
-    model, x = build("fedlab-cnn", input_shape=(1, 28, 28))[0].double(), torch.randn(2, 1, 28, 28).double()
-    h = pool(layer(model, "conv2", pool(layer(model, "conv1", x), 2)), 2)
-    assert h.shape == (2, 64, 4, 4)
-    expected = layer(model, "classifier", relu(layer(model, "fc1", h.flatten(1))))
-    torch.testing.assert_close(model.train()(x).logits, expected)
-
-    model, x = build("fedlab-alexnet", input_shape=(3, 32, 32))[0].double(), torch.randn(1, 3, 32, 32).double()
-    h = pool(relu(layer(model, "conv2", pool(relu(layer(model, "conv1", x)), 2))), 2)
-    h = relu(layer(model, "conv4", relu(layer(model, "conv3", h))))
-    h = pool(relu(layer(model, "conv5", h)), 2)
-    assert h.shape == (1, 256, 2, 2)
-    features = relu(layer(model, "fc2", relu(layer(model, "fc1", h.flatten(1)))))
-    torch.testing.assert_close(model.train()(x).features, features)
-    assert not any(isinstance(module, nn.Dropout) for module in model.modules())
-
-
 def test_alexnet_runs() -> None:
     model, _ = build("alexnet")
     check_outputs(model, torch.rand(1, 1, 8, 8), 4096, 10)
@@ -224,133 +197,13 @@ def test_padding_is_central_and_only_where_needed() -> None:
     assert PadTo(3)(x) is x
 
 
-def test_classifier_is_the_last_linear_layer() -> None:
-    for name in SMALL:
-        model, _ = build(name)
-        assert type(model.classifier) is nn.Linear
-        assert list(dict(model.encoder.named_children())) == ["base"]
-
-
 # --- where the weights come from ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("projection", [False, True])
-def test_weights_follow_from_the_seed_alone(projection: bool) -> None:
-    model, _ = build("simple-cnn", projection=projection)
-    torch.rand(3)
-    again, _ = build("simple-cnn", projection=projection)
-    other, _ = build("simple-cnn", projection=projection, seed=1)
-    assert equal_states(model, again)
-    for part in ("encoder.base.conv1.weight", "classifier.weight"):
-        assert not torch.equal(model.get_parameter(part), other.get_parameter(part))
-
-
-def test_encoder_is_the_same_with_projection_and_with_other_classes() -> None:
-    plain, _ = build("simple-cnn")
-    projected, _ = build("simple-cnn", projection=True)
-    more, _ = build("simple-cnn", num_classes=100)
-    assert equal_states(plain.encoder.base, projected.encoder.base)
-    assert equal_states(plain.encoder, more.encoder)
-
-
-def test_projection_and_classifier_do_not_depend_on_the_encoder_or_on_who_asks() -> None:
-    wanted, _ = build("simple-cnn", projection=True)
-    later, task = build("simple-cnn")
-    torch.rand(5)
-    task.ensure_projection(later)
-    assert equal_states(wanted, later)
-    a, _ = build("mlp")
-    b, _ = build("mlp", input_shape=(3, 32, 32))
-    assert equal_states(a.classifier, b.classifier)
-
-
-def test_global_generator_is_untouched() -> None:
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    _, task = build("simple-cnn", projection=True)
-    with task.random("anything"):
-        torch.rand(1)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 # --- projection head ----------------------------------------------------------------------------------------
 
 
-def test_projection_head_is_moons() -> None:
-    model, task = build("simple-cnn", projection=True)
-    head = model.encoder.projection
-    assert [type(layer) for layer in head.children()] == [nn.Linear, nn.ReLU, nn.Linear]
-    assert (head.l1.weight.shape, head.l2.weight.shape) == ((84, 84), (256, 84))
-    assert model.classifier.weight.shape == (10, 256)
-    assert (model.feature_dim, model.projection_width) == (256, 256)
-    before = copy.deepcopy(model)
-    task.ensure_projection(model)
-    assert equal_states(before, model)
-
-
-def test_another_width_conflicts() -> None:
-    model, task = build(projection=True)
-    with pytest.raises(PluginConflictError, match=r"width 128 .* width 256"):
-        task.ensure_projection(model, 128)
-
-
-def test_projection_does_not_overwrite_a_replaced_classifier() -> None:
-    model, task = build()
-    copied = copy.deepcopy(model)
-    task.ensure_projection(copied)  # a copy still knows its classifier for its own
-    model.classifier = nn.Sequential(nn.Linear(64, 20), nn.Linear(20, 10))
-    with pytest.raises(PluginConflictError, match="replaced the classifier by a Sequential"):
-        task.ensure_projection(model)
-    copied.classifier = nn.Sequential(nn.Linear(256, 20), nn.Linear(20, 10))
-    task.ensure_projection(copied)  # nothing to do, so nothing to lose
-
-
 # --- models of one's own ------------------------------------------------------------------------------------
 
 
-class Deeper(SplitModel):
-    def make_classifier(self, feature_dim: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(feature_dim, 6), nn.ReLU(), nn.Linear(6, self.num_classes))
-
-
-@pytest.fixture
-def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
-    module = types.ModuleType("fedcore_test_models")
-    module.__dict__.update(
-        good=lambda classes, shape: SplitModel(nn.Flatten(), 64, classes),
-        deeper=lambda classes, shape: Deeper(nn.Flatten(), 64, classes),
-        bad=lambda classes, shape: nn.Linear(64, classes),
-        number=3,
-    )
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return module.__name__
-
-
-def test_own_factory(own_module: str) -> None:
-    model, _ = build(f"module:{own_module}.good", num_classes=4)
-    check_outputs(model, torch.rand(2, 1, 8, 8), 64, 4)
-    deeper, task = build(f"module:{own_module}.deeper", num_classes=4)
-    task.ensure_projection(deeper)
-    check_outputs(deeper, torch.rand(2, 1, 8, 8), 256, 4)
-    assert isinstance(deeper.classifier, nn.Sequential)
-
-
-def test_own_factory_that_returns_no_split_model(own_module: str) -> None:
-    with pytest.raises(PluginContractError, match=r"returned Linear, expected a SplitModel. Hint: return"):
-        build(f"module:{own_module}.bad")
-    with pytest.raises(PluginContractError, match=r"of type int, expected a factory"):
-        build(f"module:{own_module}.number")
-
-
-def test_unknown_model_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="simple-cnn"):
-        build("simple-cn")
-
-
 # --- BatchNorm ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.SyncBatchNorm(3), nn.LazyBatchNorm2d()])
-def test_has_batch_norm(layer: nn.Module) -> None:
-    assert has_batch_norm(nn.Sequential(nn.Linear(2, 3), layer))
-    assert not has_batch_norm(nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3)))

@@ -1,0 +1,35 @@
+"""``export``: a run's model for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.cli import options, output
+from fedcore.cli.guard import guarded
+from fedcore.cli.training import RunDir
+
+
+@guarded
+def export(
+    run_dir: RunDir,
+    to: Annotated[str, typer.Option("--to", metavar="safetensors|torch|onnx", help="The format.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="New folder; default the run's name with the format.")
+    ] = None,
+    allow_code: options.AllowCode = False,
+    debug: options.Debug = False,
+) -> None:
+    """Write a finished run's global model for other programs, with a card (README.md) of data, method and figures.
+
+    torch: a state dict, which loads with weights_only=True, and a program of torch.export. onnx needs the packages onnx
+    and onnxscript.
+    """
+    from fedcore.runs.export import export_run
+
+    done = export_run(run_dir, to, out or Path(f"{run_dir.resolve().name}-{to}"), allow_code=allow_code)
+    for note in done.notes:
+        output.note(note)
+    output.stdout().print(output.text(f"written: {done.directory} ({', '.join(done.files)})"), soft_wrap=True)

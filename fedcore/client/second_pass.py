@@ -1,0 +1,174 @@
+"""Further passes over a mini-batch within one step: the objective's gradient at other weights or on some rows.
+
+For the hook ``gradients``. A pass leaves no trace: weights, buffers, the plugins' notes and the random stream are
+afterwards as the first pass left them. All of it is copied on the device, so the whole step can be captured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcore.base.errors import PluginContractError
+from fedcore.client.session import LocalSession
+from fedcore.client.step import Batch
+from fedcore.hooks.plugin import Plugin
+
+Evaluate = Callable[[Batch], Tensor]
+"""Takes the forward pass of a batch; returns its objective, of which nothing is recorded."""
+
+
+class SecondPass:
+    """Takes further passes of one step; made before the first one.
+
+    :param evaluate: what a pass computes.
+    """
+
+    def __init__(self, session: LocalSession, evaluate: Evaluate) -> None:
+        self._session, self._evaluate = session, evaluate
+        self._random = _random_state(session.working.device)
+        self._draws = self._open = False
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Allow passes in a block, that of the hook ``gradients``."""
+        self._open = True
+        try:
+            yield
+        finally:
+            self._open = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the hook ``gradients`` runs."""
+        return self._open
+
+    def begin(self, batch: Batch) -> None:
+        """Note whether the first pass drew random numbers; the step is not captured then, as states cannot be."""
+        now = _random_state(self._session.working.device)
+        self._draws = self._random is not None and now is not None and _bytes(now) != _bytes(self._random)
+        if self._draws:
+            batch.depends_on.add("batch")
+
+    def gradients_at(
+        self, batch: Batch, weights: Mapping[str, Tensor], rows: Tensor | slice | None
+    ) -> dict[str, Tensor]:
+        """Return the gradient of the whole objective by name; documented in :class:`fedcore.hooks.contexts.Step`."""
+        part = batch.part(rows)
+        trained = trained_parameters(self._session)
+        self._check(weights, trained)
+        with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
+            total = self._evaluate(part)
+            found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+        return {name: gradient for name, gradient in zip(trained, found) if gradient is not None}
+
+    def _check(self, weights: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> None:
+        for name, value in weights.items():
+            expected = trained[name].shape if name in trained else None
+            if value.shape != expected:
+                raise ValueError(
+                    f"step.gradients_at got weights for {name!r} of shape {tuple(value.shape)}, "
+                    + ("which is not trained in this step" if expected is None else f"expected {tuple(expected)}")
+                )
+
+    @contextmanager
+    def _undisturbed(self, trained: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Load weights for a block; afterwards they, the buffers and the plugins' notes are as they were."""
+        session = self._session
+        notes = {plugin: dict(values) for plugin, values in session.scratch.items()}
+        replaced = [trained[name] for name in weights]
+        kept = [*replaced, *session.working.module.buffers(), *_tensors_in(notes)]
+        with torch.no_grad():
+            values = [(tensor.clone(), tensor._version) for tensor in kept]
+            for parameter, value in zip(replaced, weights.values()):
+                parameter.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, (value, version) in zip(kept, values):
+                    # A tensor on another device is touched only if a term edited it: a capture takes edits for changes.
+                    if tensor.device == session.working.device or tensor._version != version:
+                        tensor.copy_(value)
+            for plugin, noted in session.scratch.items():
+                noted.clear()
+                noted.update(notes.get(plugin, {}))
+
+    @contextmanager
+    def _same_numbers(self) -> Iterator[None]:
+        """Draw the first pass's random numbers again in a block, so that dropout drops the same."""
+        if not self._draws:
+            yield
+            return
+        device = self._session.working.device
+        now = _random_state(device)
+        assert now is not None
+        assert self._random is not None
+        _set_random_state(device, self._random)
+        try:
+            yield
+        finally:
+            _set_random_state(device, now)
+
+
+def trained_parameters(session: LocalSession) -> dict[str, nn.Parameter]:
+    """Return the model's parameters that the current step trains, by name, in the model's order."""
+    return {name: p for name, p in session.working.parameters.items() if p.requires_grad}
+
+
+def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str, Tensor]) -> None:
+    """Put a plugin's gradients in place of the model's; a parameter that is left out does not move.
+
+    :raises PluginContractError: a name or a shape that does not fit.
+    """
+    trained = {name: p for name, p in trained_parameters(session).items() if p.grad is not None}
+    for name, value in found.items():
+        expected = trained[name].shape if name in trained else None
+        if value.shape != expected:
+            raise PluginContractError.of(
+                plugin.name,
+                f"returned {name!r} of shape {tuple(value.shape)}",
+                hook="gradients",
+                round=session.round,
+                client=session.client,
+                expected="the names that it was given" if expected is None else str(tuple(expected)),
+            )
+    for name, parameter in trained.items():
+        if name not in found:
+            parameter.grad = None
+        elif found[name] is not parameter.grad:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(found[name])
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings and sequences that can be edited in place."""
+    if isinstance(value, Tensor):
+        if not any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape)):
+            yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(item)
+
+
+def _random_state(device: torch.device) -> Tensor | None:
+    """Return the state of a device's global generator; None where a step is being captured."""
+    if device.type == "cpu":
+        return torch.default_generator.get_state()
+    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.get_rng_state(device)
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.default_generator.set_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)
+
+
+def _bytes(state: Tensor) -> bytes:
+    """Return a generator's state, which is on the CPU whatever the device is, so that reading it waits for none."""
+    return ctypes.string_at(state.data_ptr(), state.numel())

@@ -1,0 +1,95 @@
+"""Short tasks that go to a worker in one message: a switch between processes costs as much as a client of one step.
+
+A bundle is a task whose JSON holds other tasks, and its result holds their outcomes in the same order. Only tasks that
+belong to no session and carry no tensors are bundled. How many are is a question of time: results do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fedcore.base.types import Tensors
+from fedcore.client.messages import BUNDLE, ClientResult, ClientTask, Outcome
+from fedcore.client.packing import pack_outcome, pack_task, unpack_outcome, unpack_task
+from fedcore.storage.state import SEPARATOR
+
+BUNDLE_SECONDS = 0.02
+"""How long a worker's processor is to be busy with one bundle."""
+PROCESSOR_SECONDS = "processor_seconds"
+"""What a worker notes in a task's result; on a busy machine the clock would make short tasks look long."""
+
+
+class Pace:
+    """How long tasks of each kind take, as their results say."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def note(self, task: ClientTask, outcome: Outcome) -> None:
+        """Take the time of a finished task into account."""
+        if isinstance(outcome, ClientResult) and PROCESSOR_SECONDS in outcome.meta:
+            seconds = float(outcome.meta[PROCESSOR_SECONDS])
+            self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, seconds) + 0.1 * seconds
+
+    def bundle_size(self, kind: str) -> int:
+        """Return how many tasks of a kind take BUNDLE_SECONDS; 1 where it is not known."""
+        return max(1, int(BUNDLE_SECONDS / max(self._seconds.get(kind, BUNDLE_SECONDS), 1e-6)))
+
+
+def bundled(tasks: Iterable[ClientTask], pace: Pace, workers: int) -> Iterator[list[ClientTask]]:
+    """Group tasks that follow each other; groups become smaller at the end, so that all workers end together."""
+    waiting = list(tasks)
+    begin = 0
+    while begin < len(waiting):
+        first = waiting[begin]
+        most = min(pace.bundle_size(first.kind), -(-(len(waiting) - begin) // (2 * workers)))
+        end = begin + 1
+        while end < begin + most and _fit(first, waiting[end]):
+            end += 1
+        yield waiting[begin:end]
+        begin = end
+
+
+def _fit(first: ClientTask, other: ClientTask) -> bool:
+    """Return whether two tasks may share a bundle."""
+    plain = (task.session is None and isinstance(task.tensors, dict) and not task.tensors for task in (first, other))
+    return all(plain) and (first.kind, first.shared) == (other.kind, other.shared)
+
+
+def join_tasks(tasks: Sequence[ClientTask]) -> ClientTask:
+    """Return a bundle of tasks."""
+    first = tasks[0]
+    return ClientTask(
+        id=f"bundle-{first.id}",
+        kind=BUNDLE,
+        client=first.client,
+        round=first.round,
+        shared=first.shared,
+        meta={"tasks": [pack_task(task)[1] for task in tasks]},
+    )
+
+
+def split_tasks(bundle: ClientTask) -> list[ClientTask]:
+    """Return the tasks of a bundle."""
+    return [unpack_task({}, meta) for meta in bundle.meta["tasks"]]
+
+
+def join_outcomes(bundle: ClientTask, outcomes: Iterable[Outcome]) -> ClientResult:
+    """Return the result of a bundle from the outcomes of its tasks."""
+    packed = [pack_outcome(outcome) for outcome in outcomes]
+    tensors = {
+        f"{number}{SEPARATOR}{name}": tensor
+        for number, (_, own, _) in enumerate(packed)
+        for name, tensor in own.items()
+    }
+    return ClientResult(bundle.id, tensors, {"outcomes": [[kind, meta] for kind, _, meta in packed]})
+
+
+def split_outcomes(result: ClientResult) -> list[Outcome]:
+    """Return the outcomes of a bundle's tasks."""
+    packed = result.meta["outcomes"]
+    tensors: list[Tensors] = [{} for _ in packed]
+    for numbered, tensor in result.tensors.items():
+        number, _, name = numbered.partition(SEPARATOR)
+        tensors[int(number)][name] = tensor
+    return [unpack_outcome(kind, own, meta) for own, (kind, meta) in zip(tensors, packed, strict=True)]

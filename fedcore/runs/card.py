@@ -1,0 +1,146 @@
+"""The card of an exported model: what was trained on what and how, its figures, its input, and its files' hashes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from fedcore.base.identity import digest, method, settings
+from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.version import __version__
+from fedcore.data import Dataset, ResidentSamples
+from fedcore.models import build_model
+from fedcore.runs.opened import OpenedRun
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file of an exported model; ``sha256`` in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+def model_card(
+    opened: OpenedRun, summary: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]], files: Sequence[ExportedFile]
+) -> str:
+    """Return README.md.
+
+    :param sessions: the record of the process that finished the run, see :func:`fedcore.runs.provenance.session`;
+        none where it is missing.
+    """
+    config, dataset = opened.config, opened.dataset
+    name = method(config.plugins)
+    front = {
+        "library_name": "fedcore",
+        "tags": ["federated-learning", *config.plugins],
+        "metrics": ["accuracy"],
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
+        f"# {config.model} trained with {name} on {dataset.name}",
+        f"Global model of a federation of {config.clients} clients after {summary['rounds']} rounds of {name}, seed "
+        f"{config.seed}. {_origin(summary, sessions[-1] if sessions else {})}",
+        "## Figures",
+        "\n".join(_figures(summary["metrics"])),
+        "## Input and output",
+        "\n".join(_input(dataset)),
+        "## Use",
+        "\n\n".join(_use(opened, {file.name for file in files})),
+        "## Training",
+        f"Every option that can change the result (digest {digest(config)}):",
+        f"```yaml\n{yaml.safe_dump(settings(config), sort_keys=False)}```",
+        "## Files",
+        "\n".join(_table(["file", "bytes", "SHA-256"], [[f.name, f"{f.size:,}", f"`{f.sha256}`"] for f in files])),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _origin(summary: Mapping[str, Any], session: Mapping[str, Any]) -> str:
+    """Say which code trained the model and when, as far as it is recorded."""
+    versions = session.get("versions")
+    version = versions.get("fedcore") if isinstance(versions, dict) else None
+    parts = [f"Trained with fedcore {version or 'of unknown version'}"]
+    parts += [f"commit {session['commit']}"] if session.get("commit") else []
+    parts += [f"finished {summary['finished']}"] if summary.get("finished") else []
+    return f"{', '.join(parts)}; exported by fedcore {__version__}."
+
+
+def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
+    rows = []
+    for protocol, meaning in PROTOCOLS.items():
+        row = metrics.get(protocol)
+        if isinstance(row, Mapping):
+            over = [row.get(part) for part in ("std", "worst10")]
+            rows.append([meaning.measures, _percent(row["accuracy"]), _number(row.get("loss")), *map(_percent, over)])
+    yield from _table(["of what", "accuracy %", "loss", "std over clients %", "worst 10 % of clients %"], rows)
+    yield ""
+    yield "The samples behind these figures are the run's own; on other data the model can be worse."
+
+
+def _input(dataset: Dataset) -> Iterator[str]:
+    shape = ", ".join(map(str, ("B", *dataset.input_shape)))
+    if dataset.kind == "tensor":
+        dtype = str(dataset.test.gather(dataset.test.labels.new_zeros(1)).dtype).removeprefix("torch.")
+        yield f"- `x`: ({shape}), {dtype}."
+    else:
+        yield f"- Batches of kind `{dataset.kind}`, `input_shape` {tuple(dataset.input_shape)}."
+    if isinstance(dataset.train, ResidentSamples):
+        mean, std = list(dataset.train.mean), list(dataset.train.std)
+        yield f"- Brightness from 0 to 1, then minus mean {mean}, divided by std {std}, per channel."
+    yield f"- Logits (B, {dataset.num_classes}); the class is that of the largest."
+    if dataset.class_names:
+        yield f"- Classes in order: `{json.dumps(list(dataset.class_names), ensure_ascii=False)}`"
+
+
+def _use(opened: OpenedRun, files: set[str]) -> Iterator[str]:
+    if "model.pt2" in files:
+        yield _code("import torch", 'program = torch.export.load("model.pt2").module()', "logits = program(x)")
+    if "model.onnx" in files:
+        load = 'session = onnxruntime.InferenceSession("model.onnx")'
+        yield _code("import onnxruntime", load, '(logits,) = session.run(None, {"x": x.numpy()})')
+    if not files & {"model.pt", "model.safetensors"}:
+        return
+    config, dataset = opened.config, opened.dataset
+    weights = ("import torch", 'weights = torch.load("model.pt", weights_only=True)')
+    if "model.safetensors" in files:
+        weights = ("from safetensors.torch import load_file", 'weights = load_file("model.safetensors")')
+    task: dict[str, Any] = {"num_classes": dataset.num_classes, "input_shape": tuple(dataset.input_shape)}
+    plain, _ = build_model(config.model, **task, seed=config.seed, projection=config.projection)
+    if {n: t.shape for n, t in plain.state_dict().items()} != {
+        n: s for n, (s, _) in opened.setup.layout.shapes.items()
+    }:
+        yield _code(*weights)
+        yield f"The names are those of the network as {method(config.plugins)} configures it."
+        return
+    given = ", ".join(f"{name}={value!r}" for name, value in task.items())
+    built = f"build_model({config.model!r}, {given}, seed={config.seed}, projection={config.projection})"
+    yield _code(
+        *weights,
+        "from fedcore.models import build_model",
+        f"model, _ = {built}",
+        "model.load_state_dict(weights)",
+        "logits = model.eval()(x).logits",
+    )
+
+
+def _code(*lines: str) -> str:
+    return "\n".join(["```python", *lines, "```"])
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in (heads, ["---"] * len(heads), *rows):
+        yield f"| {' | '.join(row)} |"
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.2f}" if isinstance(value, (int, float)) else "-"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, (int, float)) else "-"

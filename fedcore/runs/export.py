@@ -1,0 +1,216 @@
+"""A finished run's global model in a folder for other programs, with a card that says what it is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore.base.tensors import copy_into
+from fedcore.data import Dataset
+from fedcore.models import SplitModel
+from fedcore.models.placement import Placement
+from fedcore.runs.card import ExportedFile, model_card
+from fedcore.runs.experiment import one_thread
+from fedcore.runs.opened import OpenedRun
+from fedcore.runs.start import reopen
+from fedcore.storage.files import read_bytes, storing, write_text
+from fedcore.storage.serial import read_tensors
+
+FORMATS = ("safetensors", "torch", "onnx")
+
+ONNX_PACKAGES = ("onnx", "onnxscript")
+"""What torch needs to write ONNX."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    :param notes: what could not be, and why.
+    """
+
+    directory: Path
+    files: list[str]
+    notes: list[str]
+
+
+class Classify(nn.Module):
+    """A model that returns the logits alone, as programs without fedcore want it."""
+
+    def __init__(self, model: SplitModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, C) logits."""
+        logits: Tensor = self.model(x).logits
+        return logits
+
+
+def export_run(path: Path, form: str, out: Path, *, allow_code: bool = False) -> Exported:
+    """Write a finished run's global model as ``form``, and README.md, to a new folder.
+
+    :param form: ``safetensors``; ``torch``: a state dict, and a program of torch.export where the batches are
+        tensors; or ``onnx``.
+    :param allow_code: as for :func:`fedcore.runs.experiment.resume`.
+    :raises RunDirectoryError: there is no run in ``path``, it is not finished, or its model is damaged.
+    :raises ConfigError: ``out`` holds something, there is no global model, or the format does not work for it.
+    """
+    if form not in FORMATS:
+        raise UnknownNameError("format", form, FORMATS)
+    if form == "onnx":
+        require_onnx()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out} exists already; name a new folder")
+    with one_thread():
+        opened = reopen(path, allow_code=allow_code)
+        summary = opened.directory.read_summary()
+        if summary is None:
+            raise RunDirectoryError(
+                f"{path} is not finished, and the model is written at the end; go on with: "
+                f"{opened.directory.how_to_resume}"
+            )
+        model = trained_model(opened)
+        with storing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        try:
+            with storing(out):
+                notes = WRITERS[form](model, opened.dataset, folder)
+                files = [_described(file) for file in sorted(folder.iterdir())]
+                for file in files:
+                    (folder / file.name).chmod(0o644)  # safetensors writes for the owner alone
+                write_text(
+                    folder / "README.md", model_card(opened, summary, opened.directory.sessions.read()[-1:], files)
+                )
+                folder.chmod(0o755)  # mkdtemp makes it private
+                os.rename(folder, out)  # whole, or not there
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Exported(out, [*(file.name for file in files), "README.md"], notes)
+
+
+def trained_model(opened: OpenedRun) -> SplitModel:
+    """Return a finished run's global model, on the CPU, in eval mode.
+
+    :raises ConfigError: parts of it stay on the clients.
+    :raises RunDirectoryError: its file is missing, damaged or another model's.
+    """
+    setup, file = opened.setup, opened.directory.path / "model.safetensors"
+    if setup.layout.personal:
+        raise ConfigError(
+            f"{opened.directory.path} has no global model to export: {sorted(setup.layout.personal)[0]!r} and the "
+            "like stay on the clients"
+        )
+    try:
+        tensors, _ = read_tensors(file)
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{file} cannot be used: {error}") from error
+    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    if found != dict(setup.layout.shapes):
+        raise RunDirectoryError(f"the tensors in {file} are not those of the model that config.yaml describes")
+    model = Placement.plain().model(setup.model)
+    copy_into(model.state_dict(), tensors)
+    return model.eval()
+
+
+def require_onnx() -> None:
+    """Refuse ONNX where its packages are missing.
+
+    :raises ConfigError: names them.
+    """
+    missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def _safetensors(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
+    """Write the weights."""
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return []
+
+
+def _torch(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
+    """Write a state dict, and the program if torch can export it."""
+    torch.save(dict(model.state_dict()), folder / "model.pt")
+    if dataset.kind != "tensor":
+        return [f"no model.pt2: torch.export takes tensors, and the batches of {dataset.name} are {dataset.kind}"]
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(Classify(model), (_example(dataset),), dynamic_shapes=_any_batch())
+            written = io.BytesIO()
+            torch.export.save(program, written)
+    except Exception as error:  # torch.export can raise anything for a network that it cannot trace
+        _log.debug("no program", exc_info=True)
+        return [f"no model.pt2: torch.export cannot take this network ({_first_line(error)})"]
+    (folder / "model.pt2").write_bytes(written.getvalue())
+    return []
+
+
+def _onnx(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
+    """Write the network with its weights."""
+    if dataset.kind != "tensor":
+        raise ConfigError(f"--to onnx takes tensors, and the batches of {dataset.name} are {dataset.kind}")
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                Classify(model),
+                (_example(dataset),),
+                folder / "model.onnx",
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                input_names=["x"],
+                output_names=["logits"],
+                dynamic_shapes=_any_batch(),
+            )
+    except Exception as error:  # likewise
+        raise ConfigError(f"torch cannot write this network as ONNX: {_first_line(error)}") from error
+    return []
+
+
+WRITERS: dict[str, Callable[[SplitModel, Dataset, Path], list[str]]] = {
+    "safetensors": _safetensors,
+    "torch": _torch,
+    "onnx": _onnx,
+}
+"""By format: writes a model's files into a folder, and returns notes on what could not be written."""
+
+
+def _example(dataset: Dataset) -> Tensor:
+    """Return a batch of two test samples."""
+    batch: Tensor = dataset.test.gather(torch.arange(min(2, len(dataset.test)))).contiguous()
+    return batch
+
+
+def _any_batch() -> dict[str, dict[int, Any]]:
+    return {"x": {0: torch.export.Dim("batch")}}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.200}"
+
+
+def _described(file: Path) -> ExportedFile:
+    content = read_bytes(file)
+    return ExportedFile(file.name, len(content), hashlib.sha256(content).hexdigest())

@@ -1,0 +1,201 @@
+"""Objects in place of names: a model, plugins or a data set that the caller's program defines."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from fedcore.base import objects, registry
+from fedcore.base.config import RunConfig
+from fedcore.base.definitions import NotDefined, definitions, main_source
+from fedcore.base.errors import ConfigError
+from fedcore.base.objects import Definitions, Key, import_name, object_name
+from fedcore.client.worker_spec import name_of_class
+from fedcore.data import Dataset
+from fedcore.data.given import as_dataset
+from fedcore.hooks.plugin import Plugin
+
+ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module]"
+"""A class of networks, a factory ``(num_classes, input_shape)``, or a network whose weights a run starts from."""
+
+PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str]"
+"""Plugin classes (or names) with their options, or a list of them."""
+
+DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any]"
+"""A data set, a loader, arrays or tensors, or a pair of torch's data sets: :func:`fedcore.data.given.as_dataset`."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a program gave to a run.
+
+    :param objects: by kind and name; ``definitions`` how another process makes them.
+    :param only_here: the reason why no other process can; empty where all can.
+    """
+
+    objects: Mapping[Key, Any] = field(default_factory=dict)
+    definitions: Definitions = field(default_factory=Definitions)
+    only_here: str = ""
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let the registry find the objects until the block ends."""
+        with objects.lent(self.objects, self.definitions):
+            yield
+
+    def workers(self, config: RunConfig) -> dict[str, Any]:
+        """Return the option to change so that only this process needs the objects; empty if nothing is to change.
+
+        :raises ConfigError: the engine runs clients elsewhere.
+        """
+        if not self.only_here or config.workers == 0:
+            return {}
+        if config.engine != "local":
+            raise ConfigError(f"engine {config.engine!r} runs clients in other processes, but {self.only_here}")
+        return {"workers": 0}
+
+    @property
+    def note(self) -> str:
+        """What the user is told where :meth:`workers` changed something."""
+        return f"{self.only_here}: this run uses this process only"
+
+
+def name_objects(
+    config: RunConfig,
+    model: ModelObject | None = None,
+    plugins: PluginObjects | None = None,
+    dataset: DatasetObject | None = None,
+) -> tuple[RunConfig, Given]:
+    """Return the configuration with the names of objects, and the objects under these names.
+
+    :raises ConfigError: something is given both by the configuration and as an object.
+    """
+    for option, value in (("model", model), ("plugins", plugins), ("dataset", dataset)):
+        if value is not None and option in config.model_fields_set and getattr(config, option) not in ("auto", {}):
+            raise ConfigError(f"{option} is an option of the configuration and given as an object; give it once")
+    found: dict[Key, Any] = {}
+    values: dict[str, Any] = {}
+    if model is not None:
+        values["model"] = _add(found, "model", model)
+    if plugins is not None:
+        chosen = plugins.items() if isinstance(plugins, Mapping) else [(plugin, {}) for plugin in _listed(plugins)]
+        named = [(p if isinstance(p, str) else _add(found, "plugin", p), dict(options)) for p, options in chosen]
+        values["plugins"] = RunConfig(plugins=[{name: options} for name, options in named]).plugins
+    if dataset is not None:
+        values["dataset"] = _add(found, "dataset", dataset)
+    return config.model_copy(update=values), _given(found)
+
+
+def objects_again(
+    config: RunConfig,
+    model: ModelObject | None = None,
+    plugins: PluginObjects | None = None,
+    dataset: DatasetObject | None = None,
+) -> Given:
+    """Return objects under the names that a saved configuration has for them.
+
+    :raises ConfigError: the saved run has no plugin of a class's name.
+    """
+    found: dict[Key, Any] = {}
+    if model is not None:
+        found["model", config.model] = model
+    for plugin in _listed(plugins or ()):
+        if not isinstance(plugin, str):
+            name = getattr(plugin, "__name__", "")
+            names = [saved for saved in config.plugins if saved.replace(":", ".").rpartition(".")[2] == name]
+            if not names:
+                raise ConfigError(f"the run has no plugin {name!r}; it has {', '.join(config.plugins) or 'none'}")
+            found["plugin", names[0]] = plugin
+    if dataset is not None:
+        found["dataset", config.dataset] = dataset
+    return _given(found)
+
+
+def _listed(plugins: PluginObjects) -> list[Any]:
+    if isinstance(plugins, (str, type)):
+        raise ConfigError(f"plugins is {plugins!r}; write a list, plugins=[...], or a mapping to options")
+    return list(plugins)
+
+
+def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
+    """Add an object under a name and return the name; one that is installed or importable needs only the name."""
+    path = import_name(value)
+    if path is not None:
+        entry = path.removeprefix(objects.CODE)
+        for name, point in registry.available(kind).items():
+            if point.value.replace(":", ".") == entry:
+                return name
+    name = path or _name_of_value(value)
+    if path is None or value.__module__ == "__main__":
+        found[kind, name] = value
+    return name
+
+
+def _name_of_value(value: Any) -> str:
+    if isinstance(value, Dataset):
+        return f"{objects.OBJECT}{value.name}"
+    if isinstance(value, (Mapping, Sequence)):
+        return object_name(value[0]) if len(value) == 2 and isinstance(value, Sequence) else f"{objects.OBJECT}arrays"
+    return object_name(value)
+
+
+def _given(found: Mapping[Key, Any]) -> Given:
+    """Return objects with what makes them in another process."""
+    lent = {key: _usable(key, value) for key, value in found.items()}
+    code = {key: value for key, value in found.items() if _is_code(value)}
+    here = [value.__name__ for value in code.values() if value.__module__ == "__main__"]
+    reasons = (_only_here(key[0], value, lent[key]) for key, value in found.items())
+    reason = next(filter(None, reasons), "")
+    source = main_source() if here and not reason else ""
+    if source is None:
+        reason = "what was typed in this session has no source file for other processes"
+    if reason:
+        return Given(lent, only_here=reason)
+    imports = [f"from {v.__module__} import {v.__name__}\n" for v in code.values() if v.__module__ != "__main__"]
+    try:
+        text = "".join(imports) + (definitions(source, here) if source else "")
+    except (NotDefined, SyntaxError) as error:
+        return Given(lent, only_here=f"other processes cannot define {', '.join(sorted(here))}: {error}")
+    return Given(lent, Definitions(text, {key: value.__name__ for key, value in code.items()}))
+
+
+def _only_here(kind: str, value: Any, usable: Any) -> str:
+    """Return why other processes cannot have an object; empty where they may."""
+    if _is_code(value):
+        known = value.__module__ == "__main__" or import_name(value) is not None
+        if value.__qualname__ == value.__name__ and known:
+            return ""
+        return f"the {kind} {value.__name__!r} is defined where other processes do not find it"
+    if kind == "dataset" and not callable(value):
+        return _unknown_samples(usable)
+    return f"the {kind} is a {type(value).__name__}, which other processes do not have"
+
+
+def _is_code(value: Any) -> bool:
+    """Whether an object is a class or a function."""
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def _usable(key: Key, value: Any) -> Any:
+    """Return what the registry gives: a factory of models, a loader of data."""
+    if key[0] == "model" and isinstance(value, nn.Module):
+        return functools.partial(copy.deepcopy, value)
+    if key[0] == "dataset" and not callable(value):
+        dataset = as_dataset(value, key[1])
+        return lambda data_dir: dataset
+    return value
+
+
+def _unknown_samples(loader: Callable[[Path | None], Dataset]) -> str:
+    """Return why other processes cannot have a data set's samples; empty where they can."""
+    dataset = loader(None)
+    unknown = [type(part).__name__ for part in (dataset.train, dataset.test) if name_of_class(type(part)) is None]
+    return f"other processes cannot import the class of samples {unknown[0]!r}" if unknown else ""

@@ -1,0 +1,83 @@
+"""Progress of a run in a notebook: one output that is redrawn, by IPython's own display; nothing else is needed."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from fedcore.base.definitions import notebook_shell
+from fedcore.runs.learning_curve import learning_curve
+from fedcore.runs.result import accuracies, headline
+
+REDRAWN = 0.25
+"""Seconds between two redrawings within a round."""
+
+
+def notebook_display() -> NotebookDisplay | None:
+    """Return a display where this process is a notebook's kernel; None in a terminal or a script."""
+    shell = notebook_shell()
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None
+    shown = import_module("IPython.display")
+    handle = shown.display(shown.HTML(""), display_id=True)
+    return NotebookDisplay(lambda page: handle.update(shown.HTML(page)))
+
+
+class NotebookDisplay:
+    """Follows a run's events; ``run`` takes an instance as ``notify``.
+
+    :param draw: replaces the output by a piece of HTML.
+    """
+
+    def __init__(self, draw: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.draw, self.clock = draw, clock
+        self.began = self.drawn = clock()
+        self.title, self.status = "", "starting"
+        self.rounds, self.done, self.cohort, self.clients, self.failed = 1, 0, 1, 0, 0
+        self.records: list[Mapping[str, Any]] = []
+        self.notes: list[str] = []
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Handle an event of the run; unknown events are ignored."""
+        if event == "start":
+            config = details["config"]
+            self.title, self.done = headline(config), details["round"]
+            self.rounds, self.cohort = config.rounds, config.cohort_size
+            self.notes += details.get("notes", ())
+        elif event == "client":
+            self.clients += 1
+            self.failed += bool(details["failed"])
+            if self.clock() - self.drawn < REDRAWN:
+                return
+        elif event == "round":
+            self.records.append(details)
+            self.done, self.clients = details["round"] + 1, 0
+        elif event == "note":
+            self.notes.append(details["message"])
+        if event in ("done", "stopped"):
+            self.status = {"done": "done", "stopped": "interrupted"}[event]
+        elif self.title:
+            clients = min(self.clients, self.cohort)
+            self.status = f"round {self.done}: {clients}/{self.cohort} clients"
+        self.drawn = self.clock()
+        self.draw(self.page())
+
+    def page(self) -> str:
+        """Return the present state as HTML."""
+        times = f"{self.clock() - self.began:.0f} s"
+        if self.records and self.status != "done":
+            left = (self.clock() - self.began) / len(self.records) * (self.rounds - self.done)
+            times += f", about {left:.0f} s left"
+        if self.failed:
+            times += f"; {self.failed} clients failed"
+        done = self.done + (self.clients / max(1, self.cohort) if self.done < self.rounds else 0)
+        notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
+        curve = learning_curve(accuracies(self.records), self.rounds)
+        return (
+            f"<div><b>{html.escape(self.title)}</b> <progress value='{done:.2f}' max='{self.rounds}'></progress> "
+            f"{min(self.done, self.rounds)}/{self.rounds} rounds, {html.escape(self.status)}, {times}{notes}"
+            f"{curve if self.status != 'done' else ''}</div>"
+        )

@@ -1,0 +1,39 @@
+"""Worker processes that start by a fork, for tests that start many."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from fedcore.engines import local
+from fedcore.engines.fork_server import ForkedProcess, ForkServer
+
+_servers: list[ForkServer] = []
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Let the local engine's workers, in the block, be forked from one process that has imported torch.
+
+    A worker begins as a fresh process does, without the seconds of processor time that importing takes. The process
+    starts with the first worker and ends with the outermost block. Linux only; elsewhere, this does nothing.
+    """
+    if _servers or sys.platform != "linux":
+        yield
+        return
+    server = ForkServer()
+
+    def fork(connection: socket.socket, spool: Path) -> ForkedProcess:
+        return server.fork(connection, spool, local.worker_environment())
+
+    _servers.append(server)
+    try:
+        with mock.patch.object(local, "start_worker", fork):
+            yield
+    finally:
+        _servers.remove(server)
+        server.close()

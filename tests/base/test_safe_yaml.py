@@ -1,0 +1,50 @@
+"""YAML gives the values that JSON has and no others, and what is written is read back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore import RunConfig
+from fedcore.base.safe_yaml import read_yaml, write_yaml
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(VALUES)
+def test_what_is_written_is_read_back(value):
+    """As JSON would give it back: that is how a run takes its options before it writes them."""
+    assert read_yaml(write_yaml(value)) == json.loads(json.dumps(value))
+
+
+def test_a_configuration_is_written_as_pyyaml_itself_writes_it():
+    """libyaml, where it is there, and PyYAML's own code give the same file, in the order of the options."""
+    options = RunConfig(plugins={"moon": {}}, data_dir="2001-01-01", lr=1e-5).model_dump(mode="json")
+    assert write_yaml(options) == yaml.safe_dump(options, sort_keys=False)
+    assert [*read_yaml(write_yaml(options))] == [*options]
+
+
+def test_yaml_holds_what_json_holds() -> None:
+    assert read_yaml("{a: 2001-01-01, b: [1, 1.5, yes, null]}") == {"a": "2001-01-01", "b": [1, 1.5, True, None]}
+    assert read_yaml("{a: &x {mu: 1}, b: *x}") == {"a": {"mu": 1}, "b": {"mu": 1}}
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+    for text in (bomb, "&a [*a]", "!!set {a}", "!!python/name:os.system", "!!binary aaaa", "!!int x", "[" * 2000):
+        with pytest.raises(ValueError, match=r"\w"):
+            read_yaml(text)
+
+
+def test_half_a_character_is_none() -> None:
+    assert read_yaml(r'["\ud83d\ude00", "\u00e9"]') == ["\U0001f600", "\u00e9"]
+    for text in (r'"\ud83d"', r'{"\ude00": 1}', r'["a", "\ude00\ud83d"]'):
+        with pytest.raises(ValueError, match="unpaired surrogate"):
+            read_yaml(text)

@@ -1,0 +1,55 @@
+"""The learning rate of each round, against torch's schedulers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as torchs
+
+from fedcore import ConfigError, RunConfig
+from fedcore.base.schedule import learning_rate
+
+
+def rates(**options):
+    config = RunConfig(lr=0.3, rounds=8, **options)
+    return [learning_rate(config, number) for number in range(8)]
+
+
+def reference(make):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    scheduler, found = make(optimizer), []
+    for _ in range(8):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "make"),
+    [
+        ({"lr_decay": 0.9}, lambda o: torchs.ExponentialLR(o, 0.9)),
+        ({"lr_schedule": "cosine"}, lambda o: torchs.CosineAnnealingLR(o, 8)),
+        ({"lr_schedule": "step", "lr_step_rounds": 3, "lr_step_factor": 0.5}, lambda o: torchs.StepLR(o, 3, 0.5)),
+        ({"warmup_rounds": 3}, lambda o: torchs.LinearLR(o, 0.25, 1.0, total_iters=3)),
+        (
+            {"warmup_rounds": 3, "lr_schedule": "cosine"},
+            lambda o: torchs.SequentialLR(
+                o, [torchs.LinearLR(o, 0.25, 1.0, total_iters=3), torchs.CosineAnnealingLR(o, 5)], [3]
+            ),
+        ),
+    ],
+    ids=["decay", "cosine", "step", "warm-up", "warm-up and cosine"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_rates_are_those_of_torchs_schedulers(options, make):
+    assert rates(**options) == pytest.approx(reference(make), rel=1e-12)
+
+
+def test_the_default_keeps_its_bits():
+    assert rates(lr_decay=0.97) == [0.3 * 0.97**number for number in range(8)]
+
+
+def test_a_warm_up_is_shorter_than_the_run():
+    with pytest.raises(ConfigError, match="warmup_rounds is 3, but the run has 3 rounds"):
+        RunConfig.create({"rounds": 3, "warmup_rounds": 3})

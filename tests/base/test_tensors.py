@@ -1,0 +1,62 @@
+"""Mappings from names to tensors: sizes, copies, digests, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore.base import tensors
+
+ONE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_the_first_name_that_is_not_finite(value, dtype):
+    bad = torch.tensor([1.0, value]).to(dtype)
+    assert tensors.first_nonfinite({**ONE, "c": bad, "d": bad}) == "c"
+
+
+def test_large_numbers_whose_squares_overflow_are_finite():
+    assert tensors.first_nonfinite({**ONE, "c": torch.full((4,), 3e38)}) is None
+
+
+def test_copies_own_their_memory_and_are_filled_in_place():
+    copies = tensors.clone(ONE)
+    copies["a"].add_(1)
+    assert ONE["a"].tolist() == [1.0, 2.0]
+    kept = copies["a"]
+    tensors.copy_into(copies, ONE)
+    assert kept.tolist() == [1.0, 2.0]
+    assert tensors.on_cpu(ONE)["a"] is ONE["a"]
+
+
+def test_bytes_and_digests():
+    assert tensors.bytes_of(ONE) == 2 * 4 + 8
+    digests = [
+        tensors.digest_of(each)
+        for each in (
+            ONE,
+            {**ONE, "a": torch.tensor([1.0, 2.5])},
+            {**ONE, "a": torch.tensor([[1.0, 2.0]])},
+            {**ONE, "a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+            {"c": ONE["a"], "b": ONE["b"]},
+        )
+    ]
+    assert len(set(digests)) == len(digests)
+    assert tensors.digest_of(tensors.clone(ONE)) == digests[0]
+    assert tensors.digest_of({"t": torch.arange(6.0).view(2, 3).t()}) == tensors.digest_of(
+        {"t": torch.arange(6.0).view(2, 3).t().contiguous()}
+    )
+
+
+def test_only_what_is_trained_may_be_sent():
+    model = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+    tensors.check_changes({"w": torch.ones(2, 3)}, model, ["w", "b"])
+    for sent, words in (
+        ({"b": torch.ones(2)}, "'b' is not expected"),
+        ({"w": torch.ones(3, 2)}, r"'w' is \(3, 2\) torch.float32, expected \(2, 3\)"),
+        ({"w": torch.ones(2, 3).double()}, "torch.float64, expected"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            tensors.check_changes(sent, model, ["w"])

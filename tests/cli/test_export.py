@@ -1,0 +1,124 @@
+"""Exported models are the run's, in formats that load without fedcore and without pickled code."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from fedcore.data import SequenceSamples, load_dataset
+from fedcore.models import embedding_bag
+from fedcore.runs import export
+from tests import support
+from tests.support import weights
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return support.run(tmp_path_factory.mktemp("export"), "moon", rounds=1, client_test_fraction=0.2)
+
+
+def test_safetensors_with_a_card(cli, trained, tmp_path: Path) -> None:
+    result = cli("export", trained.directory, "--to", "safetensors", "--out", "model")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "written: model (model.safetensors, README.md)\n"
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    own = weights(trained)
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+
+    card = (tmp_path / "model" / "README.md").read_text()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert front["tags"] == ["federated-learning", "moon"]
+    assert "# mlp trained with moon on digits" in card
+    assert (
+        f"| {100 * trained.metrics['global']['accuracy']:.2f} | {trained.metrics['global']['loss']:.4f} | - |" in card
+    )
+    assert f"| {100 * trained.metrics['global_local']['worst10']:.2f} |" in card
+    options = yaml.safe_load(re.search(r"```yaml\n(.*?)```", card, re.DOTALL)[1])
+    assert options["plugins"]["moon"]["mu"] == 1.0
+    assert not {"out", "data_dir"} & options.keys()  # no paths of this machine
+    content = (tmp_path / "model" / "model.safetensors").read_bytes()
+    assert f"| {len(content):,} | `{hashlib.sha256(content).hexdigest()}` |" in card
+    assert "as moon configures it" in card  # it has a projection head: build_model alone does not make it
+
+
+def test_torch_loads_without_pickled_code_for_batches_of_any_size(cli, tmp_path: Path, monkeypatch) -> None:
+    """The card's own lines are run."""
+    trained = support.run(tmp_path, rounds=1, model="simple-cnn")
+    assert cli("export", trained.directory, "--to", "torch", "--out", "model").exit_code == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    program, by_name = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(tmp_path / "model")
+    test = load_dataset("digits").test
+    for count in (1, 3):
+        x = test.gather(torch.arange(count))
+        expected = trained.model(x).logits
+        for code in (program, by_name):
+            names = {"x": x}
+            exec(code, names)  # noqa: S102 - what a reader of the card runs
+            torch.testing.assert_close(names["logits"], expected)
+    assert "weights_only=True" in by_name
+
+
+def test_onnx_gives_the_same_logits(cli, trained, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    assert cli("export", trained.directory, "--to", "onnx", "--out", "model").exit_code == 0
+    x = load_dataset("digits").test.gather(torch.arange(3))
+    (logits,) = ReferenceEvaluator(str(tmp_path / "model" / "model.onnx")).run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), trained.model(x).logits)
+
+
+def topics(data_dir=None):
+    """Sequences of one or two tokens."""
+    from fedcore.data import Dataset
+
+    samples = SequenceSamples.of([[k % 2, 2][: 1 + k % 3 % 2] for k in range(40)], [k % 2 for k in range(40)])
+    return Dataset("topics", samples, samples, 2, (3,))
+
+
+def test_batches_that_are_no_tensors_have_the_weights_alone(cli, tmp_path: Path) -> None:
+    trained = support.run(tmp_path, dataset=topics, model=embedding_bag, rounds=1)
+    result = cli("export", trained.directory, "--to", "torch", "--out", "model", "--allow-code")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "note: no model.pt2: torch.export takes tensors, and the batches of topics are sequences\n"
+    found = torch.load(tmp_path / "model" / "model.pt", weights_only=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights(trained).items())
+    refused = cli("export", trained.directory, "--to", "safetensors", "--out", "other")
+    assert "add --allow-code" in refused.stderr
+
+
+def test_what_cannot_be_exported_is_refused(cli, trained, tmp_path: Path, monkeypatch) -> None:
+    stopped, damaged = (Path(shutil.copytree(trained.directory, tmp_path / name)) for name in ("stopped", "damaged"))
+    (stopped / "summary.json").unlink()
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (damaged / "model.safetensors").write_bytes(content)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    personal = support.run(tmp_path, rounds=1, buffers="local", model="module:tests.toy.batch_norm_mlp")
+    monkeypatch.setattr(export, "ONNX_PACKAGES", ("onnx", "no_such_package"))
+    for arguments, says in (
+        ([trained.directory, "--to", "pickle"], "unknown format 'pickle'"),
+        ([trained.directory, "--to", "torch", "--out", "mine"], "mine exists already; name a new folder"),
+        ([tmp_path, "--to", "torch"], "is no run directory"),
+        (
+            [stopped, "--to", "torch"],
+            "is not finished, and the model is written at the end; go on with: fedcore resume",
+        ),
+        ([trained.directory, "--to", "onnx"], "no_such_package"),
+        ([damaged, "--to", "torch"], "its contents do not match its checksum"),
+        ([personal.directory, "--to", "torch", "--allow-code"], "has no global model to export"),
+    ):
+        result = cli("export", *arguments)
+        assert (result.exit_code, says in result.stderr) == (2, True), result.output
+    assert not [path for path in tmp_path.iterdir() if "torch" in path.name or "onnx" in path.name]

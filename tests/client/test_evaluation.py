@@ -1,0 +1,87 @@
+"""Figures on a client's or the server's data: counted over all samples, and None with a reason where there are none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedcore.client.evaluation import evaluate, rates, silhouette, summarise_clients
+from fedcore.data import ResidentSamples
+
+
+class Features(torch.nn.Module):
+    """Gives the pixels, times a factor, as features."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = images.flatten(1) * self.factor
+        return features, features
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 3e38])
+def test_features_that_are_not_finite_have_no_silhouette(factor: float) -> None:
+    images = torch.arange(1.0, 25.0).view(6, 1, 2, 2)
+    samples = ResidentSamples(images, torch.tensor([0, 0, 0, 1, 1, 1]), [0.0], [1.0])
+    value, reason = silhouette(Features(factor), samples, 0, torch.device("cpu"))
+    assert value is None
+    assert "not finite" in str(reason)
+    value, reason = silhouette(Features(1.0), samples, 0, torch.device("cpu"))
+    assert (value is not None, reason) == (True, None)
+
+
+class Logits(torch.nn.Module):
+    """Gives the pixels as logits."""
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return images.flatten(1), images.flatten(1)
+
+
+def samples(n: int, classes: int = 3) -> ResidentSamples:
+    images = torch.randn(n, 1, 1, classes, generator=torch.Generator().manual_seed(n))
+    return ResidentSamples(images, torch.arange(n) % classes, [0.0], [1.0])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_counts_are_those_of_all_samples_at_once(threads: int) -> None:
+    held, cpu = samples(700), torch.device("cpu")
+    logits = held.gather(torch.arange(700)).flatten(1)
+    right = logits.argmax(dim=1) == held.labels
+    found = evaluate(Logits(), held, 3, cpu, threads=threads)
+    assert found["correct"] == [int(right[held.labels == c].sum()) for c in range(3)]
+    assert found["total"] == [234, 233, 233]
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits.double(), held.labels, reduction="sum")))
+
+
+def test_only_the_samples_that_are_asked_for_count() -> None:
+    held = samples(9)
+    found = evaluate(Logits(), held, 3, torch.device("cpu"), indices=torch.tensor([0, 3, 4]))
+    assert found["total"] == [2, 1, 0]
+    assert rates(found)["per_class"][2] is None
+    assert rates(found)["samples"] == 3
+
+
+def test_a_loss_that_is_not_finite_has_a_reason() -> None:
+    counts = {"correct": [1], "total": [2], "loss": float("inf")}
+    assert rates(counts) == {
+        "accuracy": 0.5,
+        "loss": None,
+        "loss_reason": "the loss is not finite",
+        "samples": 2,
+        "per_class": [0.5],
+    }
+
+
+def test_clients_are_joined_weighted_by_what_they_hold_out() -> None:
+    counts = {
+        0: {"global_local": {"correct": [1, 0], "total": [1, 0], "loss": 0.5}},
+        1: {"global_local": {"correct": [0, 1], "total": [2, 1], "loss": 2.5}},
+    }
+    (row,) = summarise_clients(counts, untrained=[1]).values()
+    assert (row["accuracy"], row["loss"], row["clients"], row["untrained"]) == (0.5, 0.75, 2, 0)
+    assert row["per_client"] == {"0": 1.0, "1": 0.333333}
+    assert row["worst10"] == pytest.approx(1 / 3)
+    assert [row["quantiles"][0], row["quantiles"][-1]] == pytest.approx([1 / 3, 1.0])

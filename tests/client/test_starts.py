@@ -1,0 +1,157 @@
+"""What begin_local returns: the round's start, for the training, the reference and the frozen global model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore import Loss, Plugin, PluginConflictError, PluginContractError, hookimpl
+from fedcore.testing import (
+    PersonalClassifier,
+    Quadratic,
+    W,
+    analytic_federation,
+    client_state,
+    federate,
+    interrupted,
+    model_bytes,
+    weights,
+)
+
+FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
+
+
+class AtOnes(Plugin):
+    """Every client starts from ones, whatever it received."""
+
+    starts = ("encoder.*",)
+
+    @hookimpl
+    def begin_local(self, client):
+        assert client.model.encoder.base.w.tolist() != [1.0, 1.0], "the model is the received one"
+        return {W: torch.ones(2, dtype=torch.float64)}
+
+
+class Mixes(Plugin):
+    """Starts half from the client's previous model, half from the received one."""
+
+    starts = ("classifier.*",)
+    reads = ("previous", "global")
+
+    @hookimpl
+    def begin_local(self, client):
+        previous = client.previous_model
+        if previous is None:
+            return None
+        own = dict(client.model.classifier.named_parameters(prefix="classifier"))
+        old = dict(previous.classifier.named_parameters(prefix="classifier"))
+        return {name: 0.5 * (value + old[name]) for name, value in own.items()}
+
+    @hookimpl
+    def local_loss(self, step):
+        if step.client.steps == 0:
+            outputs = step.frozen("global")
+            assert torch.equal(outputs.logits, step.logits), "the frozen global model is the start"
+            assert all(torch.equal(a, b) for a, b in zip(step.reference, step.parameters)), "so is the reference"
+
+
+class KeepsAndStarts(PersonalClassifier):
+    """Keeps the classifier on the client and lets it start from zeros."""
+
+    starts = ("classifier.*",)
+
+    @hookimpl
+    def begin_local(self, client):
+        return {"classifier.bias": torch.zeros(10)}
+
+    @hookimpl
+    def task_loss(self, step):
+        return (step.features.sum() + step.logits.sum()) * 0.0
+
+
+def test_one_step_from_the_start_by_hand(tmp_path):
+    """From (1, 1) the gradient of |w - (2, 0)|^2 / 2 is (-1, 1); lr 0.5 leads to (1.5, 0.5), whatever was received."""
+    options = {**analytic_federation([[2.0, 0.0]]), "rounds": 2, "lr": 0.5}
+    assert weights(federate(tmp_path, Quadratic, AtOnes, **options))[W].tolist() == [1.5, 0.5]
+
+
+def test_a_proximal_term_pulls_to_the_start_by_hand(tmp_path):
+    """Two steps from (1, 1): the second has gradient (-0.5, 0.5) + mu (0.5, -0.5), which is 0 for mu = 1."""
+    options = {**analytic_federation([[2.0, 0.0]]), "rounds": 1, "local_epochs": 2, "lr": 0.5}
+    result = federate(tmp_path, Quadratic, AtOnes, ("fedprox", {"mu": 1.0}), **options)
+    assert weights(result)[W].tolist() == [1.5, 0.5]
+
+
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path):
+    plain = model_bytes(federate(tmp_path, Mixes, **FEW, rounds=3))
+    assert plain != model_bytes(federate(tmp_path, **FEW, rounds=3))
+    assert model_bytes(interrupted(tmp_path, Mixes, after=1, **FEW, rounds=3)) == plain
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_same_bits(tmp_path):
+    plain = model_bytes(federate(tmp_path, Mixes, **FEW))
+    assert model_bytes(federate(tmp_path, Mixes, **FEW, workers=2)) == plain
+
+
+def test_what_a_client_keeps_can_start_elsewhere(tmp_path):
+    result = federate(tmp_path, KeepsAndStarts, **FEW, rounds=1, weight_decay=0.0)
+    kept = client_state(result, 0)["fedcore"]
+    assert kept["personal.classifier.bias"].tolist() == [0.0] * 10
+    assert kept["personal.classifier.weight"].any()
+
+
+def returning(tensors):
+    class Returns(Plugin):
+        starts = ("classifier.weight",)
+
+        @hookimpl
+        def begin_local(self, client):
+            return tensors
+
+    return Returns
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"classifier.bias": torch.zeros(10)}, r"'classifier.bias'.*names that it declares in starts"),
+        ({"classifier.weight": torch.zeros(10)}, r"'classifier.weight' of shape \(10,\), expected \(10, "),
+        ([torch.zeros(10)], "begin_local.*returned list, expected a mapping"),
+    ],
+)
+def test_what_does_not_fit_is_refused(go, tensors, words):
+    with pytest.raises(PluginContractError, match=words):
+        go(returning(tensors), **FEW)
+
+
+def test_conflicts_name_both_and_the_reason(go):
+    with pytest.raises(PluginConflictError, match=r"both declare starts = 'classifier.weight'"):
+        go(Mixes, returning({}))
+    with pytest.raises(PluginConflictError, match=r"'mixes' starts 'classifier.weight', which 'fedper' keeps"):
+        go(Mixes, "fedper")
+    with pytest.raises(PluginConflictError, match=r"'scaffold' derives its state.*'mixes' lets clients start"):
+        go(Mixes, "scaffold")
+
+
+def test_a_start_is_no_view_of_the_model(go):
+    """The model trains on; what began_local returned does not move with it."""
+    seen = []
+
+    class Same(Plugin):
+        starts = ("*",)
+
+        @hookimpl
+        def begin_local(self, client):
+            return dict(client.model.state_dict())
+
+        @hookimpl
+        def local_loss(self, step):
+            moved = sum((a - b).abs().sum() for a, b in zip(step.parameters, step.reference))
+            seen.append(float(moved.detach()))
+            return Loss(0.0 * moved)
+
+    result = go(Same, **FEW)
+    assert seen[0] == 0
+    assert seen[-1] > 0
+    assert model_bytes(result) == model_bytes(go(**FEW))

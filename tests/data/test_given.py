@@ -1,0 +1,68 @@
+"""Data sets that a program has already."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from fedcore import DataError
+from fedcore.data import load_dataset
+from fedcore.data.content import data_digest
+from fedcore.data.given import as_dataset
+
+LABELS = np.arange(12) % 3
+
+
+def images(*shape, dtype=np.uint8):
+    return np.random.default_rng(0).integers(0, 256, (12, *shape)).astype(dtype)
+
+
+def test_images_are_those_of_the_same_file(tmp_path):
+    x = images(6, 6, 3)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=LABELS, x_test=x[:6], y_test=LABELS[:6])
+    expected = data_digest(load_dataset(f"npz:{tmp_path / 'a.npz'}"))
+    arrays = (x, LABELS, x[:6], LABELS[:6])
+    named = dict(zip(("x_train", "y_train", "x_test", "y_test"), map(torch.from_numpy, arrays), strict=True))
+    assert data_digest(as_dataset(arrays, "own")) == data_digest(as_dataset(named, "own")) == expected
+
+
+def test_rows_and_tokens_stay_as_they_are():
+    rows = images(5, dtype=np.float64)
+    found = as_dataset((rows, LABELS, rows, LABELS), "own")
+    assert torch.equal(found.train.gather(torch.tensor([3])), torch.from_numpy(rows[3:4]).float())
+    assert (found.input_shape, found.num_classes, found.model) == ((5,), 3, "mlp")
+    tokens = images(5, dtype=np.int32)
+    assert as_dataset((tokens, LABELS, tokens, LABELS), "own").train.gather(torch.tensor([0])).dtype == torch.int64
+
+
+def test_torch_data_sets_are_read_with_their_own_transforms():
+    x = torch.randn(12, 1, 6, 6)
+    part = TensorDataset(x, torch.from_numpy(LABELS))
+    part.classes = ["a", "b", "c"]
+    found = as_dataset((part, part), "own")
+    assert torch.equal(found.train.gather(torch.arange(12)), x)
+    assert found.class_names == ("a", "b", "c")
+
+
+ROWS = images(5, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (7, "dataset is a int; expected a fedcore.data.Dataset, arrays"),
+        ({"x_train": ROWS}, "has no 'y_train'"),
+        ((ROWS, LABELS[:5], ROWS, LABELS), "12 samples and y_train 5 labels"),
+        ((ROWS, LABELS + 1, ROWS, LABELS), "labels must be 0..C-1"),
+        ((ROWS, LABELS, ROWS, LABELS + 1), "labels must be 0..C-1"),
+        ((ROWS, LABELS, ROWS[:, :3], LABELS), "they must be alike"),
+        ((ROWS * np.nan, LABELS, ROWS, LABELS), "not finite"),
+        ((ROWS, LABELS / 2, ROWS, LABELS), "labels must be whole numbers"),
+        (([1, 2, 3], [4]), "must give pairs"),
+    ],
+)
+def test_what_does_not_fit_is_named(given, message):
+    with pytest.raises(DataError, match=message):
+        as_dataset(given, "own")

@@ -1,0 +1,116 @@
+"""Public samples: taken out before the split, or another data set; the same on server, clients and workers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore import ConfigError, Plugin, RunConfig, hookimpl
+from fedcore.base.identity import digest
+from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
+from fedcore.data.content import data_digest
+from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.testing import partition_of
+from tests.support import client_state, committed, lines, model_bytes
+
+
+class Uses(Plugin):
+    """Keeps what it sees of the public samples on both sides."""
+
+    uses_public = True
+
+    @hookimpl
+    def check_run(self, setup):
+        assert len(setup.public) == len(setup.public.labels)
+
+    @hookimpl
+    def begin_round(self, server):
+        server.state["seen"] = server.public.inputs(torch.tensor([3, 0]))
+        server.state["labels"] = server.public.labels
+
+    @hookimpl
+    def begin_local(self, client):
+        client.state["seen"] = client.public.inputs(torch.tensor([3, 0]))
+        client.state["labels"] = client.public.labels
+
+
+def resolved(**options):
+    run = resolve(RunConfig(dataset="digits", clients=4, workers=0, **options))
+    return run, resolve_partition(run.config, run.dataset)
+
+
+@pytest.mark.parametrize("options", [{}, {"samples": 500}, {"client_test_fraction": 0.2}])
+def test_a_share_is_no_clients_and_in_proportion_to_the_classes(options):
+    run, partition = resolved(public=0.1, partition="iid", **options)
+    public = run.dataset.public
+    held = torch.cat([partition.train.positions, partition.test.positions])
+    assert len(public) == 144
+    assert not torch.isin(public.rows, held).any()
+    assert len(held) == options.get("samples", 1437 - 144)
+    counts = torch.bincount(public.labels, minlength=10)
+    assert counts.min() >= 13
+    assert partition.info["public"] == 144
+    assert resolved(public=0.1, partition="iid", **options)[1].sha256 == partition.sha256
+    assert (
+        resolved(public=0.1, partition="iid", seed=1, **options)[0].dataset.public.rows.tolist() != public.rows.tolist()
+    )
+
+
+def test_without_public_nothing_changes():
+    run, partition = resolved()
+    assert run.dataset.public is None
+    assert "public" not in partition.info
+    assert digest(run.config) != digest(run.config.model_copy(update={"public": "0.1"}))
+
+
+@pytest.mark.parametrize("public", ["0.2", "digits"])
+def test_server_clients_and_workers_see_the_same(go, public):
+    result = go(Uses, public=public)
+    assert lines(result)[0]["failures"] == []
+    server = committed(result).plugins["uses"]
+    for client in range(4):
+        own = client_state(result, client)["uses"]
+        assert torch.equal(own["seen"], server["seen"])
+        assert torch.equal(own["labels"], server["labels"])
+    assert len(server["labels"]) == (287 if public == "0.2" else 1437)
+    assert int(partition_of(result).train.sizes.sum()) == 1437 - (287 if public == "0.2" else 0)
+
+
+@pytest.mark.parametrize("public", ["0.2", "digits"])
+def test_workers_rebuild_them(tmp_path, public):
+    run, partition = resolved(public=public)
+    spec = unpack_worker_spec(*pack_worker_spec(WorkerSpec(run.config, run.dataset, partition, tmp_path)))
+    ours, theirs = run.dataset.public, spec.dataset.public
+    positions = torch.arange(len(ours))
+    assert torch.equal(ours.inputs(positions), theirs.inputs(positions))
+    assert torch.equal(ours.labels, theirs.labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("public", ["0.2", "digits"])
+def test_worker_processes_give_the_same_bits(go, public):
+    one, two = go(Uses, public=public), go("fedavg", public=public, workers=2)
+    assert model_bytes(one) == model_bytes(two)
+
+
+def test_another_data_set_is_part_of_what_a_run_is_bound_to():
+    plain, other = resolved()[0].dataset, resolved(public="digits")[0].dataset
+    assert data_digest(plain) != data_digest(other)
+    assert data_digest(plain) == data_digest(resolved(public="0.1")[0].dataset)  # bound by the option and the partition
+
+
+def test_what_is_refused(go, tmp_path):
+    with pytest.raises(ConfigError, match=r"'uses' needs public samples: --public 0.1"):
+        go(Uses)
+    with pytest.raises(ConfigError, match=r"shape \(30,\)|kind"):
+        go(Uses, public="breast-cancer")
+    for share in (0, 1, 1.5, "-0.1"):
+        with pytest.raises(ConfigError, match=r"--public: a share of the training set is above 0 and below 1"):
+            RunConfig.create({"public": share})
+    _, partition = resolved()
+    partition.save(tmp_path / "split.json")
+    with pytest.raises(ConfigError, match=r"gives 144 of these samples to clients"):
+        resolved(public=0.1, partition=str(tmp_path / "split.json"))
+    _, apart = resolved(public=0.1)
+    apart.save(tmp_path / "apart.json")
+    assert resolved(public=0.1, partition=str(tmp_path / "apart.json"))[1].sha256 == apart.sha256

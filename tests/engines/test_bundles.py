@@ -1,0 +1,104 @@
+"""Tasks that share a message: which do, what comes back, and what a dead worker costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedcore import Plugin, hookimpl
+from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
+from fedcore.engines.bundles import (
+    BUNDLE_SECONDS,
+    PROCESSOR_SECONDS,
+    Pace,
+    bundled,
+    join_outcomes,
+    join_tasks,
+    split_outcomes,
+    split_tasks,
+)
+from tests import support
+
+PLAIN = [
+    ClientTask(f"fit-{client}", "fit_begin", client, 0, shared="round-0", meta={"steps": 2}) for client in range(40)
+]
+
+
+def pace_of(seconds, kind="fit_begin"):
+    pace = Pace()
+    pace.note(replace(PLAIN[0], kind=kind), ClientResult("fit-0", {}, {PROCESSOR_SECONDS: seconds}))
+    return pace
+
+
+def sizes(tasks, pace, workers=2):
+    groups = list(bundled(tasks, pace, workers))
+    assert [task for group in groups for task in group] == tasks
+    return list(map(len, groups))
+
+
+def test_tasks_of_unknown_or_long_duration_go_alone():
+    assert sizes(PLAIN, Pace()) == [1] * 40
+    assert sizes(PLAIN, pace_of(BUNDLE_SECONDS)) == [1] * 40
+    assert sizes(PLAIN, pace_of(BUNDLE_SECONDS / 10, kind="evaluate")) == [1] * 40
+
+
+def test_short_tasks_share_bundles_that_shrink_towards_the_end():
+    found = sizes(PLAIN, pace_of(BUNDLE_SECONDS / 5.5))
+    assert found[:4] == [5] * 4
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"session": "0-1"}, {"shared": "round-1"}, {"kind": "evaluate"}, {"tensors": {"x": torch.ones(1)}}],
+    ids=lambda other: next(iter(other)),
+)
+def test_only_tasks_alike_share_a_bundle(other):
+    tasks = [*PLAIN[:10], replace(PLAIN[10], **other), *PLAIN[11:]]
+    groups = list(bundled(tasks, pace_of(1e-6), 1))
+    assert [tasks[10]] in groups or len({(task.kind, task.shared) for task in tasks[10:11]}) == 1
+    for group in groups:
+        assert len({(task.kind, task.shared, task.session) for task in group}) == 1
+        assert len(group) == 1 or not any(task.tensors for task in group)
+
+
+def test_a_bundle_and_its_outcomes_come_apart_again():
+    bundle = join_tasks(PLAIN[:3])
+    assert split_tasks(bundle) == PLAIN[:3]
+    outcomes = [
+        ClientResult("fit-0", {"model/w": torch.ones(2)}, {"seconds": 0.1}),
+        ClientFailure("fit-1", "raised", "it did"),
+        ClientResult("fit-2", {"model/w": torch.zeros(2), "payload/a/b": torch.ones(1)}, {}),
+    ]
+    found = split_outcomes(join_outcomes(bundle, outcomes))
+    assert found[1] == outcomes[1]
+    for one, other in zip(found[::2], outcomes[::2]):
+        assert (one.task_id, one.meta, list(one.tensors)) == (other.task_id, other.meta, list(other.tensors))
+        assert all(torch.equal(one.tensors[name], tensor) for name, tensor in other.tensors.items())
+
+
+class EndsAWorker(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        if client.round == 2 and client.id == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_at_a_bundle_costs_only_the_client_that_ends_it(go, monkeypatch):
+    seen = []
+    monkeypatch.setattr("fedcore.engines.local.join_tasks", lambda group: seen.append(group) or join_tasks(group))
+    monkeypatch.setattr(Pace, "bundle_size", lambda pace, kind: 4)
+    options = {"rounds": 3, "clients": 8, "participation": 1.0, "local_epochs": 1, "batch_size": 256}
+    found = go(EndsAWorker, workers=1, **options)
+    assert any(len(group) == 4 for group in seen)
+    failures = [record["failures"] for record in support.lines(found)]
+    assert [[(each["client"], each["kind"]) for each in failed] for failed in failures] == [
+        [],
+        [],
+        [(3, "worker_lost")],
+    ]

@@ -1,0 +1,75 @@
+"""The local engine: which of its two forms a run gets, and that worker processes end with it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from fedcore.base.errors import ConfigError
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.engines import local
+from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.testing import federate, model_bytes, records, small_config
+from tests.reliability.processes import alive, descendants, spools
+
+REAL = local.start_worker  # before the fixture of the root conftest.py puts forks in its place
+assert REAL.__module__ == local.__name__
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Let workers be started as in production, and return them."""
+    found = []
+
+    def start(connection, spool):
+        found.append(REAL(connection, spool))
+        return found[-1]
+
+    monkeypatch.setattr(local, "start_worker", start)
+    return found
+
+
+def spec(tmp_path, **options):
+    config, dataset = resolve_config(small_config(tmp_path, **options))
+    return WorkerSpec(config, dataset, resolve_partition(config, dataset), tmp_path)
+
+
+def test_real_workers_give_the_bits_of_this_process_and_end_with_the_engine(tmp_path, started):
+    options = {"clients": 4, "participation": 0.5, "client_test_fraction": 0.2}
+    there = federate(tmp_path, "moon", workers=2, **options)
+    here = federate(tmp_path, "moon", workers=0, **options)
+    assert len({worker.pid for worker in started} - {os.getpid()}) == 2
+    assert None not in [worker.returncode for worker in started]
+    assert (model_bytes(there), records(there)) == (model_bytes(here), records(here))
+    assert not spools(os.getpid())
+
+
+def test_no_workers_are_this_process(tmp_path):
+    before = descendants(os.getpid())
+    engine = local.LocalEngine(spec(tmp_path, workers=0))
+    assert isinstance(engine, local.InProcessEngine)
+    assert [pid for pid in descendants(os.getpid()) if pid not in before and alive(pid)] == []
+    with pytest.raises(ConfigError, match="--client-timeout needs worker processes"):
+        local.LocalEngine(spec(tmp_path, workers=0, client_timeout=1.0))
+
+
+def test_there_are_no_more_workers_than_clients(tmp_path):
+    engine = local.LocalEngine(spec(tmp_path, workers=9, clients=2))
+    try:
+        assert isinstance(engine, local.WorkerEngine)
+        assert engine.workers == 2
+    finally:
+        engine.close()
+        engine.close()  # a second time does nothing
+
+
+def test_a_worker_has_one_thread_and_the_allocators_settings():
+    environment = local.worker_environment()
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "1")
+    assert "glibc.malloc.hugetlb=1" in environment["GLIBC_TUNABLES"]
+    assert {name for name in environment if name.startswith("MALLOC_")} == {*local.ALLOCATOR} - {"GLIBC_TUNABLES"}
+
+
+def test_the_number_of_cores_is_that_of_the_affinity():
+    assert local.cores() == len(os.sched_getaffinity(0))

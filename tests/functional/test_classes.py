@@ -1,0 +1,67 @@
+"""Statistics by class against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedcore.functional import (
+    class_means,
+    class_statistics,
+)
+
+B, C, D = 12, 5, 7
+
+
+def numbers(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
+
+
+LABELS = torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0, 1, 3, 4])  # class 2 absent, class 4 a single sample
+
+
+def test_class_means_equal_numpy() -> None:
+    z = numbers(B, D, grad=True)
+    means, counts = class_means(z, LABELS, C)
+    assert counts.tolist() == [4, 3, 0, 4, 1]
+    assert counts.dtype == torch.int64
+    assert means.dtype == torch.float64
+    for c in range(C):
+        members = z.detach().numpy()[LABELS.numpy() == c]
+        expected = members.mean(0) if len(members) else np.zeros(D)
+        np.testing.assert_allclose(means[c].detach().numpy(), expected, rtol=1e-13, atol=1e-15)
+    assert torch.autograd.gradcheck(lambda z: class_means(z, LABELS, C)[0], (z,))
+
+
+def test_class_means_leave_out_labels_outside_the_classes() -> None:
+    means, counts = class_means(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 2, -1]), 2)
+    assert means.tolist() == [[1.0], [0.0]]
+    assert counts.tolist() == [1, 0]
+
+
+def test_class_statistics_equal_numpy() -> None:
+    z = numbers(B, D, grad=True)
+    counts, means, covariances = class_statistics(z, LABELS, C)
+    assert counts.tolist() == [4, 3, 0, 4, 1]
+    assert (means.dtype, covariances.dtype, means.requires_grad) == (torch.float64, torch.float64, False)
+    assert (means.shape, covariances.shape) == ((C, D), (C, D, D))
+    for c in range(C):
+        members = z.detach().numpy()[LABELS.numpy() == c]
+        mean = members.mean(0) if len(members) else np.zeros(D)
+        covariance = np.cov(members, rowvar=False, ddof=1) if len(members) > 1 else np.zeros((D, D))
+        np.testing.assert_allclose(means[c].numpy(), mean, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(covariances[c].numpy(), covariance, rtol=1e-12, atol=1e-14)
+
+
+def test_class_statistics_compute_in_float64_and_check_labels() -> None:
+    far = torch.tensor([[1e4], [1e4 + 1]])  # float32, where the squares would cancel
+    _, means, covariances = class_statistics(far, torch.tensor([0, 0]), 1)
+    assert means.item() == 10000.5
+    assert covariances.item() == 0.5
+    with pytest.raises(ValueError, match=r"0\.\.1, got 0\.\.2"):
+        class_statistics(far, torch.tensor([0, 2]), 2)
+    counts, means, covariances = class_statistics(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 2)
+    assert not any(statistic.any() for statistic in (counts, means, covariances))

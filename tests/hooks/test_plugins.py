@@ -1,0 +1,174 @@
+"""The plugins of a run: their order, and what cannot be combined."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedcore
+from fedcore import Plugin, RunConfig, hookimpl
+from fedcore.base.errors import (
+    ConfigError,
+    FedcoreError,
+    PluginConflictError,
+    PluginContractError,
+)
+from fedcore.hooks.plugins import PluginSet
+from tests.support import config, name_of
+
+
+def refused(cls, *words, error=PluginContractError):
+    """Start a run with the plugin: refused before anything is written, with all these words."""
+    with pytest.raises(error) as caught:
+        PluginSet.create({name_of(cls): {}})
+    for word in (cls.__name__.lower(), *words):
+        assert word in str(caught.value), f"{word!r} not in: {caught.value}"
+    return caught.value
+
+
+@pytest.mark.parametrize("mark", ["tryfirst", "trylast", "wrapper"])
+def test_an_order_of_its_own(mark):
+    class Pushy(Plugin):
+        @hookimpl(**{mark: True})
+        def observe(self, step):
+            yield
+
+    assert refused(Pushy, mark, "observe").hook == "observe"
+
+
+def two(**hooks_or_attributes):
+    """Return two plugin classes, One and Other, with the same contents."""
+    return type("One", (Plugin,), dict(hooks_or_attributes)), type("Other", (Plugin,), dict(hooks_or_attributes))
+
+
+def conflict(one, other, *words):
+    for pair in ((one, other), (other, one)):
+        with pytest.raises(PluginConflictError) as caught:
+            PluginSet.create({name_of(cls): {} for cls in pair})
+        for word in ("'one'", "'other'", *words):
+            assert word in str(caught.value)
+
+
+@hookimpl
+def _task_loss(self, step):
+    return None
+
+
+@hookimpl
+def _weight(self, update):
+    return None
+
+
+@hookimpl
+def _select(self, server):
+    return None
+
+
+@hookimpl
+def _personal(self, model):
+    return None
+
+
+@hookimpl
+def _personal_model(self, client):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("hook", "function"),
+    [
+        ("task_loss", _task_loss),
+        ("weight", _weight),
+        ("select_clients", _select),
+        ("personal_parameters", _personal),
+        ("personal_model", _personal_model),
+    ],
+)
+def test_two_exclusive_hooks(hook, function):
+    conflict(*two(**{hook: function}), hook)
+
+
+@pytest.mark.parametrize("declaration", ["scales_task", "server_optimizer", "guards_uploads"])
+def test_two_of_what_only_one_can_be(declaration):
+    conflict(*two(**{declaration: True}), declaration)
+
+
+def test_displacement_and_an_exchange():
+    one, other = type("One", (Plugin,), {"uses_displacement": True}), type("Other", (Plugin,), {"exchanges": ("*",)})
+    conflict(one, other, "exchange")
+    PluginSet.create({name_of(one): {}})
+    PluginSet.create({name_of(other): {}})
+
+
+def test_a_server_optimizer_and_an_owner():
+    one, other = type("One", (Plugin,), {"server_optimizer": True}), type("Other", (Plugin,), {"owns": ("*",)})
+    conflict(one, other, "owns")
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+def test_overlaps(declaration):
+    names = ["encoder.w", "classifier.weight", "classifier.bias"]
+    one = type("One", (Plugin,), {declaration: ("classifier.*",)})
+    other = type("Other", (Plugin,), {declaration: ("*.bias",)})
+    apart = type("Apart", (Plugin,), {declaration: ("encoder.*",)})
+    plugins = PluginSet.create({name_of(one): {}, name_of(other): {}})
+    with pytest.raises(PluginConflictError) as caught:
+        plugins.check_names(names, [])
+    for word in ("'one'", "'other'", declaration, "classifier.bias"):
+        assert word in str(caught.value)
+    PluginSet.create({name_of(one): {}, name_of(apart): {}}).check_names(names, [])
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects"])
+def test_overlap_with_anothers_personal_parameters(go, declaration):
+    class Other(Plugin):
+        @hookimpl
+        def personal_parameters(self, model):
+            return ["classifier.*"]
+
+    one = type("One", (Plugin,), {declaration: ("classifier.weight",)})
+    for pair in ((one, Other), (Other, one)):
+        with pytest.raises(PluginConflictError) as caught:
+            go(*pair)
+        for word in ("'one'", "'other'", declaration, "classifier.weight"):
+            assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+def test_a_pattern_that_matches_nothing(go, declaration):
+    cls = type("Lost", (Plugin,), {declaration: ("clasifier.*",)})
+    with pytest.raises(PluginContractError, match=rf"'lost'.*{declaration}.*'clasifier\.\*'"):
+        go(cls)
+
+
+def test_a_personal_pattern_that_matches_nothing(go):
+    class Lost(Plugin):
+        @hookimpl
+        def personal_parameters(self, model):
+            return ["head.*"]
+
+    with pytest.raises(PluginContractError, match=r"'lost'.*personal_parameters.*'head\.\*'"):
+        go(Lost)
+
+
+def test_a_refused_run_writes_nothing(tmp_path):
+    class Lost(Plugin):
+        owns = ("nothing",)
+
+    with pytest.raises(PluginContractError):
+        fedcore.run(config(tmp_path, Lost, out=tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_duplicate(tmp_path):
+    with pytest.raises(ConfigError, match="'fedprox' is listed twice"):
+        PluginSet.create({"fedprox": {}, "module:fedcore_fedprox.FedProx": {}})
+    with pytest.raises(ConfigError, match="'moon' is listed 2 times"):
+        RunConfig.create({"plugins": ["moon", "moon"]})
+
+
+def test_a_plugin_with_the_name_of_the_builtin_one():
+    class FedAvg(Plugin):
+        pass
+
+    with pytest.raises(FedcoreError, match="fedavg"):
+        PluginSet.create({name_of(FedAvg): {}})

@@ -1,0 +1,140 @@
+"""Encoder and classifier: where weights come from, and models of one's own."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedcore.base.errors import PluginContractError, UnknownNameError
+from fedcore.models import ModelTask, Outputs, SplitModel, build_model, has_batch_norm
+
+SMALL = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}
+
+
+def build(name: str = "mlp", **options: Any) -> tuple[SplitModel, ModelTask]:
+    defaults: dict[str, Any] = {"num_classes": 10, "input_shape": (1, 8, 8), "seed": 0, "projection": False}
+    return build_model(name, **(defaults | options))
+
+
+def equal_states(a: nn.Module, b: nn.Module) -> bool:
+    a_state, b_state = a.state_dict(), b.state_dict()
+    return a_state.keys() == b_state.keys() and all(torch.equal(a_state[name], b_state[name]) for name in a_state)
+
+
+def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: int) -> None:
+    model.eval()
+    with torch.no_grad():
+        outputs = model(x)
+        assert isinstance(outputs, Outputs)
+        features, logits = outputs
+        assert features.shape == (len(x), feature_dim)
+        assert logits.shape == (len(x), num_classes)
+        assert model.feature_dim == feature_dim
+        assert torch.equal(features, model.encoder(x))
+        assert torch.equal(logits, model.classifier(features))
+
+
+def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:
+    base = model.encoder.base
+    module = model.classifier if name == "classifier" else base.get_submodule(name)
+    if isinstance(module, nn.Linear):
+        return nn.functional.linear(x, module.weight, module.bias)
+    stride = 2 if name == "conv1" and base.get_parameter("conv1.weight").shape[2] == 3 else 1
+    padding = 1 if module.weight.shape[2] == 3 else 0
+    return nn.functional.conv2d(x, module.weight, module.bias, stride, padding)
+
+
+def test_classifier_is_the_last_linear_layer() -> None:
+    for name in SMALL:
+        model, _ = build(name)
+        assert type(model.classifier) is nn.Linear
+        assert list(dict(model.encoder.named_children())) == ["base"]
+
+
+@pytest.mark.parametrize("projection", [False, True])
+def test_weights_follow_from_the_seed_alone(projection: bool) -> None:
+    model, _ = build("simple-cnn", projection=projection)
+    torch.rand(3)
+    again, _ = build("simple-cnn", projection=projection)
+    other, _ = build("simple-cnn", projection=projection, seed=1)
+    assert equal_states(model, again)
+    for part in ("encoder.base.conv1.weight", "classifier.weight"):
+        assert not torch.equal(model.get_parameter(part), other.get_parameter(part))
+
+
+def test_encoder_is_the_same_with_projection_and_with_other_classes() -> None:
+    plain, _ = build("simple-cnn")
+    projected, _ = build("simple-cnn", projection=True)
+    more, _ = build("simple-cnn", num_classes=100)
+    assert equal_states(plain.encoder.base, projected.encoder.base)
+    assert equal_states(plain.encoder, more.encoder)
+
+
+def test_projection_and_classifier_do_not_depend_on_the_encoder_or_on_who_asks() -> None:
+    wanted, _ = build("simple-cnn", projection=True)
+    later, task = build("simple-cnn")
+    torch.rand(5)
+    task.ensure_projection(later)
+    assert equal_states(wanted, later)
+    a, _ = build("mlp")
+    b, _ = build("mlp", input_shape=(3, 32, 32))
+    assert equal_states(a.classifier, b.classifier)
+
+
+def test_global_generator_is_untouched() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    _, task = build("simple-cnn", projection=True)
+    with task.random("anything"):
+        torch.rand(1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Deeper(SplitModel):
+    def make_classifier(self, feature_dim: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(feature_dim, 6), nn.ReLU(), nn.Linear(6, self.num_classes))
+
+
+@pytest.fixture
+def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
+    module = types.ModuleType("fedcore_test_models")
+    module.__dict__.update(
+        good=lambda classes, shape: SplitModel(nn.Flatten(), 64, classes),
+        deeper=lambda classes, shape: Deeper(nn.Flatten(), 64, classes),
+        bad=lambda classes, shape: {},
+        number=3,
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.__name__
+
+
+def test_own_factory(own_module: str) -> None:
+    model, _ = build(f"module:{own_module}.good", num_classes=4)
+    check_outputs(model, torch.rand(2, 1, 8, 8), 64, 4)
+    deeper, task = build(f"module:{own_module}.deeper", num_classes=4)
+    task.ensure_projection(deeper)
+    check_outputs(deeper, torch.rand(2, 1, 8, 8), 256, 4)
+    assert isinstance(deeper.classifier, nn.Sequential)
+
+
+def test_own_factory_that_returns_no_split_model(own_module: str) -> None:
+    with pytest.raises(PluginContractError, match=r"returned dict, expected a SplitModel, or another .*Hint: return"):
+        build(f"module:{own_module}.bad")
+    with pytest.raises(PluginContractError, match=r"of type int, expected a factory"):
+        build(f"module:{own_module}.number")
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="simple-cnn"):
+        build("simple-cn")
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.SyncBatchNorm(3), nn.LazyBatchNorm2d()])
+def test_has_batch_norm(layer: nn.Module) -> None:
+    assert has_batch_norm(nn.Sequential(nn.Linear(2, 3), layer))
+    assert not has_batch_norm(nn.Sequential(nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.InstanceNorm1d(3)))

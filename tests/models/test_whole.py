@@ -1,0 +1,80 @@
+"""Networks that give logits: their last linear layer becomes the classifier."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedcore import ConfigError
+from fedcore.base import objects
+from fedcore.models import build_model
+
+
+class Branches(nn.Module):
+    """The classifier is registered first, and has no bias."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(6, num_classes, bias=False)
+        self.one, self.two = nn.Linear(5, 4), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.head(torch.cat([self.one(x).relu(), self.two(x).tanh()], dim=1))
+
+
+class Doubled(Branches):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Fixed(nn.Sequential):
+    """Without arguments that a factory is called with."""
+
+    def __init__(self, hidden=7):
+        super().__init__(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+
+def build(factory, **options):
+    with objects.lent({("model", "object:Net"): factory}):
+        return build_model("object:Net", num_classes=3, input_shape=(5,), seed=1, projection=False, **options)[0]
+
+
+def test_the_same_logits_from_features_and_classifier():
+    model = build(Branches).eval()
+    x = torch.randn(4, 5)
+    features, logits = model(x)
+    base = model.encoder.base
+    assert torch.equal(features, torch.cat([base.one(x).relu(), base.two(x).tanh()], dim=1))
+    assert torch.equal(logits, features @ model.classifier.weight.T)
+    assert model.classifier.bias is None
+    assert isinstance(base.head, nn.Identity)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [Fixed, lambda classes, shape: nn.Sequential(nn.Linear(shape[0], 7), nn.ReLU(), nn.Linear(7, classes))],
+)
+def test_factories_with_and_without_arguments(factory):
+    assert build(factory)(torch.randn(2, 5)).features.shape == (2, 7)
+
+
+def test_weights_depend_on_the_seed_alone():
+    torch.manual_seed(5)
+    one = build(Fixed).state_dict()
+    torch.manual_seed(6)
+    assert all(torch.equal(tensor, one[name]) for name, tensor in build(Fixed).state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (Doubled, "does not end with a linear layer"),
+        (lambda num_classes: nn.Linear(5, num_classes), "single layer"),
+        (lambda: nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 4)), "gives 4 logits, but the data set has 3 classes"),
+        (lambda: nn.Linear(8, 3), r"does not take samples of shape \(5,\)"),
+    ],
+)
+def test_other_networks_are_refused(factory, message):
+    with pytest.raises(ConfigError, match=message):
+        build(factory)

@@ -1,0 +1,124 @@
+"""make setup: what tools/install.py installs, by uv and by pip."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def install():
+    spec = importlib.util.spec_from_file_location("install", ROOT / "tools" / "install.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def commands(install, monkeypatch):
+    """Record the commands in place of running them; those whose program is in ``failing`` fail."""
+    ran = SimpleNamespace(all=[], failing=set())
+
+    def run(command, **options):
+        ran.all.append(command)
+        code = int(bool({Path(command[0]).name, command[2]} & ran.failing))
+        return subprocess.CompletedProcess(command, code, stdout="", stderr="no route to the index" * code)
+
+    monkeypatch.setattr(install.subprocess, "run", run)
+    monkeypatch.setattr(install.shutil, "which", lambda name: "/somewhere/uv" if name == "uv" else None)
+    monkeypatch.setattr(sys, "argv", ["install.py"])
+    return ran
+
+
+def installs(commands):
+    return [command for command in commands.all if "install" in command]
+
+
+def test_every_package_is_installed_flower_without_its_requirements(install):
+    build, everything, alone = install.requirements("dev")
+    assert build == ["hatchling", "editables"]
+    assert f"{ROOT}[dev]" in everything
+    found = {Path(word).name for word in [*everything, *alone] if "/plugins/" in word}
+    assert found == {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
+    assert alone[0] == "--no-deps"
+    assert "fedcore-flower" in alone[-1]
+
+
+def test_profile_core_leaves_out_tools_and_packages_that_need_more_than_fedcore(install):
+    _, everything = install.requirements("core")
+    names = {Path(word).name for word in everything}
+    assert {"fedcore-moon", "fedcore-study", "fedcore-fedcd"} <= names
+    assert not {"fedcore-ray", "fedcore-mlflow", "fedcore-wandb", "fedcore-flower", "fedcore-dp"} & names
+    assert not any("[dev]" in word for word in everything)
+
+
+def test_uv_takes_the_pinned_versions_and_compiles_once(install, commands):
+    assert install.main() == 0
+    for command in installs(commands):
+        assert command[:3] == ["/somewhere/uv", "pip", "install"]
+        assert {"--compile-bytecode", str(ROOT / "constraints.txt")} <= set(command)
+    assert len(installs(commands)) == 3
+
+
+def test_pip_takes_over_without_a_word_where_uv_fails(install, commands, capsys):
+    commands.failing.add("uv")
+    assert install.main() == 0
+    assert [command[1:4] for command in installs(commands)[1:]] == [["-m", "pip", "install"]] * 3
+    assert commands.all[-1][2] == "compileall"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_where_both_fail_the_reason_of_uv_is_printed(install, commands, capsys):
+    commands.failing |= {"uv", "pip"}
+    assert install.main() == 1
+    assert "no route to the index" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fetched", [True, False])
+def test_uv_is_fetched_by_pip_where_it_is_not_on_the_path(install, commands, monkeypatch, fetched):
+    own = Path(sys.executable).with_name("uv")
+    state = iter([None, None, own if fetched else None])  # on PATH, in the environment, and after pip
+    monkeypatch.setattr(install.shutil, "which", lambda name: next(state))
+    assert install.find_uv() == (own if fetched else None)
+    assert commands.all[0][-1] == "uv"
+
+
+def test_torch_for_the_cpu(install, commands, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["install.py", "--torch", "cpu"])
+    assert install.main() == 0
+    assert all(command[command.index("--torch-backend") + 1] == "cpu" for command in installs(commands))
+    commands.all.clear()
+    monkeypatch.setattr(sys, "argv", ["install.py", "--torch", "cpu", "--torch-index", str(tmp_path)])
+    assert install.main() == 0
+    assert all(command[command.index("--find-links") + 1] == str(tmp_path) for command in installs(commands))
+
+
+def test_pip_needs_an_index_for_torch_without_cuda(install, commands, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["install.py", "--torch", "cpu"])
+    commands.failing.add("uv")
+    assert install.main() == 2
+    assert "TORCH_INDEX=ADDRESS" in capsys.readouterr().err
+
+
+def test_uv_uses_the_indexes_that_pip_is_configured_for(install, monkeypatch):
+    listed = """:env:.find-links='/wheels /more'
+global.extra-index-url='file:///one file:///two'
+global.find-links='/old'
+install.no-index='true'
+freeze.timeout='10'
+"""
+    monkeypatch.setattr(
+        install.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=listed, stderr="")
+    )
+    assert install.uv_environment(install.pip_options()) == {
+        "UV_INDEX": "file:///one file:///two",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "UV_NO_INDEX": "true",
+    }

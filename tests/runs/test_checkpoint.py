@@ -1,0 +1,206 @@
+"""Checkpoints: whole or absent, the one before is kept, and a damaged one falls back to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from fedcore.base.errors import RunDirectoryError
+from fedcore.runs.checkpoint import CheckpointStore
+from fedcore.server.state import ServerState
+from fedcore.storage import serial
+from fedcore.storage.client_store import ClientStore
+from fedcore.storage.serial import read_tensors, write_tensors
+
+
+def checkpoints(tmp_path):
+    """Return a store of checkpoints whose clients' states, as :func:`state` names them, are there."""
+    clients = ClientStore(tmp_path / "clients")
+    for client, version in ((0, 2), (12, 0)):
+        clients.write(client, version, {"p": {"t": torch.ones(3)}})
+    return CheckpointStore(tmp_path / "checkpoint", clients)
+
+
+def state(round_=3, phase="train"):
+    return ServerState(
+        model={"w": torch.tensor([1.5, -0.0]), "n": torch.tensor(7)},
+        round=round_,
+        phase=phase,
+        plugins={"moon": {"a/b": torch.ones(2), "list": [1, 2.5, None]}, "other": {"x": "y"}},
+        manifest={0: 2, 5: None, 12: 0},
+        ledger={"down": 3, "up": 4, "by_plugin": {"model": {"down": 3, "up": 4}}},
+        best={"round": 1, "validation_accuracy": 0.1 + 0.2},
+        metrics_bytes=123,
+    )
+
+
+@pytest.mark.parametrize("phase", ["train", "post_train", "done"])
+def test_a_checkpoint_comes_back_as_it_was(tmp_path, phase):
+    store = checkpoints(tmp_path)
+    assert store.load() is None
+    store.save(state(phase=phase))
+    back, saved = store.load(), state(phase=phase)
+    for field in ("round", "phase", "manifest", "ledger", "best", "metrics_bytes"):
+        assert getattr(back, field) == getattr(saved, field)
+    assert {name: tensor.tolist() for name, tensor in back.model.items()} == {"w": [1.5, -0.0], "n": 7}
+    assert back.plugins["moon"]["a/b"].tolist() == [1, 1]
+    assert back.plugins["moon"]["list"] == [1, 2.5, None]
+    assert back.plugins["other"] == {"x": "y"}
+
+
+def names(store):
+    return sorted(path.name.partition(".")[0] for path in store.root.iterdir())
+
+
+def test_the_newest_counts_the_one_before_stays_and_older_ones_go(tmp_path):
+    store, seen = checkpoints(tmp_path), []
+    for round_, phase in ((1, "train"), (2, "train"), (2, "post_train"), (2, "post_train"), (2, "done")):
+        store.save(state(round_, phase))
+        assert (store.load().round, store.load().phase) == (round_, phase)
+        seen.append(names(store))
+    assert seen == [
+        ["000001-0-train"],
+        ["000001-0-train", "000002-0-train"],
+        ["000002-0-train", "000002-1-post_train"],
+        ["000002-0-train", "000002-1-post_train"],
+        ["000002-1-post_train", "000002-2-done"],
+    ]
+
+
+def test_the_one_before_is_not_deleted_before_the_next_is_whole(tmp_path, monkeypatch):
+    store = checkpoints(tmp_path)
+    store.save(state(1))
+    store.save(state(2))
+    there = []
+    real = serial.safetensors.torch.save_file
+    monkeypatch.setattr(
+        serial.safetensors.torch, "save_file", lambda *given: (there.append(names(store)), real(*given))
+    )
+    store.save(state(3))
+    assert there == [["000001-0-train", "000002-0-train"]]
+    assert names(store) == ["000002-0-train", "000003-0-train"]
+
+
+def test_versions_of_clients_stay_while_a_checkpoint_names_them(tmp_path):
+    clients = ClientStore(tmp_path / "clients")
+    store = CheckpointStore(tmp_path / "checkpoint", clients)
+
+    def round_(number, manifest, touched=()):
+        for client in touched:
+            clients.write(client, number, {"p": {"n": number}})
+        store.save(ServerState(model={}, round=number + 1, manifest=manifest), touched)
+        return {int(f.parent.name): sorted(int(v.stem) for v in f.parent.iterdir()) for f in clients.root.glob("*/*")}
+
+    assert round_(0, {0: 0, 1: 0}, touched=(0, 1)) == {0: [0], 1: [0]}
+    assert round_(1, {0: 1, 1: 0}, touched=(0, 1)) == {0: [0, 1], 1: [0]}, "client 1's new version was not accepted"
+    assert round_(2, {0: 1, 1: 2}, touched=(1,)) == {0: [1], 1: [0, 2]}
+    assert round_(3, {0: 1, 1: 2}) == {0: [1], 1: [2]}
+    again = CheckpointStore(store.root, clients)  # another process goes on
+    assert again.load().round == 4
+    store = again
+    assert round_(4, {0: 4, 1: 2}, touched=(0,)) == {0: [1, 4], 1: [2]}
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[:-5],
+    "text": lambda content: b"text" * 40,
+    "a bit of a weight": lambda content: flipped(content, len(content) - 3),
+    "a bit of the header": lambda content: flipped(content, content.index(b"data_offsets") - 30),
+}
+
+
+def flipped(content, position, bit=0):
+    return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
+    store, said = checkpoints(tmp_path), []
+    store.save(state(1))
+    store.save(state(2))
+    _, new = sorted(store.root.iterdir())
+    new.write_bytes(DAMAGES[damage](new.read_bytes()))
+    assert store.load(report=said.append).round == 1
+    (sentence,) = said
+    assert sentence.startswith("000002-0-train.safetensors: ")
+    assert "going on from it, after 1 round" in sentence
+    store.save(state(2, "post_train"))  # the damaged one is no generation of its own
+    assert names(store) == ["000001-0-train", "000002-1-post_train"]
+    for path in store.root.iterdir():
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint in .*000002-1.*000001-0.*fedcore train --config"):
+        store.load()
+    assert names(store) == ["000001-0-train", "000002-1-post_train"], "a look deletes nothing"
+
+
+def test_a_checkpoint_without_what_it_should_hold(tmp_path):
+    store = checkpoints(tmp_path)
+    store.save(state(1))
+    write_tensors(store.root / "000002-0-train.safetensors", {"model/w": torch.ones(1)}, {"round": 2})
+    assert store.load().round == 1
+
+
+@pytest.mark.parametrize("time", [10**400, -1.0, "soon", [1]])
+def test_a_clock_that_stands_nowhere_makes_a_checkpoint_damaged(tmp_path, time):
+    store = checkpoints(tmp_path)
+    store.save(state(1))
+    (path,) = store.root.iterdir()
+    tensors, meta = read_tensors(path)
+    later = {"round": 2, "virtual_time": time}
+    write_tensors(store.root / "000002-0-train.safetensors", tensors, {**meta, **later})
+    heard = []
+    assert store.load(report=heard.append).round == 1
+    assert "000002-0-train" in heard[0]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
+def test_a_checkpoint_is_no_better_than_the_clients_states_it_names(tmp_path, damage):
+    store, said = checkpoints(tmp_path), []
+    store.clients.write(0, 7, {"p": {"round": torch.ones(3)}})
+    store.save(state(1))
+    newer = state(2)
+    newer.manifest = {**newer.manifest, 0: 7}
+    store.save(newer, touched=[0])
+    path = store.clients.path(0, 7)
+    path.unlink() if damage == "missing" else path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    assert store.load(report=said.append).round == 1
+    assert "client 0's state of round 7 is lost" in said[0]
+    store.clients.path(12, 0).unlink()  # both checkpoints name this one
+    with pytest.raises(RunDirectoryError, match=r"no checkpoint .* client 12's state of round 0 is lost"):
+        store.load()
+
+
+def test_a_half_written_temporary_file_is_ignored(tmp_path):
+    store = checkpoints(tmp_path)
+    store.save(state(1))
+    (store.root / ".000002-0-train.safetensors.999.tmp").write_bytes(b"half")
+    store.clients.write(5, 9, {"p": {"n": 1}})
+    assert store.load().round == 1
+    store.tidy()
+    assert names(store) == ["000001-0-train"]
+    assert sorted(path.parent.name for path in store.clients.root.glob("*/*")) == ["000000", "000012"]
+    store.clear()
+    assert store.load() is None
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(tmp_path):
+    store = checkpoints(tmp_path)
+    store.save(state(1))
+    broken = state(2)
+    broken.ledger["x"] = object()
+    with pytest.raises(TypeError):
+        store.save(broken)
+    assert store.load().round == 1
+    assert names(store) == ["000001-0-train"]
+
+
+def test_a_loaded_checkpoint_does_not_hold_the_file(tmp_path):
+    store = checkpoints(tmp_path)
+    store.save(state())
+    back = store.load()
+    back.model["w"].fill_(9)
+    assert store.load().model["w"].tolist() == [1.5, -0.0]
+    assert json.dumps(back.best) == json.dumps(state().best)

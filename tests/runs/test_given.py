@@ -1,0 +1,150 @@
+"""Runs of objects: models, plugins and data that a program defines, in this process and in workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fedcore
+from fedcore import ConfigError, Plugin, RunConfig
+from fedcore.functional import proximal_term
+from fedcore.models import mlp
+from fedcore.testing import Quadratic, model_bytes
+
+SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}
+
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, num_classes))
+
+
+class Pull(Plugin):
+    @fedcore.hookimpl
+    def local_loss(self, step):
+        return fedcore.Loss(proximal_term(step.parameters, step.reference))
+
+
+def arrays(width=6):
+    drawn = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    x = torch.randn(60, width, generator=drawn) + labels[:, None]
+    return (x[:48], labels[:48], x[48:], labels[48:])
+
+
+@pytest.fixture
+def config(tmp_path):
+    return RunConfig(**SMALL, workers=0, out=tmp_path / "run")
+
+
+def test_classes_of_a_module_are_named_so_that_a_file_can_start_them_again(config, tmp_path):
+    result = fedcore.run(config, model=Net, plugins={Pull: {}})
+    saved = RunConfig.create({"model": f"module:{__name__}.Net", "plugins": [f"module:{__name__}.Pull"]})
+    found = fedcore.runs.directory.RunDirectory(result.directory).read_config()
+    assert (found.model, found.plugins) == (saved.model, saved.plugins)
+    named = config.model_copy(update={"model": found.model, "plugins": found.plugins, "out": tmp_path / "named"})
+    assert model_bytes(fedcore.run(named)) == model_bytes(result)
+
+
+def test_what_is_installed_keeps_its_name(config):
+    result = fedcore.run(config, model=mlp, plugins=["fedprox"])
+    found = fedcore.runs.directory.RunDirectory(result.directory).read_config()
+    assert (found.model, list(found.plugins)) == ("mlp", ["fedprox"])
+
+
+def test_objects_of_this_process_only_say_so_and_are_given_again(tmp_path):
+    class Local(Pull):
+        pass
+
+    notes = []
+    config = RunConfig(**SMALL, workers=1, out=tmp_path / "run").model_copy(update={"samples": None})
+    given = {"model": nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), "plugins": [Local]}
+    result = fedcore.run(
+        config,
+        **given,
+        dataset=arrays(),
+        notify=lambda event, d: notes.append(d.get("message", "")) if event == "note" else None,
+    )
+    assert notes == ["the model is a Sequential, which other processes do not have: this run uses this process only"]
+    with pytest.raises(ConfigError, match=r"'object:Local' is an object .* fedcore.resume\(path, plugins=\[...\]\)"):
+        fedcore.resume(result.directory)
+    again = {**given, "dataset": arrays()}
+    longer = fedcore.resume(result.directory, **again, changes={"rounds": 2})
+    assert longer.summary["rounds"] == 2
+    x, *others = arrays()
+    with pytest.raises(fedcore.RunDirectoryError, match="data set's content"):
+        fedcore.resume(result.directory, **given, dataset=(x + 1, *others))
+    with pytest.raises(ConfigError, match="the run has no plugin 'Quadratic'; it has object:Local"):
+        fedcore.resume(result.directory, model=Net, plugins=[Quadratic])
+    assert fedcore.evaluate_run(result.directory, **again)["global"] == longer.metrics["global"]
+
+
+def test_a_network_starts_the_run_with_its_weights(config):
+    network = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    options = config.model_copy(update={"samples": None, "lr": 1e-30})
+    result = fedcore.run(options, model=network, dataset=arrays())
+    assert torch.allclose(result.model.encoder.base[0].weight, network[0].weight)
+    assert network[2].out_features == 3  # it is not changed itself
+
+
+def test_given_twice_is_refused(config):
+    with pytest.raises(ConfigError, match="model is an option of the configuration and given as an object"):
+        fedcore.run(config.model_copy(update={"model": "mlp"}).model_validate({**SMALL, "model": "mlp"}), model=Net)
+    with pytest.raises(ConfigError, match=r"write a list, plugins=\[...\]"):
+        fedcore.run(config, plugins=Pull)
+
+
+@pytest.mark.parametrize("values", [{"model": Net}, {"plugins": [Pull]}, {"plugins": {Pull: {}}}])
+def test_a_configuration_says_where_objects_go(values):
+    with pytest.raises(ConfigError, match=r"give objects to fedcore.run\(config, (model|plugins)=...\)"):
+        RunConfig.create(values)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+import fedcore
+
+WIDTH = 4
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, WIDTH), nn.Linear(WIDTH, num_classes)
+
+    def forward(self, x):
+        return self.two(self.one(x).relu())
+
+def pull(step):
+    return fedcore.functional.proximal_term(step.parameters, step.reference)
+
+class Pull(fedcore.Plugin):
+    @fedcore.hookimpl
+    def local_loss(self, step):
+        return fedcore.Loss(pull(step))
+
+print("executed")
+labels = torch.arange(60) % 3
+x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)) + labels[:, None]
+for workers in (0, 2):
+    config = fedcore.RunConfig(clients=2, rounds=1, workers=workers, out=f"run-{workers}")
+    fedcore.run(config, model=Net, plugins=[Pull], dataset=(x[:48], labels[:48], x[48:], labels[48:]))
+"""
+
+
+def test_a_script_reaches_its_workers_and_is_executed_once(tmp_path):
+    (tmp_path / "study.py").write_text(
+        SCRIPT.replace("import fedcore\n", "import fedcore\nimport fedcore.functional\n")
+    )
+    done = subprocess.run([sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "executed\n"
+    assert done.stderr == ""
+    assert model_bytes(tmp_path / "run-0") == model_bytes(tmp_path / "run-2")
+    saved = fedcore.runs.directory.RunDirectory(tmp_path / "run-2").read_config()
+    assert (saved.model, list(saved.plugins), saved.workers) == ("module:study.Net", ["module:study.Pull"], 2)
+    assert saved.dataset == "object:arrays"

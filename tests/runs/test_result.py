@@ -1,0 +1,116 @@
+"""A finished run in Python: its text, its picture, its history, and the same read back."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from types import SimpleNamespace
+from xml.etree import ElementTree as Xml
+
+import pytest
+import torch
+
+import fedcore
+from fedcore import RunConfig, RunDirectoryError
+from fedcore.runs import notebook
+from fedcore.runs.learning_curve import learning_curve
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    config = RunConfig(
+        plugins=["fedprox"], clients=3, rounds=4, eval_every=2, local_epochs=1, samples=200, workers=0,
+        client_test_fraction=0.3, out=tmp_path_factory.mktemp("result") / "run",
+    )  # fmt: skip
+    return fedcore.run(config)
+
+
+def test_the_text_is_one_line(finished):
+    accuracy = f"{100 * finished.metrics['global']['accuracy']:.2f}"
+    assert repr(finished).startswith(
+        f"<RunResult fedprox on digits, 4 rounds, accuracy: global {accuracy} %, global_local"
+    )
+    assert "\n" not in repr(finished)
+    assert str(finished.directory) in repr(finished)
+
+
+def test_the_page_has_the_table_and_the_curve(finished):
+    page = Xml.fromstring(f"<div>{finished._repr_html_()}</div>")  # noqa: S314 - our own text
+    rows = [[cell.text for cell in row] for row in page.iter("tr")]
+    assert [row[0] for row in rows] == ["protocol", "global", "global_local"]
+    assert rows[1][2] == f"{100 * finished.metrics['global']['accuracy']:.2f}"
+    lines = [curve for curve in page.iter() if curve.tag.endswith("polyline")]
+    assert [len(curve.attrib["points"].split()) for curve in lines] == [2, 2]
+
+
+def test_history_without_pandas_is_rows(finished, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    rows = finished.history
+    assert [row["round"] for row in rows] == [0, 1, 2, 3]
+    assert ["global.accuracy" in row for row in rows] == [False, True, False, True]
+    last = finished.records[-1]
+    assert rows[-1]["global_local.worst10"] == last["metrics"]["global_local"]["worst10"]
+    assert rows[-1]["loss.task"] == last["losses"]["task"]
+    assert rows[-1]["bytes.up"] == last["bytes"]["up"]
+    assert (rows[0]["clients"], rows[0]["failed"]) == (3, 0)
+
+
+def test_history_with_pandas_is_a_frame_by_round(finished, monkeypatch):
+    class DataFrame(list):
+        def set_index(self, name):
+            return name, self
+
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=DataFrame))
+    name, rows = finished.history
+    assert (name, len(rows)) == ("round", 4)
+
+
+def test_a_finished_run_is_read_back(finished):
+    again = fedcore.load_run(str(finished.directory))
+    assert again.metrics == finished.metrics
+    assert again.config == finished.config
+    assert repr(again) == repr(finished)
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(again.model(x).logits, finished.model(x).logits)
+    assert not again.model.training
+
+
+def test_a_damaged_model_is_named(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.directory, copy)
+    (copy / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(RunDirectoryError, match=r"model.safetensors"):
+        fedcore.load_run(copy)
+    (copy / "summary.json").unlink()
+    with pytest.raises(RunDirectoryError, match=r"is not finished; fedcore resume .*copy goes on with it"):
+        fedcore.load_run(copy)
+
+
+def test_a_curve_is_drawn_where_the_figures_are():
+    """Rounds 0 and 4 of 5 at 20 % and 60 %: the first and last place, the lowest and highest line."""
+    svg = learning_curve({"global": [(0, 0.2), (4, 0.6)]}, 5)
+    (points,) = re.findall(r'polyline points="([^"]+)"', svg)
+    first, last = ([float(number) for number in point.split(",")] for point in points.split())
+    assert (first, last) == ([44.0, 186.0], [402.0, 10.0])
+    assert learning_curve({}, 5) == ""
+    assert "<circle" in learning_curve({"global": [(0, 0.2)]}, 1)
+    assert "&lt;b&gt;" in learning_curve({"<b>": [(0, 0.2)]}, 1)
+
+
+def test_a_notebook_shows_every_round(finished):
+    drawn = []
+    now = iter(range(1000))
+    display = notebook.NotebookDisplay(drawn.append, clock=lambda: float(next(now)))
+    options = finished.config.model_copy(update={"out": finished.directory.with_name("second"), "rounds": 2})
+    fedcore.run(options, notify=display)
+    assert "fedprox on digits" in drawn[0]
+    assert any("round 1: 2/3 clients" in page for page in drawn)
+    assert any("left" in page and "1/2 rounds" in page for page in drawn)
+    assert "2/2 rounds, done" in drawn[-1]
+    assert any("<polyline" in page for page in drawn)
+    assert "<polyline" not in drawn[-1]  # the result shows the curve below
+
+
+def test_a_script_has_no_notebook():
+    assert notebook.notebook_display() is None

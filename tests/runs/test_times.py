@@ -1,0 +1,50 @@
+"""Means per round of what was timed and of bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedcore.runs.times import PARTS, RoundTimes, has_times, per_round
+
+
+def spent(seconds, **terms):
+    return {"round": seconds, "evaluation": seconds / 2, "plugin_terms": terms}
+
+
+def test_means_per_round_by_part_and_plugin():
+    times = RoundTimes()
+    times.add(spent(1.0, moon=0.25))
+    times.add(spent(3.0, moon=0.75, fedprox=1.0))
+    found = times.split(4)
+    each = found["per_round"]
+    assert set(each) == {*PARTS, "plugin_terms"}
+    assert (each["round"], each["evaluation"], each["checkpoint"]) == (2.0, 1.0, 0.0)
+    assert each["plugin_terms"] == {"fedprox": 0.5, "moon": 0.5}
+    assert (times.rounds, found["workers"]) == (2, 4)
+    assert found["peak_memory_mib"] > 1
+
+
+def test_no_round_has_no_seconds():
+    assert set(RoundTimes().split(1)["per_round"]["plugin_terms"]) == set()
+    assert RoundTimes().split(1)["per_round"]["round"] == 0.0
+
+
+def test_a_summary_of_elsewhere_has_the_times_or_has_not():
+    times = RoundTimes()
+    times.add(spent(1.0, moon=0.5))
+    summary = {"seconds": 2.0, "time": times.split(1)}
+    assert has_times(summary, summary)
+    for broken in ({}, {"time": None}, {"time": {"per_round": 3}}, {**summary, "seconds": "x"}):
+        assert not has_times(broken, summary)
+    short = {"seconds": 2.0, "time": {**summary["time"], "per_round": {"plugin_terms": {}}}}
+    assert not has_times(short, summary)
+
+
+def test_bytes_per_round():
+    ledger = {"down": 30, "up": 9, "by_plugin": {"model": {"down": 30, "up": 6}, "moon": {"up": 3}}}
+    assert per_round(ledger, 3) == {
+        "down": 10,
+        "up": 3,
+        "by_plugin": {"model": {"down": 10, "up": 2}, "moon": {"down": 0, "up": 1}},
+    }
+    assert per_round({}, 0) == {"down": pytest.approx(0), "up": 0, "by_plugin": {}}

@@ -1,0 +1,209 @@
+"""Frozen backbones that do not travel, questions in select_clients and aggregate, and local epochs by client."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore import ConfigError, Plugin, PluginContractError, hookimpl
+from fedcore.testing import client_state, initial_weights, personal_state
+from fedcore.testing.problems import with_batch_norm
+from tests.support import committed, config, lines, model_bytes, weights
+
+BACKBONE = ("encoder.base.linear.", "encoder.base.norm.")
+MODEL = {"model": with_batch_norm}
+
+
+class Freezes(Plugin):
+    """A frozen backbone with BatchNorm; the classifier is trained."""
+
+    @hookimpl
+    def configure_model(self, model):
+        model.encoder.requires_grad_(False)
+
+
+class FreezesEachRound(Plugin):
+    """The same by ``client.freeze``, which sends the backbone every round."""
+
+    @hookimpl
+    def begin_local(self, client):
+        client.freeze(["encoder.*"])
+
+
+class ReadsPrevious(Plugin):
+    reads = ("previous",)
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["seen"] = client.previous_model is not None
+
+
+def test_a_frozen_backbone_neither_travels_nor_is_kept_and_the_global_model_is_evaluated(go):
+    result = go(Freezes, ReadsPrevious, rounds=2, client_test_fraction=0.2, **MODEL)
+    classifier = 4 * (16 * 10 + 10)
+    for line in lines(result):
+        assert line["bytes"] == {
+            "by_plugin": {"model": {"down": 4 * classifier, "up": 4 * classifier}},
+            "down": 4 * classifier,
+            "up": 4 * classifier,
+        }
+        assert line["metrics"]["global"]["accuracy"] > 0
+        assert line["metrics"]["global_local"]["clients"] == 4
+    initial, final = initial_weights(config(result.directory.parent, Freezes, **MODEL)), weights(result)
+    for name in initial:
+        assert torch.equal(initial[name], final[name]) == name.startswith("encoder."), name
+    kept = personal_state(result, 0)
+    assert set(kept) == {"previous.classifier.weight", "previous.classifier.bias"}
+
+
+def test_it_gives_the_bits_of_a_backbone_that_travels_and_is_frozen_in_each_round(go):
+    once, each = go(Freezes, rounds=2, **MODEL), go(FreezesEachRound, rounds=2, **MODEL)
+    assert model_bytes(once) == model_bytes(each)
+    assert lines(each)[0]["bytes"]["up"] > 3 * lines(once)[0]["bytes"]["up"]
+
+
+def test_who_owns_nothing_but_what_is_frozen_is_refused(go):
+    class Owns(Plugin):
+        owns = ("encoder.base.norm.*",)
+
+        @hookimpl
+        def aggregate(self, server):
+            return None
+
+    with pytest.raises(ConfigError, match=r"'owns' owns 'encoder.base.norm.\*', but no part of that is trained"):
+        go(Freezes, Owns, **MODEL)
+
+
+BUILT = []
+
+
+class FreezesOthers(Plugin):
+    """Server and clients arrive at different frozen weights."""
+
+    @hookimpl
+    def configure_model(self, model):
+        BUILT.append(1)
+        model.encoder.base.linear.weight.data.fill_(len(BUILT) / 100)
+        model.encoder.base.linear.requires_grad_(False)
+
+
+def test_other_frozen_weights_on_a_client_than_on_the_server_end_the_run(go):
+    with pytest.raises(PluginContractError, match="are others here than on the server"):
+        go(FreezesOthers, **MODEL)
+
+
+# --- questions ---------------------------------------------------------------------------------------------------
+
+
+class Loss(Plugin):
+    """Selects the candidate of the highest loss, and weighs the answers again before the aggregation."""
+
+    @hookimpl
+    def select_clients(self, server):
+        candidates = list(server.available)[1:]
+        losses = {answer.client: float(answer.tensors["loss"]) for answer in server.ask("loss", clients=candidates)}
+        server.state["asked"] = sorted(losses)
+        return [max(losses, key=losses.get)]
+
+    @hookimpl
+    def aggregate(self, server):
+        server.state["before"] = [float(a.tensors["loss"]) for a in server.ask("loss", clients="cohort")]
+
+    @hookimpl
+    def answer(self, client):
+        _, logits, labels = client.forward()
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels)}
+
+
+def test_candidates_are_asked_and_one_trains(go):
+    result = go(Loss, rounds=2)
+    state = committed(result).plugins["loss"]
+    assert state["asked"] == [1, 2, 3]
+    model = lines(result)[0]["bytes"]["by_plugin"]["model"]
+    whole = model["up"]  # one client trains
+    assert model["down"] == (3 + 1 + 1) * whole  # three candidates, the cohort's training, and its question
+    assert lines(result)[0]["bytes"]["by_plugin"]["loss"]["up"] == 4 * 4
+    assert len(lines(result)[0]["cohort"]) == len(state["before"]) == 1
+
+
+def test_a_candidate_that_cannot_be_reached_is_recorded_once(go):
+    class Asks(Loss):
+        @hookimpl
+        def select_clients(self, server):
+            for _ in range(2):
+                list(server.ask("loss", clients=server.available))
+            return [0, 1, 2, 3]
+
+    result = go(Asks, clients=8, rounds=2, system={"no_show": 0.5}, min_clients=0)
+    for line in lines(result):
+        away = [failure["client"] for failure in line["failures"]]
+        assert len(away) == len(set(away))
+    assert any(client > 3 for line in lines(result) for client in [f["client"] for f in line["failures"]])
+
+
+def test_the_cohort_cannot_be_asked_before_it_is_selected(go):
+    class Early(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            list(server.ask("x", clients="cohort"))
+
+    with pytest.raises(PluginContractError, match="asks the cohort before it is selected"):
+        go(Early)
+
+
+# --- epochs ------------------------------------------------------------------------------------------------------
+
+
+class Epochs(Plugin):
+    """Client k trains k + 1 epochs."""
+
+    @hookimpl
+    def select_clients(self, server):
+        return {client: client + 1 for client in (2, 0)}
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["steps"] = client.steps
+
+
+def test_select_clients_gives_each_client_its_epochs(go):
+    result = go(Epochs, local_epochs=4, rounds=1)
+    (line,) = lines(result)
+    assert (line["cohort"], line["local_epochs"], line["failures"]) == ([0, 2], {"0": 1, "2": 3}, [])
+    one, three = (client_state(result, client)["epochs"]["steps"] for client in (0, 2))
+    assert 0 < one <= three / 2
+    same = go(Epochs, local_epochs=3, rounds=1)
+    assert model_bytes(same) == model_bytes(result), "the run's number is but an upper bound"
+
+
+def test_the_simulated_system_counts_the_epochs_that_were_asked_for(go):
+    system = {"slow": 0.0, "step_seconds": 1.0}
+    result = go(Epochs, local_epochs=4, rounds=1, system=system)
+    (line,) = lines(result)
+    assert line["system"]["partial"] == {}
+    whole = go(local_epochs=4, rounds=1, system=system)
+    assert line["virtual_time"] < lines(whole)[0]["virtual_time"]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "options", "words"),
+    [
+        ({0: 5}, {"local_epochs": 4}, "gives client 0 5 local epochs, expected a whole number from 1 to 4"),
+        ({0: 1.0}, {}, "gives client 0 1.0 local epochs"),
+        ({9: 1}, {}, "expected distinct ids"),
+        ({0: 1}, {"local_steps": 3}, "but the run has --local-steps"),
+    ],
+)
+def test_epochs_that_a_client_cannot_train(go, cohort, options, words):
+    class Picks(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            return cohort
+
+    with pytest.raises(PluginContractError, match=words):
+        go(Picks, **options)
+
+
+def test_epochs_before_an_exchange_are_refused(go):
+    with pytest.raises(PluginContractError, match=r"from 3 to 4 .*after the exchange at epoch 2"):
+        go(Epochs, "fedcme", local_epochs=4)

@@ -1,0 +1,68 @@
+"""Versions of a client's state: written anew, kept while a checkpoint names them, whole or absent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore.base.errors import RunDirectoryError, StorageError
+from fedcore.storage.client_store import ClientStore
+
+
+def test_versions(tmp_path):
+    store = ClientStore(tmp_path)
+    assert store.read(3, None) == {}
+    assert store.write(3, 0, {"p": {"n": 0}}) == 0
+    assert store.write(3, 4, {"p": {"n": 4, "t": torch.ones(2)}}) == 4
+    assert store.read(3, 0) == {"p": {"n": 0}}
+    assert store.read(3, 4)["p"]["n"] == 4
+    assert store.write(3, 5, {}) is None, "an empty state takes no file"
+    assert not store.path(3, 5).exists()
+
+
+def test_prune_keeps_what_the_checkpoints_name(tmp_path):
+    store = ClientStore(tmp_path)
+    for client in (0, 1, 2):
+        for version in (0, 1, 2):
+            store.write(client, version, {"p": {"n": version}})
+    (tmp_path / "000000" / ".000002.safetensors.99.tmp").write_bytes(b"half")
+    store.settle({0: 1, 1: None})
+    store.prune([0, 1], [{0: 0, 1: None}, {0: 1, 1: None}])
+    assert sorted(path.name for path in (tmp_path / "000000").iterdir()) == ["000000.safetensors", "000001.safetensors"]
+    store.prune([0], [{0: 1}])
+    assert [path.name for path in (tmp_path / "000000").iterdir()] == ["000001.safetensors"]
+    assert list((tmp_path / "000001").iterdir()) == []
+    assert len(list((tmp_path / "000002").iterdir())) == 3
+    assert store.read(0, 1) == {"p": {"n": 1}}
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text"])
+def test_a_lost_version(tmp_path, damage):
+    store = ClientStore(tmp_path)
+    store.write(7, 2, {"p": {"t": torch.ones(100)}})
+    path = store.path(7, 2)
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"empty": b"", "cut": content[:-50], "text": b"no tensors" * 20}[damage])
+    with pytest.raises(RunDirectoryError, match="client 7's state of round 2 is lost"):
+        store.read(7, 2)
+
+
+def test_a_half_written_version_is_no_version(tmp_path, monkeypatch):
+    import safetensors.torch
+
+    store = ClientStore(tmp_path)
+    store.write(0, 1, {"p": {"n": 1}})
+
+    def fail(tensors, path, meta):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", fail)
+    with pytest.raises(StorageError, match=r"cannot write .*000001.safetensors: disk full"):
+        store.write(0, 1, {"p": {"n": 2}})
+    monkeypatch.undo()
+    assert store.read(0, 1) == {"p": {"n": 1}}
+    assert [path.name for path in (tmp_path / "000000").iterdir()] == ["000001.safetensors"]
