@@ -1,13 +1,16 @@
 """The benchmark: the reference does the engine's steps, sides take turns, and ratios are what they say."""
 
 import json
+import pkgutil
+import time
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from fedcore.cli.app import app
-from fedcore_study.bench import measure, workloads
+from fedcore_study.bench import measure, profile, workloads
 from fedcore_study.bench.cpu import CpuReference
 from fedcore_study.bench.measure import Spread, alternate, engine
 from fedcore_study.bench.reference import Task
@@ -82,15 +85,26 @@ def test_a_method_is_timed_beside_fedavg(tiny):
 
 @pytest.mark.parametrize(
     ("workload", "parameters", "clients", "cohort"),
-    [("W1", 582_026, 100, 10), ("W2", 92_626, 10, 10), ("pfl-cifar10", 1_626_442, 1000, 50)],
+    [
+        ("W1", 582_026, 100, 10),
+        ("W2", 92_626, 10, 10),
+        ("tiny", 17_226, 1000, 100),
+        ("pfl-cifar10", 1_626_442, 1000, 50),
+    ],
 )
 def test_workloads_are_those_of_the_issue(workload, parameters, clients, cohort):
     config = measure.configured(AGAINST_REFERENCE[workload], {})
-    shape = (1, 28, 28) if workload == "W1" else (3, 32, 32)
+    shape = {"W1": (1, 28, 28), "tiny": (1, 8, 8)}.get(workload, (3, 32, 32))
     from fedcore_study.bench.reference import make_model
 
     assert sum(p.numel() for p in make_model(config, 10, shape).parameters()) == parameters
     assert (config.clients, config.cohort_size) == (clients, cohort)
+
+
+def test_a_client_of_tiny_takes_one_step_of_16():
+    config = measure.configured(AGAINST_REFERENCE["tiny"], {})
+    held = workloads.windows_of_16(np.zeros(100, np.int64), config.clients, seed=config.seed)
+    assert {len(positions) for positions in held} == {config.batch_size * config.local_epochs} == {16}
 
 
 def test_w3_is_w2_with_five_epochs():
@@ -116,6 +130,63 @@ def test_the_command_prints_json_and_a_table(tiny, monkeypatch):
         app, ["bench", "--workload", "W3", "--plugin", "fedprox", "--blocks", "1", "--workers", "0"]
     )
     assert "W3 fedprox" in shown.stdout
+
+
+def busy(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_a_parts_time_leaves_out_the_parts_that_it_calls():
+    clock = profile.PartClock()
+    inner = clock.timed("inner", lambda: busy(0.03))
+
+    def calls_inner():
+        busy(0.01)
+        inner()
+        busy(0.01)
+
+    clock.reset()
+    clock.timed("outer", calls_inner)()
+    busy(0.05)  # outside of all parts
+    assert clock.seconds["outer"] == pytest.approx(0.02, abs=0.005)
+    assert clock.seconds["inner"] == pytest.approx(0.03, abs=0.005)
+
+
+def test_the_parts_of_a_round_are_timed_and_its_functions_put_back():
+    names = [name for functions in profile.PARTS.values() for name in functions]
+    before = [pkgutil.resolve_name(name) for name in names]
+    with engine(measure.configured(TINY, {})) as ours:
+        found = profile.by_part(ours, 2)
+    assert set(found) - {profile.REST} == set(profile.PARTS)
+    assert all(seconds > 0 for seconds in found.values())
+    assert [pkgutil.resolve_name(name) for name in names] == before
+
+
+def test_the_command_lists_the_parts(monkeypatch):
+    one = Spread(1, 1, 1)
+
+    def found(workload, **sizes):
+        return profile.Profile(workload.name, one, one, one, one, one, {"fold": 0.25}, 100, sizes["blocks"], 5)
+
+    monkeypatch.setattr(profile, "profile", found)
+    shown = CliRunner().invoke(app, ["bench", "--profile", "--blocks", "2", "--json"])
+    assert shown.exit_code == 0, shown.output
+    (row,) = json.loads(shown.stdout)
+    assert (row["name"], row["blocks"], row["parts"]) == ("tiny", 2, {"fold": 0.25})
+    assert "fold" in CliRunner().invoke(app, ["bench", "--profile"]).stdout
+
+
+def test_bare_steps_are_every_step_of_the_cohort(monkeypatch):
+    with engine(measure.configured(TINY, {})) as ours:
+        federation = ours.experiment.federation
+        bare = profile.BareSteps(Task.of(federation.config, federation.dataset, federation.partition))
+    taken = []
+    monkeypatch.setattr(bare.trainer, "step", lambda rows: taken.append(len(rows)))
+    bare.rounds(2)
+    assert len(taken) == 2 * 2 * 3  # rounds, clients, epochs of one batch
+    assert set(taken) <= {len(held) for held in bare.task.holds}
 
 
 @pytest.mark.parametrize(

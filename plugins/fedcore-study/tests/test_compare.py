@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 
 import pytest
 import yaml
@@ -14,7 +15,9 @@ from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_study.compare import formats
 from fedcore_study.compare.cautions import ModelSize
 from fedcore_study.compare.comparison import compare
-from fedcore_study.compare.figures import Figure, paired_difference
+from fedcore_study.compare.fairness import Spread, jain, spread_of
+from fedcore_study.compare.figures import Difference, Figure, paired_difference
+from fedcore_study.compare.findings import verdict
 from fedcore_study.compare.records import find_runs, read_run
 from fedcore_study.sweep.directory import SweepDirectory
 
@@ -282,9 +285,28 @@ class TestFormats:
 
     def test_latex_has_no_open_special_character(self, found):
         text = formats.latex(found)
-        assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [-24.84, +24.84] & 2.500 $\pm$ 1.000 \\" in text
+        assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [$-$24.84, +24.84] \\" in text
         assert r"accuracy \%" in text
-        assert text.count(r"\begin{tabular}{lrrrr}") == text.count(r"\end{tabular}") == 2
+        assert text.count(r"\begin{tabular}{lrrr}") == text.count(r"\end{tabular}") == 2
+        assert r"\textbf" not in text  # equal means
+        assert [f"tab:comparison-{number}" in text for number in (1, 2, 3)] == [True, True, False]
+
+    def test_latex_has_the_best_of_each_column_in_bold(self, make):
+        folders = [make([], seed, [0.5, 0.7]) for seed in (0, 1, 2)]
+        folders += [make(["moon"], seed, [0.8, 0.8]) for seed in (0, 1, 2)]
+        folders += [make(["fedprox"], seed, [0.8 if seed else 0.1, 0.1]) for seed in (0, 1, 2)]  # not all reach it
+        text = formats.latex(join(folders, target=0.7)[0])
+        (row,) = [line for line in text.splitlines() if line.startswith("moon")]
+        assert row.split(" & ")[:4] == ["moon", "3", r"\textbf{80.00 $\pm$ 0.00}", "+10.00 [+10.00, +10.00]"]
+        assert r"\textbf{1.0 $\pm$ 0.0} & 0.00 $\pm$ 0.00 \\" in row  # all take 0.00 MB: none is best
+        assert text.count(r"\textbf") == 2
+        assert r"\label{tab:comparison}" in text
+        assert r"\toprule" in text
+        depth = 0
+        for character in re.sub(r"(?m)^%.*|\\.", "", text):  # every brace is closed
+            depth += {"{": 1, "}": -1}.get(character, 0)
+            assert depth >= 0
+        assert depth == 0
 
     def test_csv_holds_plain_numbers(self, found):
         rows = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
@@ -294,11 +316,120 @@ class TestFormats:
         assert float(rows[1]["difference_mean"]) == pytest.approx(0)
         assert float(rows[1]["difference_high"]) == pytest.approx(0.248414, abs=1e-6)
         assert (rows[0]["difference_mean"], rows[0]["rounds_n"]) == ("", "0")
+        assert (rows[0]["clients_jain_mean"], rows[0]["virtual_seconds_n"]) == ("", "0")
 
     def test_json_holds_every_seed(self, found):
         blocks = json.loads(formats.as_json(found))["blocks"]
         assert blocks[0]["rows"][0]["accuracy"] == {"0": 0.5, "1": 0.6, "2": 0.7}
         assert blocks[1]["settings"] == {"alpha": 0.5}
+
+
+class TestOverClients:
+    """Four clients with 20, 40, 60 and 80 %: mean 50, deviation sqrt(500), Jain's index 200^2 / (4 * 12000) = 5/6."""
+
+    EACH = {"0": 0.2, "1": 0.4, "2": 0.6, "3": 0.8}
+
+    def test_the_figures_by_hand(self):
+        found = Spread.of(list(self.EACH.values()))
+        assert (found.mean, found.worst, found.best) == pytest.approx((0.5, 0.2, 0.8))
+        assert found.std == pytest.approx(math.sqrt(0.05))
+        assert found.variance == pytest.approx(500)
+        assert found.jain == pytest.approx(5 / 6)
+        assert (jain([0.3, 0.3]), jain([1.0, 0.0, 0.0, 0.0]), jain([0.0, 0.0])) == (pytest.approx(1), 0.25, None)
+        many = Spread.of([i / 100 for i in range(100)])  # a tenth are ten clients
+        assert (many.worst, many.best) == pytest.approx((0.045, 0.945))
+
+    @pytest.mark.parametrize("each", [None, {}, {"0": "x"}, {"0": 0.5, "1": None}, {"0": 2.0}, [0.5], {"0": True}])
+    def test_what_is_not_recorded_by_client(self, each):
+        assert spread_of({"accuracy": 0.5, "per_client": each}) is None
+        assert spread_of({"per_client": each, "std": 0.1, "worst10": 0.2}) == Spread(None, 0.1, 0.2, None, None)
+
+    def test_columns_over_seeds(self, make):
+        folders = [make([], seed, [0.5], protocol="personal") for seed in (0, 1)]
+        for seed, folder in enumerate(folders):
+            for file in ("metrics.jsonl", "summary.json"):
+                content = json.loads((folder / file).read_text())
+                content["metrics"]["personal"]["per_client"] = {c: v + seed / 10 for c, v in self.EACH.items()}
+                (folder / file).write_text(json.dumps(content) + "\n")
+        for at in (None, 1):
+            found, _ = join(folders, protocol="personal", by_client=True, round=at)
+            row = found.blocks[0].rows[0]
+            assert row.clients["mean"] == Figure(pytest.approx(0.55), pytest.approx(math.sqrt(0.005)), 2)
+            assert row.clients["variance"] == Figure(pytest.approx(500), pytest.approx(0, abs=1e-9), 2)
+            (block,) = found.blocks
+            shown = dict(zip(formats.headings(found, block), formats.cells(found, block, row), strict=True))
+            assert shown["clients' mean %"] == "55.00 ± 7.07"
+            assert shown["worst 10 %"] == "25.00 ± 7.07"
+            assert shown["Jain"].startswith("0.8")
+        (line,) = csv.DictReader(io.StringIO(formats.as_csv(found)))
+        assert float(line["clients_worst_mean"]) == pytest.approx(0.25)
+        with pytest.raises(
+            ConfigError, match=r"--clients: protocol 'global' has no figures by client; these have: --p"
+        ):
+            join([make([], 0, [0.5])], by_client=True)
+
+    def test_runs_without_figures_by_client_are_compared(self, make):
+        found, _ = join([make([], 0, [0.5], protocol="personal")], protocol="personal", by_client=True)
+        assert formats.cells(found, found.blocks[0], found.blocks[0].rows[0])[3:9] == ["-"] * 6
+
+
+class TestFindings:
+    SAID = {"better": (0.01, 0.005, 0.015), "worse": (-0.01, -0.02, -0.001), "same": (0.01, -0.01, 0.03)}
+
+    @pytest.mark.parametrize("word", SAID)
+    def test_verdicts(self, word):
+        mean, low, high = self.SAID[word]
+        assert verdict(Difference(mean, low, high, 3)) == word
+        assert verdict(Difference(mean, low, high, 2)) == "few"
+
+    def test_an_interval_that_begins_at_zero_says_nothing(self):
+        assert verdict(Difference(0.0, 0.0, 0.0, 3)) == verdict(Difference(0.1, 0.0, 0.2, 3)) == "same"
+        assert verdict(None) == "none"
+
+    def test_in_words(self, make):
+        curves = {
+            (): [0.50, 0.51, 0.52],
+            ("moon",): [0.60, 0.61, 0.62],
+            ("fedprox",): [0.51, 0.50, 0.53],
+            ("scaffold",): [0.4, 0.41, 0.42],
+        }
+        folders = [make(list(name), s, [value]) for name, values in curves.items() for s, value in enumerate(values)]
+        folders += [make(["ditto"], seed, [0.9]) for seed in (0, 1)]
+        (block,) = join(folders)[0].blocks
+        assert block.findings == [
+            "Highest mean accuracy: ditto with 90.00 %.",
+            "Better than fedavg, the whole 95 % interval above zero: moon (+10.00 [+10.00, +10.00]).",
+            "Worse than fedavg, the whole 95 % interval below zero: scaffold (-10.00 [-10.00, -10.00]).",
+            "Not to be told apart from fedavg, zero is within the 95 % interval: fedprox (+0.33 [-2.54, +3.20]).",
+            "Nothing can be said against fedavg with fewer than 3 common seeds: ditto (+39.50).",
+        ]
+        text = formats.markdown(join(folders)[0])
+        assert all(f"- {sentence}" in text for sentence in block.findings)
+
+    def test_many_comparisons_are_said_to_be_many(self, make):
+        folders = [make({"moon": {"mu": mu}} if mu else {}, s, [0.5 + s / 100]) for mu in range(6) for s in range(3)]
+        (*_, last) = join(folders)[0].blocks[0].findings
+        assert last.startswith("These are 5 comparisons")
+        assert "one in 20 is expected outside of its 95 % interval" in last
+
+    def test_one_row_shows_nothing_and_two_without_baseline_the_highest(self, make):
+        assert join([make([], 0, [0.5])])[0].blocks[0].findings == []
+        found = join([make([name], 0, [0.5]) for name in ("moon", "fedprox")])[0]
+        assert found.blocks[0].findings == ["Highest mean accuracy: moon and fedprox with 50.00 %."]
+
+
+def test_virtual_time_to_the_target(make):
+    folder = make([], 0, [0.3, 0.7, 0.8])
+    text = (folder / "metrics.jsonl").read_text()
+    lines = [json.loads(line) | {"virtual_time": 10.0 * n} for n, line in enumerate(text.splitlines(), 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, _ = join([folder], target=0.6)
+    (row,) = found.blocks[0].rows
+    assert row.virtual == Figure(20.0, None, 1)
+    assert formats.headings(found, found.blocks[0])[-2] == "virtual s to 60 %"
+    assert formats.cells(found, found.blocks[0], row)[-2] == "20.0"
+    plain, _ = join([make(["moon"], 0, [0.7])], target=0.6)
+    assert "virtual s to 60 %" not in formats.headings(plain, plain.blocks[0])
 
 
 class TestCautions:
@@ -380,12 +511,15 @@ def test_the_command(make, tmp_path, monkeypatch):
     few = "differences over 1 seed say nothing about other seeds, and have no interval here; run at least 3"
     assert table.stderr == f"note: {few}\n"
     assert "+0.00 (1 seed)" in table.stdout
+    assert "Highest mean accuracy: fedavg and moon with 50.00 %." in table.stdout
+    assert r"\begin{table}" in CliRunner().invoke(app, ["compare", *folders, "--latex"]).stdout
     as_json = CliRunner().invoke(app, ["compare", *folders, "--format", "json", "--by", "alpha", "--round", "1"])
     assert len(json.loads(as_json.stdout)["blocks"]) == 2
     (tmp_path / "empty").mkdir()
     for arguments, says in (
         ([str(tmp_path / "empty")], "neither a run nor a sweep"),
         ([*folders, "--format", "html"], "unknown format 'html'"),
+        ([*folders, "--clients"], "has no figures by client"),
         ([*folders, "--protocol", "personal"], "no run has figures for protocol 'personal'"),
     ):
         result = CliRunner().invoke(app, ["compare", *arguments])

@@ -85,8 +85,10 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
     assert page.titles() == [
         "Accuracy over rounds, global",
         "Accuracy over rounds, global_local",
+        "Accuracy against bytes, global",
         "Accuracy by client, global_local",
         "Accuracy by class",
+        "Confusion matrix",
         "Silhouette of the features over rounds",
         "Loss of the task",
         "Loss term proximal of fedprox",
@@ -96,7 +98,7 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
         "Features of fedavg, seed 0",
         "Features of fedprox, seed 0",
     ]
-    assert len(page.plots) == 12
+    assert len(page.plots) == 14
     assert not [a for tag, a in page.tags if tag in ("link", "img", "iframe") or "src" in a]
     assert page.source.count("plotly.js v") == 1
     versions = yaml.safe_load((runs / "fedavg-0" / "config.yaml").read_text())["versions"]
@@ -106,6 +108,8 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
         "local_epochs: 1",
         "Settings that all runs share",
         few,
+        "global: Nothing can be said against fedavg with fewer than 3 common seeds: fedprox (",
+        "Over the clients, global_local",
         "(2 seeds)",
     ):
         assert expected in page.text
@@ -137,6 +141,18 @@ def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
     classes = [lines[f"fedavg-{s}"][-1]["metrics"]["global"]["per_class"] for s in (0, 1)]
     assert grid[0] == pytest.approx([50 * (a + b) for a, b in zip(*classes, strict=True)])
 
+    summaries = [json.loads((runs / f"fedavg-{s}" / "summary.json").read_text())["confusion"] for s in (0, 1)]
+    first = [one + other for one, other in zip(summaries[0][0], summaries[1][0], strict=True)]
+    matrix = page.plot("Confusion matrix")
+    assert matrix["data"][0]["text"][0] == [f"{100 * n / sum(first):.0f}" if n else "" for n in first]
+    assert [button["label"] for button in matrix["layout"]["updatemenus"][0]["buttons"]] == ["fedavg", "fedprox"]
+
+    traffic = [[lines[f"fedavg-{s}"][r]["bytes"] for r in (0, 1)] for s in (0, 1)]
+    sent = [[bytes["down"] + bytes["up"] for bytes in rounds] for rounds in traffic]
+    against = next(t for t in page.plot("Accuracy against bytes, global")["data"] if "markers" in t.get("mode", ""))
+    assert against["x"] == pytest.approx([sum(s[0] for s in sent) / 2e6, sum(sum(s) for s in sent) / 2e6])
+    assert against["y"] == curve["y"]
+
     picture = page.plot("Who holds what")
     assert len(picture["data"]) == 2  # a layer per seed: two partitions
     held = [[int(text or 0) for text in row] for row in picture["data"][0]["text"]]
@@ -147,6 +163,25 @@ def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
     assert sum(len(trace["x"]) for trace in points) == 60
     up = page.plot("Communication per round")["data"][0]["x"][1]
     assert up == pytest.approx(lines["fedavg-0"][0]["bytes"]["up"] / 1e6)
+
+
+def test_virtual_time_and_damaged_matrices(cli, copied: Path) -> None:
+    for name in ("fedavg-0", "fedavg-1", "fedprox-0"):
+        file = copied / name / "metrics.jsonl"
+        lines = [
+            json.loads(line) | {"virtual_time": 1.5 * n} for n, line in enumerate(file.read_text().splitlines(), 1)
+        ]
+        file.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "crc32"}) + "\n" for line in lines))
+    for name, matrix in (("fedavg-0", [[1, 2]]), ("fedavg-1", [[1.5]]), ("fedprox-0", "x")):
+        file = copied / name / "summary.json"
+        summary = json.loads(file.read_text()) | {"confusion": matrix}
+        del summary["crc32"]
+        file.write_text(json.dumps(summary))
+    page, _ = report(cli, copied / "fedavg-0", copied / "fedavg-1", copied / "fedprox-0")
+    traces = page.plot("Accuracy against virtual time, global")["data"]
+    assert [trace["x"] for trace in traces if "markers" in trace.get("mode", "")] == [[1.5, 3.0], [1.5, 3.0]]
+    assert "Confusion matrix" not in page.titles()
+    assert "runs of earlier versions did not" in page.text
 
 
 def _median(values: list[float]) -> float:
@@ -205,7 +240,8 @@ def test_other_data_sets_stand_apart(cli, copied: Path, tmp_path: Path) -> None:
     page, _ = report(cli, copied / "fedavg-0", other)
     assert page.titles().count("Accuracy over rounds, global") == 2
     assert page.titles().count("Who holds what") == 1
-    curves = [plot["data"] for plot, title in zip(page.plots, page.titles(), strict=True) if title.endswith("global")]
+    over = "Accuracy over rounds, global"
+    curves = [plot["data"] for plot, title in zip(page.plots, page.titles(), strict=True) if title == over]
     assert [{trace["name"] for trace in data} for data in curves] == [{"fedavg"}, {"fedprox"}]
     assert "data set not found: " in page.text
     assert "--data-dir names the folder" in page.text
@@ -320,7 +356,7 @@ def test_a_browser_draws_every_figure(cli, runs: Path, tmp_path: Path) -> None:
             asked = {url for url in browser.requests if not url.startswith("data:")}
             assert asked == {(tmp_path / "report.html").as_uri()}
             figures = browser.ask(seen)
-            assert len(figures) == len(page.plots) == 12
+            assert len(figures) == len(page.plots) == 14
             assert all(f["traces"] and f["svg"] and f["inside"] and f["ink"] == ink for f in figures), figures
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth")
         browser.prefer("light")  # while the page is open
@@ -372,9 +408,7 @@ class TestDataPlot:
             assert (result.exit_code, says in result.stderr) == (2, True), result.output
 
 
-def test_the_records_are_read_without_torch() -> None:
-    from .conftest import python
-
+def test_the_records_are_read_without_torch(python) -> None:
     modules = ("cli.report", "report.charts", "report.gather", "report.build", "report.static")
     names = ", ".join(f"fedcore_study.{module}" for module in modules)
     code = f"import sys, {names}\nassert 'torch' not in sys.modules and 'plotly' not in sys.modules"

@@ -17,16 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.registry import available
-from fedcore.base.seeding import numpy_generator
 from fedcore.base.subprocesses import command, environment
-from fedcore.data import IndexLists, IntArray
 from fedcore_study.bench.measure import EngineRounds, Spread, engine
-from fedcore_study.bench.workloads import Workload
+from fedcore_study.bench.workloads import Windows, Workload
 
 CLIENTS = (1_000, 10_000, 100_000, 1_000_000)
 METHODS = ("fedavg", "moon")
@@ -35,20 +30,7 @@ SAMPLES = 10
 """What each client holds."""
 
 
-class Windows:
-    """Deal ``SAMPLES`` to each client from the data in random order, and from their start again at their end."""
-
-    shares_samples = True
-
-    def __call__(self, labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> IndexLists:
-        """Return each client's positions."""
-        order = numpy_generator(seed, "partition").permutation(len(labels)).astype(np.int32)
-        total = num_clients * SAMPLES
-        dealt = torch.from_numpy(order).repeat(-(-total // len(order)))[:total]
-        return IndexLists(dealt.contiguous(), torch.arange(0, total + 1, SAMPLES))
-
-
-windows = Windows()
+windows = Windows(SAMPLES)
 
 SCALE = Workload(
     "scale",

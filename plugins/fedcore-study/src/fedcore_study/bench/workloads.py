@@ -1,6 +1,7 @@
-"""What is timed: data made from a seed, models and settings of the workloads W1, W2, W3 and pfl-cifar10.
+"""What is timed: data made from a seed, models and settings of the workloads W1, W2, W3, tiny and pfl-cifar10.
 
-The images are random with a pattern per class, so that training is training; nothing is read from disk.
+The images are random with a pattern per class, so that training is training; nothing is read from disk. ``tiny`` has
+scikit-learn's digits, which come with the package.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedcore import SplitModel
-from fedcore.data import Dataset, ResidentSamples
+from fedcore.base.seeding import numpy_generator
+from fedcore.data import Dataset, IndexLists, IntArray, ResidentSamples
 
 CLASSES = 10
 
@@ -32,6 +35,28 @@ class Workload:
     summary: str
     config: Mapping[str, Any] = field(default_factory=dict)
     block: int = 5
+
+
+class Windows:
+    """A partitioner: the same number of samples for each client, from the data in random order, again from their start.
+
+    :param samples: of each client.
+    """
+
+    shares_samples = True
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __call__(self, labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> IndexLists:
+        """Return each client's positions."""
+        order = numpy_generator(seed, "partition").permutation(len(labels)).astype(np.int32)
+        total = num_clients * self.samples
+        dealt = torch.from_numpy(order).repeat(-(-total // len(order)))[:total]
+        return IndexLists(dealt.contiguous(), torch.arange(0, total + 1, self.samples))
+
+
+windows_of_16 = Windows(16)
 
 
 def _images(n: int, shape: tuple[int, int, int], seed: int) -> ResidentSamples:
@@ -123,5 +148,12 @@ PFL = Workload(
      "local_epochs": 1, "batch_size": 10, "lr": 0.1, "momentum": 0.0, "eval_every": 10},
     block=10,
 )  # fmt: skip
-AGAINST_REFERENCE = {workload.name: workload for workload in (W1, W2, PFL)}
+TINY = Workload(
+    "tiny",
+    "digits, 100 of 1,000 clients x 16, 1 step of 16, mlp: what a client costs beside its steps",
+    {**_SGD, "dataset": "digits", "model": "mlp", "partition": f"{_HERE}windows_of_16", "clients": 1000,
+     "participation": 0.1, "local_epochs": 1, "batch_size": 16, "eval_every": 10},
+    block=10,
+)  # fmt: skip
+AGAINST_REFERENCE = {workload.name: workload for workload in (W1, W2, TINY, PFL)}
 METHODS = ("fedavg", "fedprox", "moon", "fdcl", "fedproc", "fedeccr", "fedcd", "fedcme", "scaffold")

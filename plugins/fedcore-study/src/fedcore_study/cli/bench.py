@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedcore_study.bench.measure import Measured, Spread
+    from fedcore_study.bench.profile import Profile
     from fedcore_study.bench.scale import Scaled
 
-WORKLOADS = ("W1", "W2", "W3", "pfl-cifar10", "scale", "all")
+WORKLOADS = ("W1", "W2", "W3", "tiny", "pfl-cifar10", "scale", "all")
 
 
 @guarded
@@ -40,15 +41,23 @@ def bench(
         "float32"
     ),
     capture: Annotated[bool, typer.Option(help="On CUDA, capture training steps as graphs.")] = True,
+    by_part: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Instead, list the processor time per client by part, on a CPU; default tiny.",
+        ),
+    ] = False,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
     """Time whole rounds of the engine and of a plain PyTorch loop in turn, and print the ratio with its spread.
 
-    W1, W2, pfl-cifar10: throughput relative to the loop (1.0 is its speed). W3: a method's time relative to FedAvg's.
-    scale: time and peak memory of one cohort of 50 among ever more registered clients, relative to the fewest.
+    W1, W2, tiny, pfl-cifar10: throughput relative to the loop (1.0 is its speed). W3: a method's time relative to
+    FedAvg's. scale: time and peak memory of one cohort of 50 among ever more registered clients, relative to the
+    fewest.
     """
-    wanted = list(workload or ["W1", "W2"])
+    wanted = list(workload or (["tiny"] if by_part else ["W1", "W2"]))
     for name in wanted:
         if name not in WORKLOADS:
             raise UnknownNameError("workload", name, WORKLOADS)
@@ -57,6 +66,9 @@ def bench(
 
     from fedcore_study.bench import measure, scale, workloads
 
+    if by_part:
+        _profile([name for name in wanted if name in workloads.AGAINST_REFERENCE], blocks, rounds, as_json)
+        return
     given: dict[str, Any] = {"device": device, "workers": workers, "precision": precision, "capture": capture}
     measured: list[Measured] = []
     scaled: list[Scaled] = []
@@ -129,6 +141,38 @@ def _scale_table(rows: list[Scaled]) -> Table:
             "" if row.memory.worker is None else f"{row.memory.worker:.0f}",
             "" if ratio.worker is None else f"{ratio.worker:.2f}",
         )
+    return table
+
+
+def _profile(names: list[str], blocks: int, rounds: int | None, as_json: bool) -> None:
+    from fedcore_study.bench.profile import profile
+    from fedcore_study.bench.workloads import AGAINST_REFERENCE
+
+    found = [profile(AGAINST_REFERENCE[name], blocks=blocks, block=rounds) for name in names]
+    if as_json:
+        output.print_json([row.as_json() for row in found])
+        return
+    for row in found:
+        output.stdout().print(_profile_table(row))
+
+
+def _profile_table(row: Profile) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        f"{row.name}, {row.clients} clients a round", f"ms of processor per client, {row.blocks} x {row.rounds}"
+    )
+    for name, spread in (
+        ("one process", row.total),
+        ("with one worker process", row.with_worker),
+        ("bare steps", row.steps),
+        ("beyond the bare steps, one process", row.beyond),
+        ("beyond them, with one worker process", row.beyond_with_worker),
+    ):
+        table.add_row(name, _text(spread))
+    table.add_section()
+    for part, milliseconds in row.parts.items():
+        table.add_row(part, f"{milliseconds:.3f}")
     return table
 
 

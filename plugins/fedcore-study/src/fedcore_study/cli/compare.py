@@ -28,16 +28,28 @@ def compare(
         typer.Option("--round", min=1, help="Compare after so many rounds, unfinished runs too; default at the end."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of the differences' intervals.")] = 0.95,
+    clients: Annotated[
+        bool,
+        typer.Option(
+            "--clients",
+            help="Show, in place of costs, the spread over clients: mean, std, worst and best 10 %, variance, Jain. "
+            "Needs a --protocol that clients measure.",
+        ),
+    ] = False,
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.")
     ] = "table",
+    latex: Annotated[
+        bool, typer.Option("--latex", help="A table for a paper (booktabs), the best in bold; as --format latex.")
+    ] = False,
     debug: options.Debug = False,
 ) -> None:
     """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
 
-    Runs of other data, partitions or settings stand in a table of their own and are never averaged with these.
+    Runs of other data, partitions or settings have a separate table and are never averaged with these.
     The difference is paired by seed; its interval is Student's t.
     """
+    form = "latex" if latex else form
     if form not in options.FORMATS:
         raise UnknownNameError("format", form, options.FORMATS)
 
@@ -55,6 +67,7 @@ def compare(
         target=target,
         round=at_round,
         confidence=confidence,
+        by_client=clients,
         warn=output.note,
     )
     from fedcore_study.compare import formats
@@ -69,4 +82,6 @@ def compare(
     for block in comparison.blocks:
         rows = [formats.cells(comparison, block, row) for row in block.rows]
         console.print(output.figures(formats.title(block), formats.headings(comparison, block), rows))
+        for sentence in block.findings:
+            console.print(output.text(sentence))
     console.print(output.text(formats.caption(comparison), style="dim"), soft_wrap=True)

@@ -35,8 +35,8 @@ def report(
 ) -> None:
     """Write one HTML page about runs: curves, partition, clients, classes, features, losses, bytes and times.
 
-    The page is self-contained. Runs of other data or settings stand in a section of their own and are never averaged
-    with these. Runs under way or stopped are shown as far as they came. Needs the extra fedcore[report].
+    The page is self-contained. Runs of other data or settings have a separate section and are never averaged
+    with these. Running and stopped runs are shown as far as they came. Needs the extra fedcore[report].
     """
     from fedcore_study.report.optional_dependencies import require
 

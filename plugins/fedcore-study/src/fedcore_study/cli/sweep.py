@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.base.safe_yaml import read_yaml
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, guarded
 from fedcore.cli.settings import typed_code
 from fedcore.runs.trust import check_code, code_in
+from fedcore_study.sweep.cluster import Cluster
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.spec import SweepSpec, override, read_spec
 
@@ -40,6 +42,25 @@ def sweep(
             rich_help_panel=options.GRID,
         ),
     ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--optuna",
+            metavar="TRIALS",
+            min=1,
+            help="Search by Optuna, in so many trials in all, in place of a grid; pruned on clients' held-out parts.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
+    searched: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--search",
+            metavar="OPTION=LOW..HIGH[:log]",
+            help="An option that --optuna searches, or OPTION=VALUE,VALUE; can be given again.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +83,24 @@ def sweep(
         ),
     ] = None,
     parallel: options.Parallel = None,
+    submit: Annotated[
+        str | None,
+        typer.Option(
+            "--submit",
+            metavar="slurm|local",
+            help="Submit each run as a job, to SLURM or, to try it, to this machine; needs submitit.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
+    submitted_with: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--submit-set",
+            metavar="NAME=VALUE",
+            help="A parameter of submitit's executor, such as slurm_partition=gpu; can be given again.",
+            rich_help_panel=options.GRID,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=options.GRID)
     ] = False,
@@ -77,6 +116,12 @@ def sweep(
     add a projection head, which --projection gives to all). Ctrl-C leaves checkpoints: fedcore sweep FOLDER goes on
     from there. Exit code 3: some runs failed; the others are finished.
     """
+    if searched and trials is None:
+        raise ConfigError("--search is for --optuna: add how many trials, --optuna 20")
+    if trials is not None:
+        _search(trials, searched or [], source, out, given, grid, seeds, settings, parallel, dry_run, as_json, quiet)
+        return
+    cluster, parameters = _cluster(submit, submitted_with or [])
     spec, folder = _asked_for(source, out, given, grid or [], seeds, settings or [])
     if spec is not None and source is not None:
         code = (name for _, config in spec.cells() for name in code_in(config))
@@ -95,7 +140,14 @@ def sweep(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
     with SweepDisplay(output.stderr(), quiet=quiet) as display:
         result = run_sweep(
-            spec, folder, parallel=parallel, listen=display, allow_code=allow_code, allow_outside=allow_outside
+            spec,
+            folder,
+            parallel=parallel,
+            listen=display,
+            allow_code=allow_code,
+            allow_outside=allow_outside,
+            submit=cluster,
+            parameters=parameters,
         )
     for note in _cautions(result.directory):
         output.note(note)
@@ -117,6 +169,53 @@ def sweep(
         raise typer.Exit(SOME_FAILED)
     if not as_json:
         output.stdout().print(output.text(f"{done}. Compare them with: fedcore compare {path}"), soft_wrap=True)
+
+
+def _search(
+    trials: int,
+    searched: list[str],
+    source: Path | None,
+    out: Path | None,
+    given: dict[str, Any],
+    grid: list[str] | None,
+    seeds: str | None,
+    settings: list[str] | None,
+    parallel: int | None,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Run a search by Optuna."""
+    if source is not None or grid or parallel not in (None, 1):
+        raise ConfigError(
+            "--optuna takes no file, no --grid and no --parallel: trials use all cores, one after another"
+        )
+    from fedcore_study.cli.search import run_search
+
+    base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    spec = override(SweepSpec(), base, [], seeds, settings or [])
+    run_search(spec, searched, trials, out or Path("sweeps") / stamp, as_json=as_json, quiet=quiet, dry_run=dry_run)
+
+
+def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict[str, Any]]:
+    """Return where runs are submitted to, and the parameters of submitit's executor."""
+    if submit is None:
+        if texts:
+            raise ConfigError("--submit-set is for --submit slurm")
+        return None, {}
+    if submit not in ("slurm", "local"):
+        raise ConfigError(f"--submit {submit!r}: write slurm or local")
+    parameters = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise ConfigError(f"--submit-set {text!r}: write NAME=VALUE, for example slurm_partition=gpu")
+        try:
+            parameters[name] = read_yaml(value)
+        except ValueError as error:
+            raise ConfigError(f"--submit-set {text!r}: the value is not valid YAML ({error})") from None
+    return ("slurm" if submit == "slurm" else "local"), parameters
 
 
 def _cautions(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A sweep while it is under way: bars on a terminal, a line per run's beginning and end elsewhere."""
+"""Progress of a running sweep: bars on a terminal, elsewhere a line at the start and end of each run."""
 
 from __future__ import annotations
 

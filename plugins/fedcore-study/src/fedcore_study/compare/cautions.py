@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.storage.files import parse_json
 from fedcore_study.compare.figures import Difference
 
 if TYPE_CHECKING:
@@ -32,12 +31,11 @@ class ModelSize:
         return f"{self.parameters:,} parameters and {head}"
 
 
-def model_size(path: Path) -> ModelSize | None:
-    """Return the size of a run's model from its records, else from model.safetensors; None where neither says."""
+def model_size(path: Path, sessions: Sequence[Mapping[str, Any]]) -> ModelSize | None:
+    """Return the size of a run's model from its last session, else from model.safetensors; None where neither says."""
     try:
-        last = (path / "sessions.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-        return _size(parse_json(last)["model"])
-    except (OSError, ValueError, LookupError, TypeError):
+        return _size(sessions[-1]["model"])
+    except (LookupError, TypeError):
         return _size_of_tensors(path / "model.safetensors")
 
 

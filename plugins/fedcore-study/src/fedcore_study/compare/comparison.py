@@ -6,28 +6,33 @@ Runs that differ in anything but the rows' options and the seed stand in differe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import PARTITION_OPTIONS, key, settings
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore_study.compare.cautions import few_seeds, other_models
 from fedcore_study.compare.figures import Difference, Figure, paired_difference
+from fedcore_study.compare.findings import findings
 from fedcore_study.compare.groups import by_seed, field, grouped
 from fedcore_study.compare.records import Evaluation, RunRecord, Warn
 
 BASELINE = "fedavg"
+
+CLIENT_FIGURES = ("mean", "std", "worst", "best", "variance", "jain")
+"""Figures of :class:`fedcore_study.compare.fairness.Spread`."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One method (or other value of the rows' options) over seeds.
 
-    :param accuracy: by seed; ``summary`` of them. ``rounds`` and ``bytes``: to reach the target, over the seeds
-        that do. ``difference`` is to the baseline, paired by seed.
+    :param accuracy: by seed; ``summary`` of them. ``rounds``, ``bytes`` and ``virtual`` (seconds of the simulated
+        system): to reach the target, over the seeds that do. ``difference`` is to the baseline, paired by seed.
+    :param clients: how the accuracy is spread over the clients, by ``CLIENT_FIGURES``: over seeds.
     """
 
     label: str
@@ -37,6 +42,8 @@ class Row:
     rounds: Figure | None
     bytes: Figure | None
     seconds: Figure | None
+    virtual: Figure | None
+    clients: dict[str, Figure | None]
 
 
 @dataclass(frozen=True)
@@ -44,17 +51,22 @@ class Block:
     """Rows that share all settings but the rows' own; ``settings`` are those in which blocks differ.
 
     :param notes: what a reader has to know: a baseline with another model, too few seeds.
+    :param findings: what the block shows, in sentences.
     """
 
     settings: dict[str, Json]
     baseline: str | None
     rows: list[Row]
     notes: list[str]
+    findings: list[str]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All blocks, with what they were made of: accuracies are fractions, times seconds."""
+    """All blocks, with what they were made of: accuracies are fractions, times seconds.
+
+    :param by_client: whether tables show how the accuracy is spread over the clients.
+    """
 
     protocol: str
     by: list[str]
@@ -63,6 +75,7 @@ class Comparison:
     confidence: float
     common: dict[str, Json]
     blocks: list[Block]
+    by_client: bool = False
 
     @property
     def notes(self) -> list[str]:
@@ -91,6 +104,7 @@ def compare(
     target: float | None = None,
     round: int | None = None,
     confidence: float = 0.95,
+    by_client: bool = False,
     warn: Warn = lambda message: None,
 ) -> Comparison:
     """Compare runs by seed.
@@ -99,6 +113,7 @@ def compare(
     :param baseline: label of the row that differences are to; default fedavg where a block has it.
     :param target: accuracy in (0, 1] whose first reaching is counted in rounds and bytes.
     :param round: compare after so many rounds, unfinished runs included; default at the end of finished runs.
+    :param by_client: show how the accuracy is spread over the clients, for a protocol that these measure.
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another: the same
         settings and seed twice, or dealt to different clients.
     """
@@ -107,6 +122,9 @@ def compare(
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
     if target is not None and not 0 < target <= 1:
         raise ConfigError(f"--target is {target}; accuracies are fractions, for example --target 0.8")
+    if by_client and not PROTOCOLS[protocol].on_clients:
+        names = ", ".join(f"--protocol {name}" for name in ON_CLIENTS)
+        raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
     kept = _usable(runs, protocol, round, warn)
@@ -115,7 +133,7 @@ def compare(
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
     made = [_block(group.rows, group.settings, baseline, protocol, target, round, confidence, warn) for group in groups]
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    return Comparison(protocol, rows_by, round, target, confidence, common, made)
+    return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client)
 
 
 def _usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
@@ -192,12 +210,28 @@ def _block(
                 Figure.of([point.rounds for point in reached]),
                 Figure.of([point.bytes for point in reached]),
                 Figure.of(seconds),
+                Figure.of([point.virtual for point in reached if point.virtual is not None]),
+                _over_clients(runs.values(), protocol, round),
             )
         )
     notes = [few_seeds(row.difference for row in made)]
     if reference is not None:
         notes.insert(0, other_models(rows, chosen))
-    return Block(shown, chosen if reference is not None else None, made, [note for note in notes if note])
+    against = chosen if reference is not None else None
+    said = findings(
+        {row.label: row.summary for row in made},
+        {row.label: row.difference for row in made if row.label != against},
+        against,
+        confidence,
+    )
+    return Block(shown, against, made, [note for note in notes if note], said)
+
+
+def _over_clients(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:
+    """Return the figures of the spread over clients, each over the runs that have it."""
+    spreads = [spread for run in runs if (spread := run.spread(protocol, round)) is not None]
+    values = {name: [getattr(spread, name) for spread in spreads] for name in CLIENT_FIGURES}
+    return {name: Figure.of([value for value in found if value is not None]) for name, found in values.items()}
 
 
 def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:

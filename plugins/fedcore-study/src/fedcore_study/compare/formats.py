@@ -5,48 +5,122 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fedcore.base.config import Json
 from fedcore.base.identity import method
 from fedcore_study.compare.cautions import FEW
 from fedcore_study.compare.comparison import Block, Comparison, Row
-from fedcore_study.compare.figures import Figure
+from fedcore_study.compare.figures import Difference, Figure
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$"}
 
 
-def headings(comparison: Comparison, block: Block) -> list[str]:
-    """Return the columns' headings of a block; the first column holds names, the others numbers."""
-    found = [", ".join("method" if name == "plugin" else name for name in comparison.by), "seeds", "accuracy %"]
+@dataclass(frozen=True)
+class Column:
+    """A column of a block's table.
+
+    :param cell: a row's text. ``rank``: what the best row of a column has most of, None for a row that cannot be the
+        best; columns without ``rank`` have no best.
+    """
+
+    heading: str
+    cell: Callable[[Row], str]
+    rank: Callable[[Row], float | None] | None = None
+
+
+SECONDS = "s/round"
+
+CLIENTS = {
+    "mean": ("clients' mean %", 100.0, 2, 1),
+    "std": ("std %", 100.0, 2, -1),
+    "worst": ("worst 10 %", 100.0, 2, 1),
+    "best": ("best 10 %", 100.0, 2, 1),
+    "variance": ("variance", 1.0, 1, -1),
+    "jain": ("Jain", 1.0, 4, 1),
+}
+"""Figure over the clients: its heading, what it is multiplied by, its decimals, and 1 where more is better, else -1."""
+
+
+def columns(comparison: Comparison, block: Block) -> list[Column]:
+    """Return the columns of a block; the first one holds names, the others numbers."""
+    found = [
+        Column(", ".join("method" if name == "plugin" else name for name in comparison.by), lambda row: row.label),
+        Column("seeds", lambda row: str(len(row.accuracy))),
+        _figures("accuracy %", lambda row: row.summary, 100, 2, 1),
+    ]
+    if comparison.by_client:  # beside differences and costs they would be too many to read
+        return [*found, *client_columns()]
     if block.baseline is not None:
-        found.append(f"minus {block.baseline} [{100 * comparison.confidence:g} % interval]")
+        interval = f"[{100 * comparison.confidence:g} % interval]"
+        found.append(Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference)))
     if comparison.target is not None:
         goal = f"{100 * comparison.target:g} %"
-        found += [f"rounds to {goal}", f"MB to {goal}"]
-    return [*found, "s/round"]
+        found.append(_to_target(f"rounds to {goal}", lambda row: row.rounds, 1.0, 1))
+        found.append(_to_target(f"MB to {goal}", lambda row: row.bytes, 1e-6, 2))
+        if any(row.virtual for row in block.rows):
+            found.append(_to_target(f"virtual s to {goal}", lambda row: row.virtual, 1.0, 1))
+    return [*found, Column(SECONDS, lambda row: spread(row.seconds, 1, 3))]
+
+
+def client_columns() -> list[Column]:
+    """Return the columns of how the accuracy is spread over the clients."""
+    return [
+        _figures(heading, lambda row, name=name: row.clients[name], scale, digits, sign)  # type: ignore[misc]
+        for name, (heading, scale, digits, sign) in CLIENTS.items()
+    ]
+
+
+def _figures(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int, sign: int) -> Column:
+    """Return a column of figures whose best mean, as it is printed, is the largest (``sign`` 1) or the smallest."""
+
+    def rank(row: Row) -> float | None:
+        found = figure(row)
+        return None if found is None else sign * round(scale * found.mean, digits)
+
+    return Column(heading, lambda row: spread(figure(row), scale, digits), rank)
+
+
+def _to_target(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int) -> Column:
+    """Return a column of what it took to reach the target, with ``(2/3)`` where not all seeds did."""
+
+    def cell(row: Row) -> str:
+        found = figure(row)
+        if found is None:
+            return "not reached"
+        return spread(found, scale, digits) + (
+            f" ({found.n}/{len(row.accuracy)})" if found.n < len(row.accuracy) else ""
+        )
+
+    def rank(row: Row) -> float | None:
+        found = figure(row)
+        return None if found is None or found.n < len(row.accuracy) else -round(scale * found.mean, digits)
+
+    return Column(heading, cell, rank)
+
+
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
+        return "-"
+    text = f"{100 * difference.mean:+.2f}"
+    if difference.n < FEW:
+        text += f" ({difference.n} seed{'s' if difference.n > 1 else ''})"
+    elif difference.low is not None and difference.high is not None:
+        text += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
+    return text
+
+
+def headings(comparison: Comparison, block: Block) -> list[str]:
+    """Return the columns' headings of a block."""
+    return [column.heading for column in columns(comparison, block)]
 
 
 def cells(comparison: Comparison, block: Block, row: Row) -> list[str]:
     """Return a row's cells, accuracies in percent: mean ± standard deviation, ``(2/3)`` where not all seeds have it."""
-    seeds = len(row.accuracy)
-    found = [row.label, str(seeds), spread(row.summary, 100)]
-    if block.baseline is not None:
-        difference = row.difference
-        text = "-"
-        if difference is not None:
-            text = f"{100 * difference.mean:+.2f}"
-            if difference.n < FEW:
-                text += f" ({difference.n} seed{'s' if difference.n > 1 else ''})"
-            elif difference.low is not None and difference.high is not None:
-                text += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
-        found.append(text)
-    if comparison.target is not None:
-        for figure, scale, digits in ((row.rounds, 1.0, 1), (row.bytes, 1e-6, 2)):
-            short = f" ({figure.n}/{seeds})" if figure is not None and figure.n < seeds else ""
-            found.append(spread(figure, scale, digits) + short if figure else "not reached")
-    return [*found, spread(row.seconds, 1, 3)]
+    return [column.cell(row) for column in columns(comparison, block)]
 
 
 def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
@@ -77,18 +151,50 @@ def markdown(comparison: Comparison) -> str:
     for block in comparison.blocks:
         rows = [cells(comparison, block, row) for row in block.rows]
         parts.append(markdown_table(title(block), headings(comparison, block), rows))
+        parts += ["\n".join(f"- {sentence}" for sentence in block.findings)] if block.findings else []
     notes = [f"Note: {note}." for note in comparison.notes]
     return "\n\n".join([*parts, caption(comparison), *notes]) + "\n"
 
 
 def latex(comparison: Comparison) -> str:
-    """Return a tabular for each block, in the style of the package booktabs."""
-    parts = []
-    for block in comparison.blocks:
-        rows = [cells(comparison, block, row) for row in block.rows]
-        parts.append(latex_table(title(block), headings(comparison, block), rows))
+    """Return a table for each block in the style of the package booktabs, the best of each column in bold."""
     notes = [f"% Note: {note}." for note in comparison.notes]
-    return "\n\n".join(["\n".join([f"% {caption(comparison)}", *notes]), *parts]) + "\n"
+    parts = ["\n".join([r"% Needs \usepackage{booktabs}.", f"% {caption(comparison)}", *notes])]
+    for number, block in enumerate(comparison.blocks, start=1):
+        said = [f"% {sentence}" for sentence in block.findings]
+        parts.append("\n".join([*said, _latex_float(comparison, block, number)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
+    shown = [column for column in columns(comparison, block) if column.heading != SECONDS]  # of one machine
+    rows = [
+        [
+            latex_number(column.cell(row)) if place else latex_text(column.cell(row))
+            for place, column in enumerate(shown)
+        ]
+        for row in block.rows
+    ]
+    for place, column in enumerate(shown):
+        for best in _best(column, block.rows):
+            rows[best][place] = rf"\textbf{{{rows[best][place]}}}"
+    words = f"{title(block)}; {caption(comparison)}" if title(block) else caption(comparison)
+    words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
+    if block.baseline is not None and not comparison.by_client:
+        words += f" Differences to {block.baseline} are paired by seed, with Student's t interval."
+    table = latex_table("", [column.heading for column in shown], rows, escaped=True)
+    label = f"tab:comparison-{number}" if len(comparison.blocks) > 1 else "tab:comparison"
+    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(words)}}}", rf"\label{{{label}}}", table]
+    return "\n".join([*lines, r"\end{table}"])
+
+
+def _best(column: Column, rows: Sequence[Row]) -> list[int]:
+    """Return the numbers of the rows that are best in a column, as it is printed; none where there is no choice."""
+    ranks = [column.rank(row) if column.rank else None for row in rows]
+    known = [rank for rank in ranks if rank is not None]
+    if len(known) < 2 or min(known) == max(known):
+        return []
+    return [number for number, rank in enumerate(ranks) if rank == max(known)]
 
 
 def markdown_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -98,11 +204,25 @@ def markdown_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[
     return "\n".join([*([f"**{title}**", ""] if title else []), *lines])
 
 
-def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a tabular with its title as a comment; the first column holds names, the others numbers."""
+def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, escaped: bool = False) -> str:
+    """Return a tabular with its title as a comment; the first column holds names, the others numbers.
+
+    :param escaped: the rows are LaTeX already.
+    """
     lines = [f"% {title}"] if title else []
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", _latex_row(headings), r"\midrule"]
-    return "\n".join([*lines, *map(_latex_row, rows), r"\bottomrule", r"\end{tabular}"])
+    body = [" & ".join(row) + r" \\" if escaped else _latex_row(row) for row in rows]
+    return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def latex_text(text: str) -> str:
+    """Return a text in which nothing is a command of LaTeX."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def latex_number(text: str) -> str:
+    """Return a cell of numbers for LaTeX, with signs of the right length."""
+    return re.sub(r"-(?=\d)", "$-$", latex_text(text))
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -112,15 +232,19 @@ def as_csv(comparison: Comparison) -> str:
     writer = csv.writer(file, lineterminator="\n")
     figures = [f"{name}_{part}" for name in ("accuracy", "rounds", "bytes", "seconds") for part in ("mean", "std", "n")]
     difference = ["difference_mean", "difference_low", "difference_high", "difference_n"]
-    writer.writerow([*named, "row", "protocol", "baseline", *figures, *difference])
+    over_clients = [f"clients_{name}_{part}" for name in CLIENTS for part in ("mean", "std", "n")]
+    virtual = ["virtual_seconds_mean", "virtual_seconds_std", "virtual_seconds_n"]
+    writer.writerow([*named, "row", "protocol", "baseline", *figures, *difference, *virtual, *over_clients])
     for block in comparison.blocks:
         for row in block.rows:
             values: list[Json] = [_short(name, block.settings.get(name, "")) for name in named]
             values += [row.label, comparison.protocol, block.baseline]
             for figure in (row.summary, row.rounds, row.bytes, row.seconds):
-                values += [figure.mean, figure.std, figure.n] if figure else [None, None, 0]
+                values += _parts(figure)
             d = row.difference
             values += [d.mean, d.low, d.high, d.n] if d else [None, None, None, 0]
+            for figure in (row.virtual, *(row.clients[name] for name in CLIENTS)):
+                values += _parts(figure)
             writer.writerow(values)
     return file.getvalue()
 
@@ -138,8 +262,12 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 }
 
 
+def _parts(figure: Figure | None) -> list[Json]:
+    return [figure.mean, figure.std, figure.n] if figure else [None, None, 0]
+
+
 def _latex_row(row: Sequence[str]) -> str:
-    return " & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in row) + r" \\"
+    return " & ".join(map(latex_text, row)) + r" \\"
 
 
 def _short(name: str, value: Json) -> Json:

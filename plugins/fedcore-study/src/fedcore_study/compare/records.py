@@ -1,4 +1,4 @@
-"""What runs left behind, read as it is: a run under way, stopped or damaged at the end is read as far as it goes."""
+"""Records of runs, read without changes: of a running, stopped or damaged run as far as they are whole."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import RunConfig, RunDirectoryError
+from fedcore.runs.records import RecordFile
 from fedcore.runs.saved import SavedConfig, partition_digest, read_saved
 from fedcore.runs.trust import check_links
 from fedcore.storage.files import parse_json, read_bytes, read_text, unsealed
 from fedcore_study.compare.cautions import ModelSize, model_size
+from fedcore_study.compare.fairness import Spread, spread_of
 from fedcore_study.sweep.directory import SweepDirectory
 
 Warn = Callable[[str], None]
@@ -22,11 +24,15 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One protocol's accuracy, in [0, 1], after a number of rounds that cost some bytes down and up together."""
+    """One protocol's accuracy, in [0, 1], after a number of rounds that cost some bytes down and up together.
+
+    :param virtual: seconds on the clock of the simulated system; None without one.
+    """
 
     rounds: int
     accuracy: float
     bytes: int
+    virtual: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class RunRecord:
 
     :param partition: hash of who holds which samples; ``labels`` that of the training labels they were dealt from.
     :param rounds: lines of metrics.jsonl, one per round. ``summary`` is None before the run is finished.
+    :param sessions: lines of sessions.jsonl, one per process that trained it; none of earlier versions.
     """
 
     path: Path
@@ -43,6 +50,7 @@ class RunRecord:
     labels: str
     rounds: list[dict[str, Any]]
     summary: dict[str, Any] | None
+    sessions: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -52,7 +60,7 @@ class RunRecord:
     @cached_property
     def model(self) -> ModelSize | None:
         """The model's size, where the run recorded it or has left its model."""
-        return model_size(self.path)
+        return model_size(self.path, self.sessions)
 
     @cached_property
     def protocols(self) -> list[str]:
@@ -69,7 +77,7 @@ class RunRecord:
             spent += line["bytes"]["down"] + line["bytes"]["up"]
             row = _row(line.get("metrics") or {}, protocol)
             if row:
-                found.append(Evaluation(line["round"] + 1, row["accuracy"], spent))
+                found.append(Evaluation(line["round"] + 1, row["accuracy"], spent, _virtual(line)))
         return found
 
     def final(self, protocol: str) -> Evaluation | None:
@@ -78,7 +86,17 @@ class RunRecord:
             return None
         row = _row(self.summary["metrics"], protocol)
         spent = self.summary["bytes"]
-        return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"]) if row else None
+        time = _virtual(self.rounds[-1]) if self.rounds else None
+        return Evaluation(self.summary["rounds"], row["accuracy"], spent["down"] + spent["up"], time) if row else None
+
+    def spread(self, protocol: str, rounds: int | None) -> Spread | None:
+        """Return how a protocol's accuracy is spread over the clients, at the end or after ``rounds`` rounds."""
+        if rounds is None:
+            metrics = self.summary["metrics"] if self.summary else {}
+        else:
+            metrics = next((line.get("metrics") or {} for line in self.rounds if line["round"] + 1 == rounds), {})
+        row = _row(metrics, protocol)
+        return None if row is None else spread_of(row)
 
     def at(self, protocol: str, rounds: int | None) -> Evaluation | None:
         """Return the accuracy after ``rounds`` rounds, the final one for None; None where there is none."""
@@ -146,7 +164,8 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     saved = read_saved(file, path)
     partition, labels = _hashes(path / "partition.json", saved)
     rounds = list(_rounds(path / "metrics.jsonl", warn, saved.mark))
-    return RunRecord(path, saved.config, partition, labels, rounds, _summary(path, warn, saved.mark))
+    summary, sessions = _summary(path, warn, saved.mark), _sessions(path, warn, saved.mark)
+    return RunRecord(path, saved.config, partition, labels, rounds, summary, sessions)
 
 
 def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
@@ -180,6 +199,17 @@ def _rounds(file: Path, warn: Warn, mark: str) -> Iterator[dict[str, Any]]:
             return
 
 
+def _sessions(path: Path, warn: Warn, mark: str) -> list[dict[str, Any]]:
+    """Return the lines of sessions.jsonl that are whole."""
+    file = RecordFile(path / "sessions.jsonl", lambda: mark)
+    content, damaged = file.content(), file.damaged()
+    if content and not content.endswith(b"\n"):
+        damaged.append(content.count(b"\n") + 1)
+    if damaged:
+        warn(f"{file.path}: damaged in line {', '.join(map(str, damaged))}, which is left out")
+    return file.read()
+
+
 def _check(line: Mapping[str, Any]) -> None:
     """Look at what is used of a line; raises KeyError or TypeError."""
     _check_counts(line["round"], line["bytes"]["down"], line["bytes"]["up"])
@@ -201,6 +231,14 @@ def _row(metrics: Mapping[str, Any], protocol: str) -> Mapping[str, Any] | None:
     """Return a protocol's figures, None where there are none."""
     row = metrics.get(protocol)
     return row if isinstance(row, dict) and "accuracy" in row else None
+
+
+def _virtual(line: Mapping[str, Any]) -> float | None:
+    """Return a line's time on the clock of the simulated system, None without one."""
+    value = line.get("virtual_time")
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _check_counts(*values: Any) -> None:

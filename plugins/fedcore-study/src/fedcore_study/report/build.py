@@ -36,11 +36,13 @@ class Section:
     """What is shown of one group of runs.
 
     :param settings: all in which it differs from other groups. ``name`` begins its figures' files.
+    :param findings: what its tables show, in sentences.
     """
 
     title: str
     settings: str
     name: str
+    findings: list[str]
     tables: list[Table]
     charts: list[Chart]
     omitted: list[Omitted]
@@ -132,11 +134,12 @@ def _section(
     if points:
         made += samples.embeddings(group, dataset, points)
     told = {name: group.settings[name] for name in telling}
-    tables, cautions = _results(group, by)
+    tables, findings, cautions = _results(group, by)
     section = Section(
         title=_named(told) or "Results",
         settings=_named(group.settings) if len(told) < len(group.settings) else "",
         name=_named(told),
+        findings=findings,
         tables=tables,
         charts=[chart for chart in made if isinstance(chart, Chart)],
         omitted=_joined([chart for chart in made if isinstance(chart, Omitted)]),
@@ -157,19 +160,29 @@ def _telling(groups: Sequence[Group]) -> list[str]:
     return chosen
 
 
-def _results(group: Group, by: Sequence[str]) -> tuple[list[Table], list[str]]:
-    """Return what ``compare`` prints of a group's finished runs, a table per protocol; and its notes."""
+def _results(group: Group, by: Sequence[str]) -> tuple[list[Table], list[str], list[str]]:
+    """Return what ``compare`` prints of a group's finished runs, by protocol: tables, findings, notes.
+
+    A protocol that clients measure has a second table, of the spread over clients.
+    """
     tables: list[Table] = []
+    findings: list[str] = []
     notes: dict[str, None] = {}
     runs = [run for runs in group.rows.values() for run in runs if run.finished]
     for protocol in PROTOCOLS:
-        if any(run.final(protocol) for run in runs):
-            comparison = compare(runs, protocol=protocol, by=by)
-            (block,) = comparison.blocks
-            notes |= dict.fromkeys(block.notes)
-            rows = [formats.cells(comparison, block, row) for row in block.rows]
-            tables.append(Table(f"Finished runs, {protocol}", formats.headings(comparison, block), rows))
-    return tables, list(notes)
+        if not any(run.final(protocol) for run in runs):
+            continue
+        comparison = compare(runs, protocol=protocol, by=by)
+        (block,) = comparison.blocks
+        notes |= dict.fromkeys(block.notes)
+        findings += [f"{protocol}: {sentence}" for sentence in block.findings]
+        rows = [formats.cells(comparison, block, row) for row in block.rows]
+        tables.append(Table(f"Finished runs, {protocol}", formats.headings(comparison, block), rows))
+        if PROTOCOLS[protocol].on_clients:
+            columns = [formats.columns(comparison, block)[0], *formats.client_columns()]
+            rows = [[column.cell(row) for column in columns] for row in block.rows]
+            tables.append(Table(f"Over the clients, {protocol}", [column.heading for column in columns], rows))
+    return tables, findings, list(notes)
 
 
 def _overview(runs: Sequence[RunRecord]) -> Table:

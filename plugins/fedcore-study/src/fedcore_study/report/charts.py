@@ -1,4 +1,4 @@
-"""What can be drawn, whoever draws it: plain values, titles and captions. Imports nothing but the language."""
+"""Charts as plain values, titles and captions, for every renderer. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -53,12 +53,16 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves(Chart):
-    """Lines with deviation bands; ``log`` for values that differ by orders of magnitude."""
+    """Lines with deviation bands; ``log`` for values that differ by orders of magnitude.
+
+    :param rounds: whether x counts rounds, whole numbers that all lines share.
+    """
 
     x_title: str
     y_title: str
     lines: list[Line]
     log: bool = False
+    rounds: bool = True
 
     @property
     def covers(self) -> list[int]:
@@ -196,6 +200,6 @@ def number(value: Any) -> float | None:
 
 
 def legible(labels: Sequence[str], most: int = 40) -> list[str]:
-    """Return labels in one line each, cut where they are longer than people read on an axis."""
+    """Return labels in one line each, truncated to a length that is readable on an axis."""
     cleaned = [plain(label) for label in labels]
     return [label if len(label) <= most else label[: most - 1] + "…" for label in cleaned]

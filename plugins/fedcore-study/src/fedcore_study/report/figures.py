@@ -59,7 +59,7 @@ def _(chart: Curves) -> go.Figure:
             line=style,
             marker={"size": 5} if not covers else {"size": 7 + 2 * covers, "symbol": "circle-open"},
             customdata=_hover(line),
-            hovertemplate="%{y:.4g}%{customdata}",
+            hovertemplate="%{y:.4g}%{customdata}" + ("" if chart.rounds else " at %{x:.4g}"),
             **common,
         )
         for xs, ys in line.tails:
@@ -72,9 +72,9 @@ def _(chart: Curves) -> go.Figure:
                 showlegend=False,
                 **common,
             )
-    drawn.update_layout(hovermode="x unified", **_frame(chart.x_title, chart.y_title))
+    drawn.update_layout(hovermode="x unified" if chart.rounds else "closest", **_frame(chart.x_title, chart.y_title))
     last = max((x for line in chart.lines for xs in (line.x, *(xs for xs, _ in line.tails)) for x in xs), default=0)
-    if last <= 8:  # else the browser chooses, and chooses whole rounds
+    if chart.rounds and last <= 8:  # else the browser chooses, and chooses whole rounds
         drawn.update_xaxes(dtick=1)
     if chart.log:
         drawn.update_yaxes(type="log", exponentformat="power", dtick=1)

@@ -1,24 +1,26 @@
 """Runs into what a report shows of their records: tables and charts. Imports no torch.
 
 Nothing is averaged but runs of one group and row, which differ in the seed alone. Every value comes from a file, which
-may be damaged or a stranger's: what is no finite number counts as not recorded.
+may be damaged or untrusted: what is no finite number counts as not recorded.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedcore.base.protocols import EVALUATED, PROTOCOLS, VALIDATION
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord
 from fedcore_study.report.charts import Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, number, plain
+from fedcore_study.report.confusion import confusion
+from fedcore_study.report.costs import against_costs
+from fedcore_study.report.lines import figure_of, how, lines_of, over_rounds, scaled
 from fedcore_study.report.reading import mapping_in
 from fedcore_study.report.shares import bytes_sent, participation, seconds
 
 Metrics: TypeAlias = "Mapping[str, Any]"
-Read: TypeAlias = "Callable[[Mapping[str, Any]], float | None]"
 
 
 def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
@@ -27,8 +29,10 @@ def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[st
     :param colors: number of each row's colour. ``class_names`` are there if the data set is.
     """
     yield from _learning(group, colors)
+    yield from against_costs(group, colors)
     yield _per_client(group, colors)
     yield _per_class(group, class_names)
+    yield confusion(group, class_names)
     yield _silhouette(group, colors)
     yield from _losses(group, colors)
     yield from participation(group)
@@ -58,15 +62,15 @@ def _learning(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitt
         meaning = PROTOCOLS[protocol].measures
 
         def read(line: Mapping[str, Any], protocol: str = protocol) -> float | None:
-            return _scaled(_figure(line, protocol, "accuracy"), 100)
+            return scaled(figure_of(line, protocol, "accuracy"), 100)
 
-        lines = _lines(group, colors, lambda run, read=read: _over_rounds(run, read))  # type: ignore[misc]
+        lines = lines_of(group, colors, lambda run, read=read: over_rounds(run, read))  # type: ignore[misc]
         if lines:
             drawn = True
             yield Curves(
                 name=f"learning-{protocol}",
                 title=f"Accuracy over rounds, {protocol}",
-                about=f"Accuracy of {meaning}. {_how(lines)}",
+                about=f"Accuracy of {meaning}. {how(lines)}",
                 x_title="round",
                 y_title="accuracy %",
                 lines=lines,
@@ -145,13 +149,13 @@ def _silhouette(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
     title = "Silhouette of the features over rounds"
 
     def points(run: RunRecord) -> dict[int, float]:
-        found = _over_rounds(run, lambda line: number(mapping_in(line, "metrics").get("silhouette")))
+        found = over_rounds(run, lambda line: number(mapping_in(line, "metrics").get("silhouette")))
         last = number(run.summary["metrics"].get("silhouette")) if run.summary else None
         if run.summary and last is not None:
             found.setdefault(run.summary["rounds"], last)
         return found
 
-    lines = _lines(group, colors, points)
+    lines = lines_of(group, colors, points)
     if not any(len(line.x) > 1 or line.tails for line in lines):
         ends = [f"{line.label} {line.y[-1]:.3f}" for line in lines if line.y]
         found = f"known after the last round only ({', '.join(ends)})" if ends else "no run recorded it"
@@ -160,7 +164,7 @@ def _silhouette(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
         name="silhouette",
         title=title,
         about=f"How well the classes stand apart in the encoder's features of test samples: 1 apart, 0 mixed. "
-        f"{_how(lines)}",
+        f"{how(lines)}",
         x_title="round",
         y_title="silhouette",
         lines=lines,
@@ -175,14 +179,14 @@ def _losses(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitted
         def read(line: Mapping[str, Any], term: str = term) -> float | None:
             return number(mapping_in(line, "losses").get(term))
 
-        lines = _lines(group, colors, lambda run, read=read: _over_rounds(run, read))  # type: ignore[misc]
+        lines = lines_of(group, colors, lambda run, read=read: over_rounds(run, read))  # type: ignore[misc]
         if lines:
             drawn += 1
             plugin, dot, name = term.rpartition(".")
             yield Curves(
                 name=f"loss-{term}",
                 title=f"Loss term {plain(name)} of {plain(plugin)}" if dot else f"Loss of the {plain(term)}",
-                about=f"Mean over the clients' steps of a round, as recorded. {_how(lines)}",
+                about=f"Mean over the clients' steps of a round, as recorded. {how(lines)}",
                 x_title="round",
                 y_title="loss",
                 lines=lines,
@@ -192,48 +196,10 @@ def _losses(group: Group, colors: Mapping[str, int]) -> Iterator[Chart | Omitted
         yield Omitted("Loss terms", "no round is recorded yet")
 
 
-def _how(lines: Sequence[Line]) -> str:
-    """Return how the lines of a chart are to be read."""
-    parts = []
-    if any(line.runs > 1 for line in lines):
-        parts.append("The line is the mean over seeds, the band one standard deviation.")
-    if any(line.tails for line in lines):
-        parts.append("Dotted are single runs beyond the last round that all of the row have.")
-    return " ".join(parts)
-
-
 def _far_apart(lines: Sequence[Line]) -> bool:
     """Whether values are all positive and differ so much that a linear axis would show the largest alone."""
     values = [y for line in lines for y in (*line.y, *(y for _, ys in line.tails for y in ys))]
     return bool(values) and min(values) > 0 and max(values) > 1000 * statistics.median(values)
-
-
-def _lines(group: Group, colors: Mapping[str, int], points: Callable[[RunRecord], dict[int, float]]) -> list[Line]:
-    """Return a line per row: the mean as far as all of its runs came, what single ones have beyond as tails."""
-    lines = []
-    for label, runs in group.rows.items():
-        found = [values for run in runs if (values := points(run))]
-        if not found:
-            continue
-        shared = sorted(set.intersection(*(set(values) for values in found)))
-        columns = [[values[x] for values in found] for x in shared]
-        end = shared[-1] if shared else 0
-        beyond = [sorted(x for x in values if x >= end) for values in found]
-        tails = [
-            ([float(x) for x in xs], [values[x] for x in xs])
-            for xs, values in zip(beyond, found, strict=True)
-            if xs and xs[-1] > end
-        ]
-        std = [statistics.stdev(column) for column in columns] if len(found) > 1 else []
-        mean = [statistics.fmean(column) for column in columns]
-        lines.append(Line(label, colors[label], [float(x) for x in shared], mean, std, len(found), tails))
-    return lines
-
-
-def _over_rounds(run: RunRecord, read: Read) -> dict[int, float]:
-    """Return a figure by the number of rounds after which it was taken."""
-    found = ((line["round"] + 1, read(line)) for line in run.rounds)
-    return {rounds: value for rounds, value in found if value is not None}
 
 
 def _standing(runs: Sequence[RunRecord], protocol: str) -> tuple[int, list[tuple[RunRecord, Metrics]]]:
@@ -261,10 +227,6 @@ def _has(metrics: Metrics, protocol: str) -> bool:
     return isinstance(metrics.get(protocol), dict)
 
 
-def _figure(line: Mapping[str, Any], protocol: str, name: str) -> float | None:
-    return number(mapping_in(mapping_in(line, "metrics"), protocol).get(name))
-
-
 def _metrics(run: RunRecord) -> Iterator[Metrics]:
     yield from (mapping_in(line, "metrics") for line in run.rounds)
     if run.summary:
@@ -277,7 +239,3 @@ def _runs(group: Group) -> Iterator[RunRecord]:
 
 def _after(rounds: set[int]) -> str:
     return f"after {' or '.join(map(str, sorted(rounds)))} rounds"
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else factor * value

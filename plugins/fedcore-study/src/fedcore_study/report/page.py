@@ -40,6 +40,7 @@ class _Drawn:
 class _Section:
     title: str
     settings: str
+    findings: list[str]
     tables: Sequence[Any]
     drawn: list[_Drawn]
     omitted: list[Omitted]
@@ -100,7 +101,7 @@ def _section(section: Section, number: int) -> _Section:
         _Drawn(f"plot-{number}-{place}", _kind(chart), chart.title, chart.about, _json(figure(chart)))
         for place, chart in enumerate(section.charts, start=1)
     ]
-    return _Section(section.title, section.settings, section.tables, drawn, section.omitted)
+    return _Section(section.title, section.settings, section.findings, section.tables, drawn, section.omitted)
 
 
 def _kind(chart: Chart) -> str:

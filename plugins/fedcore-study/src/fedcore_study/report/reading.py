@@ -1,4 +1,4 @@
-"""Parts of a record, which may be damaged or a stranger's: what is not there, or of another kind, is empty."""
+"""Parts of a record, which may be damaged or untrusted: a missing value, or one of another type, is read as empty."""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ import torch
 
 from fedcore import FedcoreError
 from fedcore.base.seeding import numpy_generator
-from fedcore.client.frozen import load_state
+from fedcore.base.tensors import copy_into
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.picture import spaced
+from fedcore.data.public import with_public
 from fedcore.hooks.setup import Setup
 from fedcore.models.placement import Placement, forward_chunk
 from fedcore.runs.experiment import one_thread
@@ -36,7 +37,7 @@ def find_dataset(group: Group, data_dir: Path | None) -> Dataset | str:
     """Return the data set that all runs of a group train on, or why it is not to be had."""
     config = next(iter(group.rows.values()))[0].config
     if any(run.config.dataset != config.dataset for runs in group.rows.values() for run in runs):
-        return "the rows have different data sets; without --by dataset each has a section of its own"
+        return "the rows have different data sets; without --by dataset each has a separate section"
     try:
         return load_dataset(config.dataset, data_dir or config.data_dir)
     except FedcoreError as error:
@@ -145,7 +146,9 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
 
 def _features(run: RunRecord, dataset: Dataset, positions: torch.Tensor) -> np.ndarray | str:
     """Return the encoder's features (n, d) in float64, or why there are none."""
-    setup = Setup.build(run.config.model_copy(update={"device": "cpu"}), dataset)
+    config = run.config
+    dataset = with_public(dataset, config.public, config.seed, config.data_dir)
+    setup = Setup.build(config.model_copy(update={"device": "cpu"}), dataset)
     if any(name.startswith("encoder.") for name in setup.layout.personal):
         return "there is no global encoder: it stays on the clients"
     tensors, _ = read_tensors(run.path / "model.safetensors")
@@ -153,7 +156,7 @@ def _features(run: RunRecord, dataset: Dataset, positions: torch.Tensor) -> np.n
     own = model.state_dict()
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in tensors.items()}:
         return "the tensors in model.safetensors are not those of the run's model"
-    load_state(own, tensors)
+    copy_into(own, tensors)
     model.eval()
     with torch.inference_mode():
         parts = [model(dataset.test.gather(part))[0] for part in positions.split(forward_chunk(torch.device("cpu")))]

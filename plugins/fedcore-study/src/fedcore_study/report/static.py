@@ -130,7 +130,8 @@ def _(chart: Curves, axes: Axes) -> None:
             only = label if not line.x and not number else None
             axes.plot(xs, ys, linestyle=":", linewidth=0.9, label=only, **style)
     axes.set(xlabel=chart.x_title, ylabel=chart.y_title, yscale="log" if chart.log else "linear")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if chart.rounds:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.log:  # matplotlib's own labels need the mathematics that _STYLE turns off
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())

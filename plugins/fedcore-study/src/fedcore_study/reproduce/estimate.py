@@ -94,7 +94,7 @@ def time_round(config: RunConfig) -> Timed:
 
 
 def total(timed: Timed, configs: Iterable[RunConfig]) -> float:
-    """Return the seconds that runs take one after the other, each in a process of its own."""
+    """Return the seconds that runs take one after the other, each in a new process."""
     seconds = 0.0
     for config in configs:
         evaluations = -(-config.rounds // config.eval_every)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -169,12 +169,10 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
     if not run.rounds:
         raise ConfigError(f"{run.path}: no round is recorded yet")
     summary = run.summary
-    sessions = _sessions(run.path / "sessions.jsonl", warn)
+    if not run.sessions:
+        warn(f"{run.path}: it records neither commit nor machine, as runs of earlier versions do not")
     names = [*_LIBRARIES, *_packages(run.config.plugins)]
-    known = [
-        {**session, "versions": {name: v for name, v in session.get("versions", {}).items() if name in names}}
-        for session in sessions
-    ]
+    known = [{**session, "versions": _chosen(session.get("versions", {}), names)} for session in run.sessions]
     values = {
         "place": place,
         "method": method({name: None for name in run.config.plugins if name != "fedavg"}),
@@ -286,16 +284,9 @@ def _seconds(line: Mapping[str, Any]) -> float:
     return float(time.get("round", 0.0) + time.get("evaluation", 0.0))
 
 
-def _sessions(file: Path, warn: Warn) -> list[dict[str, Any]]:
-    try:
-        lines = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except FileNotFoundError:
-        warn(f"{file.parent}: it was trained by a fedcore that recorded neither commit nor machine")
-        return []
-    except (OSError, ValueError) as error:
-        warn(f"{file} is damaged ({error}); commit and machine are left out")
-        return []
-    return [line for line in lines if isinstance(line, dict)]
+def _chosen(versions: Any, names: Collection[str]) -> Any:
+    """Return the versions of the packages with these names; another thing than a mapping as it is."""
+    return {name: v for name, v in versions.items() if name in names} if isinstance(versions, dict) else versions
 
 
 def _packages(plugins: Mapping[str, Any]) -> list[str]:

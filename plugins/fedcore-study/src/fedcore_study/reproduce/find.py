@@ -37,7 +37,7 @@ def recipe_files() -> list[Path]:
 def find_recipes(method: str | None = None) -> Found:
     """Read all installed recipes, or those of a method.
 
-    :raises ConfigError: a method without recipes, or one that nobody knows; says which have some. Or what is wrong with
+    :raises ConfigError: a method without recipes, or an unknown one; names those that have some. Or what is wrong with
         a file, where that may be why nothing was found.
     """
     found = _read_all()

@@ -16,7 +16,7 @@ from fedcore_study.reproduce.run import Reproduction, ResultCell
 
 @dataclass(frozen=True)
 class Block:
-    """A column of the paper's table, as a table of its own: names first, then figures."""
+    """A column of the paper's table as a separate table: names first, then figures."""
 
     title: str
     headings: list[str]

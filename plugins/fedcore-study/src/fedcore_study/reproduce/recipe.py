@@ -206,7 +206,7 @@ class Recipe(_Part):
         yield from self.quick.columns.values()
 
     def _not_installed(self, choice: Options) -> str:
-        """Return which package a cell lacks here; a name that nobody is known to provide is an error."""
+        """Return which package a cell lacks here; a name that no known package provides is an error."""
         values = {**self.base, **choice}
         needed = [("plugin", name) for name in _plugins(values["plugins"])]
         needed += [

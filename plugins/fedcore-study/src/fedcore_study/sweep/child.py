@@ -1,4 +1,4 @@
-"""The process of one run of a sweep: ``python -m fedcore_study.sweep.child SWEEP_DIR NAME WORKERS [code] [outside]``.
+"""The process of one run of a sweep: ``python -m fedcore_study.sweep.child SWEEP_DIR NAME WORKERS [FLAG ...]``.
 
 Starts the run, or goes on with it; tells the sweep what happens in JSON lines on stdout; stops with a checkpoint
 at SIGINT, and when the sweep's process dies.
@@ -19,9 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError
+from fedcore.base.startup import end_without_collecting, importing
 from fedcore_study.sweep.directory import SweepDirectory
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
+ALONE = "alone"
+"""The argument of a run whose process outlives the sweep's: a job of a cluster."""
+
 GRACE = 60.0
 """Seconds for a run to stop with a checkpoint when the sweep's process is gone."""
 
@@ -37,8 +41,9 @@ def main(arguments: list[str]) -> int:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
-        threading.Thread(target=_stop_with_parent, daemon=True).start()
         folder, name, workers, *allowed = arguments
+        if ALONE not in allowed:
+            threading.Thread(target=_stop_with_parent, daemon=True).start()
         _run(SweepDirectory(Path(folder)), name, int(workers) if workers else None, allowed, tell)
     except KeyboardInterrupt:
         return STOPPED
@@ -58,7 +63,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(directory: SweepDirectory, name: str, workers: int | None, allowed: Sequence[str], tell: Any) -> None:
-    from fedcore.runs import experiment
+    with importing():
+        from fedcore.runs import experiment
     from fedcore.runs.directory import RunDirectory
     from fedcore.runs.trust import code_in, places_in
 
@@ -91,4 +97,5 @@ def _stop_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    end_without_collecting()
     sys.exit(main(sys.argv[1:]))

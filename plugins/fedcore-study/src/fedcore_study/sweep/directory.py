@@ -78,7 +78,7 @@ class SweepDirectory:
     def add(self, spec: str, runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
         """Plan runs, and return their names here; one that is planned already keeps its name and place.
 
-        :param runs: names for people, of which the folders' names are made, with configurations.
+        :param runs: readable names, from which the folders' names are made, with configurations.
         :raises RunDirectoryError: the folder holds something else, or cannot be written.
         """
         plan = self.plan() if self.is_one(self.path) else {}

@@ -43,7 +43,7 @@ class Outcome:
 
 
 class _Process:
-    """A job under way. It ends by itself when this process dies: its stdin closes."""
+    """A running job. It ends by itself when this process dies: its stdin closes."""
 
     def __init__(self, job: Job, inbox: Inbox, environment: Mapping[str, str], keep: Sequence[int]) -> None:
         self.job, self.inbox = job, inbox
@@ -101,7 +101,7 @@ def run_jobs(
 ) -> tuple[list[Outcome], bool]:
     """Run jobs, at most ``parallel`` at a time, in their order; one that fails does not stop the others.
 
-    The first Ctrl-C asks those under way to stop, the second kills them; no further one is started.
+    The first Ctrl-C asks the running ones to stop, the second kills them; no further one is started.
 
     :param keep: file descriptors that the processes inherit.
     :returns: the outcomes in the jobs' order, and whether it was interrupted.

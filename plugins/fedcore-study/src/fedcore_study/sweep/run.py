@@ -15,6 +15,7 @@ from fedcore.models.placement import resolve_device
 from fedcore.runs.resolve import resolve_config, resolve_plugins
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, code_in, places_in
+from fedcore_study.sweep.cluster import Cluster, submit_jobs
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.processes import Job, Listener, Outcome, run_jobs
 from fedcore_study.sweep.spec import SweepSpec
@@ -45,7 +46,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
-    """Return the runs of a sweep, each with a name for people, checked as far as one can before they run.
+    """Return the runs of a sweep, each with a readable name, checked as far as possible before they run.
 
     :raises ConfigError: and its kin, with the run that cannot work: names, options, conflicts, missing data.
     """
@@ -73,8 +74,10 @@ def run_sweep(
     listen: Listener | None = None,
     allow_code: bool = False,
     allow_outside: bool = False,
+    submit: Cluster | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> SweepResult:
-    """Run what is not finished of a sweep, each run in a process of its own.
+    """Run what is not finished of a sweep, each run in a new process.
 
     Every stream of random numbers derives from a run's seed, so that runs that differ in the method only have the
     same clients, cohorts and initial weights.
@@ -84,10 +87,11 @@ def run_sweep(
     :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
     :param allow_outside: let their trackers write outside of their directories.
+    :param submit: run each as a job of submitit's, with ``parameters`` of its executor.
     :raises ConfigError: and its kin, before anything runs.
     """
     if parallel is not None and parallel < 1:
-        raise ConfigError(f"--parallel is {parallel}; at least one run has to be under way")
+        raise ConfigError(f"--parallel is {parallel}; at least one run has to be running")
     planned = plan_sweep(spec) if spec else []
     directory = SweepDirectory(out)
     listen = listen or _silent
@@ -105,16 +109,23 @@ def run_sweep(
             if configs[name].trackers:
                 places = {place for config in own for place in places_in(config, folder)}
                 check_places(places_in(configs[name], folder), source, allow=allow_outside, own=places)
-        parallel = parallel or default_parallel(configs[name] for name in left)
+        if parallel is None:  # a cluster's own queue decides
+            parallel = len(left) if submit == "slurm" else default_parallel(configs[name] for name in left)
         parallel = max(1, min(parallel, len(left)))
         rounds = {name: configs[name].rounds for name in names}
         listen("", "plan", {"runs": names, "left": left, "parallel": parallel, "rounds": rounds, "out": directory.path})
         # A process that runs beside others trains by itself: workers of its own would only add memory and start-up.
-        workers = "0" if parallel > 1 else ""
+        workers = "0" if parallel > 1 and submit != "slurm" else ""
         module = command("fedcore_study.sweep.child", str(directory.path))
         allowed = [flag for flag, given in (("code", allow_code), ("outside", allow_outside)) if given]
         jobs = [Job(name, [*module, name, workers, *allowed], directory.log_file(name)) for name in left]
-        ran, interrupted = run_jobs(jobs, parallel, listen, environment=ALLOCATOR, keep=(lock,))
+        if submit is None:
+            ran, interrupted = run_jobs(jobs, parallel, listen, environment=ALLOCATOR, keep=(lock,))
+        else:
+            files = directory.path / "jobs"
+            ran, interrupted = submit_jobs(
+                jobs, submit, files, parallel=parallel, parameters=parameters or {}, listen=listen
+            )
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
     return SweepResult(directory.path, outcomes, interrupted)

@@ -124,7 +124,7 @@ class SweepSpec(BaseModel):
         return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False)
 
     def cells(self) -> Iterator[tuple[str, RunConfig]]:
-        """Yield each run of the grid with a name for people, seed by seed; combinations that are equal once.
+        """Yield each run of the grid with a readable name, seed by seed; combinations that are equal once.
 
         :raises ConfigError: a run that cannot be configured, or an option of a plugin that no run has.
         """

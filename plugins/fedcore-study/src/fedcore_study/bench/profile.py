@@ -1,0 +1,237 @@
+"""Processor time per client, by part of the engine: what a client costs beside its steps.
+
+Processor time wavers less than the clock when other work runs on the machine. Three sides take turns: the engine in
+this process, the engine with one worker process, and the bare steps (the reference's ``Trainer.step`` on batches of the
+same size). The parts are timed in one more run in this process, whose functions note when they begin and end; a part's
+time leaves out the parts that it calls. Messages are what the engine with one worker takes more than the one in this
+process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pkgutil
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from fedcore_study.bench.measure import EngineRounds, Spread, configured, engine
+from fedcore_study.bench.reference import Task, Trainer, cohort
+from fedcore_study.bench.workloads import Workload
+
+_CLIENT, _SERVER, _RUNS = "fedcore.client", "fedcore.server", "fedcore.runs"
+
+PARTS: Mapping[str, Sequence[str]] = {
+    "task and session": [f"{_CLIENT}.runtime.ClientRuntime.handle"],
+    "weights in": [
+        f"{_CLIENT}.working_model.WorkingModel.load",
+        f"{_CLIENT}.working_model.WorkingModel.load_frozen",
+        f"{_CLIENT}.session.LocalSession.prepare_training",
+    ],
+    "epochs and batches": [f"{_CLIENT}.runtime.train_epochs"],
+    "steps": [f"{_CLIENT}.loop.train_batch"],
+    "hooks": ["fedcore.hooks.plugins.PluginSet._invoke"],
+    "weights out": [f"{_CLIENT}.runtime.ClientRuntime._finish"],
+    "state": [
+        "fedcore.storage.client_store.ClientStore.read",
+        "fedcore.storage.client_store.ClientStore.write",
+        "fedcore.storage.state.State.begin",
+        "fedcore.storage.state.States.snapshot",
+    ],
+    "checks": [f"{_SERVER}.validation.UpdateValidator.update", f"{_SERVER}.validation.UpdateValidator.check"],
+    "fold": [f"{_SERVER}.running_mean.RunningMean.add", f"{_SERVER}.aggregation.aggregate"],
+    "server": [f"{_RUNS}.training.run_round"],
+    "evaluation": [f"{_RUNS}.evaluation.Evaluator.evaluate"],
+    "records and checkpoint": [
+        f"{_RUNS}.directory.RunDirectory.append_metrics",
+        f"{_RUNS}.training.Experiment.checkpoint",
+    ],
+}
+"""Part -> the functions whose time it is, without that of other parts."""
+
+REST = "rest"
+MESSAGES = "messages"
+
+
+class PartClock:
+    """Adds the processor time of this thread up by part.
+
+    :ivar seconds: by part, since :meth:`reset`; up to the last time that a part began or ended.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._inside = [REST]
+        self._since = time.thread_time()
+
+    def reset(self) -> None:
+        """Start to count anew."""
+        self.seconds.clear()
+        self._since = time.thread_time()
+
+    def _turn(self) -> None:
+        now = time.thread_time()
+        self.seconds[self._inside[-1]] += now - self._since
+        self._since = now
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function whose time is that of a part."""
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._turn()
+            self._inside.append(part)
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._turn()
+                self._inside.pop()
+
+        return call
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Time the functions of all parts within a block."""
+        with ExitStack() as stack:
+            for part, names in PARTS.items():
+                for name in names:
+                    stack.enter_context(mock.patch(name, self.timed(part, pkgutil.resolve_name(name))))
+            yield
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Milliseconds of processor time per client; a round's other costs are divided among its clients.
+
+    :param total: of the engine in this process; ``with_worker`` of it and one worker process together.
+    :param steps: of the bare steps.
+    :param beyond: ``total`` without the bare steps, of each block; ``beyond_with_worker`` likewise.
+    :param parts: by name, the largest first; ``messages`` are the difference of the two engines.
+    """
+
+    name: str
+    total: Spread
+    with_worker: Spread
+    steps: Spread
+    beyond: Spread
+    beyond_with_worker: Spread
+    parts: dict[str, float]
+    clients: int
+    blocks: int
+    rounds: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the profile as plain values."""
+        return asdict(self)
+
+
+def profile(workload: Workload, *, blocks: int, block: int | None = None) -> Profile:
+    """Return where the processor's time of a workload's clients goes, on a CPU."""
+    block = block or workload.block
+    with ExitStack() as stack:
+        inside, outside, watched = (
+            stack.enter_context(engine(configured(workload, {"device": "cpu", "workers": workers})))
+            for workers in (0, 1, 0)
+        )
+        federation = inside.experiment.federation
+        steps = BareSteps(Task.of(federation.config, federation.dataset, federation.partition))
+        sides = [lambda: _processor(inside, block), lambda: _processor(outside, block), lambda: steps.rounds(block)]
+        found = _in_turn(sides, blocks)
+        watched.rounds(block)
+        parts = by_part(watched, block)
+    scale = 1000 / (block * federation.config.cohort_size)
+    inner, outer, bare = ([scale * seconds for seconds in side] for side in found)
+    parts = {part: scale * seconds for part, seconds in parts.items()}
+    parts[MESSAGES] = Spread.of([two - one for one, two in zip(inner, outer, strict=True)]).median
+    return Profile(
+        workload.name,
+        Spread.of(inner),
+        Spread.of(outer),
+        Spread.of(bare),
+        Spread.of([all_of_it - step for all_of_it, step in zip(inner, bare, strict=True)]),
+        Spread.of([all_of_it - step for all_of_it, step in zip(outer, bare, strict=True)]),
+        dict(sorted(parts.items(), key=lambda item: -item[1])),
+        federation.config.cohort_size,
+        blocks,
+        block,
+    )
+
+
+def by_part(ours: EngineRounds, count: int) -> dict[str, float]:
+    """Run rounds in this process; returns seconds by part."""
+    clock = PartClock()
+    with clock.watching():
+        clock.reset()
+        ours.rounds(count)
+        return dict(clock.seconds)
+
+
+class BareSteps:
+    """The optimizer steps of a round's clients, and nothing else."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.trainer = task, Trainer(task, torch.device("cpu"), torch.channels_last)
+        self.number = 0
+
+    def rounds(self, count: int) -> float:
+        """Take the steps of rounds; returns seconds of processor time."""
+        spent = 0.0
+        self.trainer.model.train()
+        for _ in range(count):
+            batches = [batch for client in cohort(self.task, self.number) for batch in self._batches(client)]
+            self.number += 1
+            self.trainer.begin()
+            began = time.process_time()
+            for rows in batches:
+                self.trainer.step(rows)
+            spent += time.process_time() - began
+        return spent
+
+    def _batches(self, client: int) -> Iterator[Tensor]:
+        config, held = self.task.config, self.task.holds[client]
+        for _ in range(config.local_epochs):
+            yield from held[torch.randperm(len(held))].split(config.batch_size)
+
+
+def _in_turn(sides: Sequence[Callable[[], float]], blocks: int) -> list[list[float]]:
+    """Return each side's seconds by block, after one block of each that does not count."""
+    for side in sides:
+        side()
+    rows = [[side() for side in sides] for _ in range(blocks)]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _processor(ours: EngineRounds, count: int) -> float:
+    """Run rounds; returns the seconds of processor time of this process and of all its workers."""
+    clocks = [time.CLOCK_PROCESS_CPUTIME_ID, *map(_clock_of, children())]
+    before = [time.clock_gettime(clock) for clock in clocks]
+    ours.rounds(count)
+    return sum(time.clock_gettime(clock) - then for clock, then in zip(clocks, before, strict=True))
+
+
+def children() -> list[int]:
+    """Return the processes that this one has started; none where there is no /proc."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            parent = re.search(r"^PPid:\s+(\d+)", status.read_text(), re.MULTILINE)
+        except OSError:  # it has ended
+            continue
+        if parent and int(parent[1]) == os.getpid():
+            found.append(int(status.parent.name))
+    return found
+
+
+def _clock_of(process: int) -> int:
+    """Return the processor clock of another process: what Linux's ``clock_getcpuclockid`` gives."""
+    return (~process << 3) | 2

@@ -1,0 +1,76 @@
+"""``sweep --optuna``: a search in place of a grid."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from fedcore.cli import output
+from fedcore_study.cli.sweep import SOME_FAILED
+from fedcore_study.search import BEST, SearchResult, check_search, parse_search, search
+from fedcore_study.sweep.spec import SweepSpec
+
+
+def run_search(
+    spec: SweepSpec, texts: Sequence[str], trials: int, out: Path, *, as_json: bool, quiet: bool, dry_run: bool
+) -> None:
+    """Run a search and print its trials."""
+    axes = [parse_search(text) for text in texts]
+    if dry_run:
+        check_search(spec, axes)
+        output.note(f"{trials} trials of {', '.join(axis.name for axis in axes)}, none started")
+        return
+
+    def listen(number: int, event: str, details: Mapping[str, Any]) -> None:
+        if quiet or event == "round":
+            return
+        told = details.get("options") or details.get("message") or f"{100 * details['accuracy']:.2f} %"
+        if isinstance(told, Mapping):
+            told = ", ".join(f"{name} {_short(value)}" for name, value in told.items())
+        output.stderr().print(output.text(f"trial {number} {event}: {told}"), soft_wrap=True)
+
+    result = search(spec, axes, trials, out, listen=listen)
+    if as_json:
+        output.print_json(_plain(result))
+    else:
+        console = output.stdout()
+        console.print(_table(result))
+        if result.best is not None:
+            file = shlex.quote(str(result.directory / BEST))
+            console.print(output.text(f"the best options are in {file}: fedcore train --config {file}"), soft_wrap=True)
+    if any(trial.state == "fail" for trial in result.trials):
+        raise typer.Exit(SOME_FAILED)
+
+
+def _table(result: SearchResult) -> Table:
+    table = Table(
+        "trial", "accuracy on held-out parts %", "state", *dict.fromkeys(n for t in result.trials for n in t.options)
+    )
+    names = list(dict.fromkeys(name for trial in result.trials for name in trial.options))
+    for trial in sorted(result.trials, key=lambda trial: -(trial.value or 0.0) if trial.state == "complete" else 1.0):
+        value = "-" if trial.value is None else f"{100 * trial.value:.2f}"
+        table.add_row(str(trial.number), value, trial.state, *(_short(trial.options.get(name, "-")) for name in names))
+    return table
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(result: SearchResult) -> dict[str, Any]:
+    trials = [
+        {
+            "trial": t.number,
+            "state": t.state,
+            "accuracy": t.value,
+            "options": dict(t.options),
+            "run_dir": str(t.directory),
+        }
+        for t in result.trials
+    ]
+    return {"sweep_dir": str(result.directory), "trials": trials, "best": result.best.number if result.best else None}

@@ -1,0 +1,225 @@
+"""A search for options by Optuna: trials one after another, compared and pruned on the clients' held-out parts.
+
+The test set plays no part in it. The study is kept in ``study.log``, a file of JSON lines: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedcore import ConfigError, FedcoreError, Interrupted, RunConfig, run
+from fedcore.base.protocols import VALIDATION
+from fedcore.base.safe_yaml import read_yaml, write_yaml
+from fedcore.storage.files import write_text
+from fedcore_study.sweep.spec import SweepSpec, axis_name
+
+STUDY = "study.log"
+BEST = "best.yaml"
+
+Listener = Callable[[int, str, Mapping[str, Any]], None]
+"""Called with a trial's number, an event (``start``, ``round``, ``finished``, ``pruned``, ``failed``), its details."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An option to search: from ``low`` to ``high``, on a logarithmic scale where ``log``, or one of ``choices``."""
+
+    name: str
+    low: float | int = 0
+    high: float | int = 0
+    log: bool = False
+    choices: tuple[Any, ...] = ()
+
+    def suggest(self, trial: Any) -> Any:
+        """Return a trial's value."""
+        if self.choices:
+            return self.choices[trial.suggest_categorical(self.name, range(len(self.choices)))]
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(self.name, self.low, self.high, log=self.log)
+        return trial.suggest_float(self.name, float(self.low), float(self.high), log=self.log)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that ended: ``value`` is its best accuracy on held-out parts, None where it gave none."""
+
+    number: int
+    state: str
+    value: float | None
+    options: Mapping[str, Any]
+    directory: Path
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All trials of a study, and the best of those that were finished; None without any."""
+
+    directory: Path
+    trials: list[Trial]
+    best: Trial | None
+
+
+def parse_search(text: str) -> Axis:
+    """Read ``lr=0.001..0.1:log``, ``batch-size=8..64`` or ``plugin=moon,fedprox``.
+
+    :raises ConfigError: the text has another form, or names no option of a run.
+    """
+    name, equals, values = text.partition("=")
+    low, dots, high = values.partition("..")
+    high, colon, scale = high.partition(":")
+    axis = axis_name(name.strip())
+    try:
+        if not (equals and values) or scale not in ("", "log") or (colon and not scale):
+            raise ValueError("neither a range nor values")
+        if not dots:
+            choices = tuple(read_yaml(part) for part in values.split(","))
+            return Axis(axis, choices=choices)
+        bounds = [float(part) if set(part) & set(".eE") else int(part) for part in (low, high)]
+        if bounds[0] >= bounds[1] or (scale and bounds[0] <= 0):
+            raise ValueError("the first bound must be the lower one, and above 0 on a logarithmic scale")
+    except ValueError as error:
+        raise ConfigError(
+            f"--search {text!r}: write OPTION=LOW..HIGH, OPTION=LOW..HIGH:log or OPTION=VALUE,VALUE ({error})"
+        ) from None
+    return Axis(axis, bounds[0], bounds[1], bool(scale))
+
+
+def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
+    """Refuse a search that cannot work.
+
+    :raises ConfigError: Optuna is not installed, runs have no held-out parts, or an axis is no option of a trial.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("--optuna needs optuna, which is not installed: pip install 'fedcore-study[optuna]'")
+    if not axes:
+        raise ConfigError("--optuna has nothing to search; add --search lr=0.001..0.1:log, for example")
+    if spec.grid or spec.cases or len(spec.seeds) != 1:
+        raise ConfigError("--optuna takes --search and one seed, no --grid and no cases")
+    base = spec.run({}, spec.seeds[0])
+    if not base.client_test_fraction and not base.partition.endswith(".json"):
+        raise ConfigError("--optuna compares trials on the clients' held-out parts; add --client-test-fraction 0.2")
+    unused = [axis.name for axis in axes if "." in axis.name and axis.name.rpartition(".")[0] not in base.plugins]
+    if unused and "plugins" not in {axis.name for axis in axes}:
+        raise ConfigError(
+            f"--search {unused[0]}: no trial has this plugin; add --plugin {unused[0].rpartition('.')[0]}"
+        )
+
+
+def search(
+    spec: SweepSpec, axes: Sequence[Axis], trials: int, out: Path, *, listen: Listener | None = None
+) -> SearchResult:
+    """Run trials until so many of the study in ``out`` have ended; a trial that fails does not stop the others.
+
+    Optuna's TPE sampler proposes the options, seeded with the runs' seed. A trial is pruned when its accuracy is below
+    the median of the earlier trials in the same round.
+
+    :param spec: options of every trial, with one seed.
+    :raises ConfigError: as :func:`check_search`.
+    """
+    check_search(spec, axes)
+    seed, base = spec.seeds[0], spec.run({}, spec.seeds[0])
+    optuna: Any = import_module("optuna")
+
+    out.mkdir(parents=True, exist_ok=True)
+    with _quiet(optuna):
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / STUDY)))
+        study = optuna.create_study(
+            study_name="fedcore",
+            direction="maximize",
+            storage=storage,
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
+        )
+        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # other draws where it goes on
+        ended = [trial for trial in study.trials if trial.state.is_finished()]
+        objective = _objective(optuna, spec, seed, axes, out, listen or _silent)
+        if len(ended) < trials:
+            study.optimize(objective, n_trials=trials - len(ended), catch=(FedcoreError,))
+    return _result(study, axes, out, spec, seed)
+
+
+def _objective(
+    optuna: Any, spec: SweepSpec, seed: int, axes: Sequence[Axis], out: Path, listen: Listener
+) -> Callable[[Any], float]:
+    def objective(trial: Any) -> float:
+        options = {axis.name: axis.suggest(trial) for axis in axes}
+        directory = out / "runs" / f"trial-{trial.number:04d}"
+        config = spec.run(options, seed).model_copy(update={"out": directory})
+        found: list[float] = []
+
+        def notify(event: str, details: Mapping[str, Any]) -> None:
+            if event != "round":
+                return
+            accuracy = validation_accuracy(details["metrics"])
+            listen(trial.number, "round", {"round": details["round"] + 1, "accuracy": accuracy})
+            if accuracy is not None:
+                found.append(accuracy)
+                trial.report(accuracy, details["round"])
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+
+        listen(trial.number, "start", {"options": options})
+        try:
+            run(config, notify=notify)
+            if not found:
+                raise ConfigError("no round was evaluated on held-out parts: the clients hold too few samples")
+        except optuna.TrialPruned:
+            listen(trial.number, "pruned", {"accuracy": max(found)})
+            raise
+        except Interrupted:
+            raise KeyboardInterrupt from None  # Optuna goes on after an error that it catches
+        except FedcoreError as error:
+            listen(trial.number, "failed", {"message": str(error)})
+            raise
+        listen(trial.number, "finished", {"accuracy": max(found)})
+        return max(found)
+
+    return objective
+
+
+def validation_accuracy(metrics: Mapping[str, Any] | None) -> float | None:
+    """Return the accuracy on the clients' held-out parts; None where a round was not evaluated."""
+    rows = (metrics[name] for name in VALIDATION if metrics and metrics.get(name))
+    return next((float(row["accuracy"]) for row in rows), None)
+
+
+def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec, seed: int) -> SearchResult:
+    by_name = {axis.name: axis for axis in axes}
+
+    def options(trial: Any) -> dict[str, Any]:
+        chosen = {name: by_name[name] for name in trial.params if name in by_name}
+        return {n: axis.choices[trial.params[n]] if axis.choices else trial.params[n] for n, axis in chosen.items()}
+
+    trials = [
+        Trial(t.number, t.state.name.lower(), t.value, options(t), out / "runs" / f"trial-{t.number:04d}")
+        for t in study.trials
+        if t.state.is_finished()
+    ]
+    done = [trial for trial in trials if trial.state == "complete"]
+    best = max(done, key=lambda trial: trial.value or 0.0, default=None)
+    if best is not None:
+        config: RunConfig = spec.run(best.options, seed)
+        values = config.model_dump(mode="json", exclude_defaults=True)
+        write_text(out / BEST, write_yaml(values), inside=out)
+    return SearchResult(out, trials, best)
+
+
+@contextlib.contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """Silence Optuna's own log; trials are reported by the listener."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _silent(number: int, event: str, details: Mapping[str, Any]) -> None:
+    """Take no notice."""

@@ -1,0 +1,61 @@
+"""sweep --submit: runs as jobs of submitit's executor on this machine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedcore import ConfigError
+from fedcore.testing import model_bytes
+from fedcore_study.sweep import cluster, processes
+
+pytest.importorskip("submitit", reason="submitit is not installed: make setup installs it")
+
+TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
+
+
+@pytest.mark.slow  # each job imports torch in a process of its own
+def test_submitted_runs_have_the_same_bits_and_a_failed_one_says_why(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "POLL", 0.2)
+    grid = ("--grid", "lr=1e30,0.05", "--json", "--quiet")
+    found = cli("sweep", *TINY, *grid, "--submit", "local", "--submit-set", "timeout_min=5", "--out", "jobs")
+    assert found.exit_code == 3, found.stderr
+    failed, finished = json.loads(found.stdout)["runs"]
+    assert (failed["status"], finished["status"]) == ("failed", "finished")
+    assert "loss 'task' became nan" in failed["message"]
+    again = cli("sweep", *TINY, "--grid", "lr=0.05", "--json", "--quiet", "--out", "here")
+    (here,) = json.loads(again.stdout)["runs"]
+    one, other = (tmp_path / folder / "runs" / here["name"] for folder in ("jobs", "here"))
+    assert model_bytes(one) == model_bytes(other)
+
+
+def test_an_interrupt_cancels_what_is_submitted(tmp_path, monkeypatch):
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster.time, "sleep", interrupted)
+    jobs = [processes.Job(name, ["sleep", "60"], tmp_path / "log") for name in ("one", "two")]
+    outcomes, stopped = cluster.submit_jobs(
+        jobs, "local", tmp_path / "jobs", parallel=1, parameters={"timeout_min": 1}, listen=lambda *event: None
+    )
+    assert stopped
+    assert [outcome.status for outcome in outcomes] == ["stopped", "waiting"]
+
+
+def test_unknown_parameters_and_a_missing_cluster_are_named(tmp_path):
+    for name, parameters in (("local", {"partitions": 1}), ("slurm", {})):
+        with pytest.raises(ConfigError, match=f"--submit {name}: "):
+            cluster.submit_jobs([], name, tmp_path, parallel=1, parameters=parameters, listen=lambda *event: None)
+
+
+def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install .fedcore-study\[slurm\]"):
+        cluster.submit_jobs([], "local", tmp_path, parallel=1, parameters={}, listen=lambda *event: None)
+
+
+def test_the_flags_are_checked(cli):
+    assert "write slurm or local" in cli("sweep", "--submit", "pbs", "--grid", "lr=0.1").stderr
+    assert "--submit-set is for --submit" in cli("sweep", "--submit-set", "a=1", "--grid", "lr=0.1").stderr
+    assert "write NAME=VALUE" in cli("sweep", "--submit", "local", "--submit-set", "a", "--grid", "lr=0.1").stderr

@@ -1,0 +1,139 @@
+"""sweep --optuna: trials, pruning, going on, on held-out parts only."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import fedcore
+from fedcore import ConfigError, RunConfig
+from fedcore.testing import records
+from fedcore_study import search as searching
+from fedcore_study.search import Axis, parse_search, search, validation_accuracy
+from fedcore_study.sweep.spec import SweepSpec
+
+optuna = pytest.importorskip("optuna", reason="optuna is not installed: make setup installs it")
+
+BASE = {
+    "clients": 2,
+    "rounds": 2,
+    "local_epochs": 1,
+    "samples": 100,
+    "batch_size": 64,
+    "workers": 0,
+    "client_test_fraction": 0.3,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("lr=0.001..0.1:log", Axis("lr", 0.001, 0.1, log=True)),
+        ("batch-size=8..64", Axis("batch_size", 8, 64)),
+        ("fedprox.mu=1e-3..1", Axis("fedprox.mu", 0.001, 1)),
+        ("plugin=fedavg,moon+uscc", Axis("plugins", choices=("fedavg", "moon+uscc"))),
+        ("local-epochs=1,5", Axis("local_epochs", choices=(1, 5))),
+    ],
+)
+def test_axes(text, axis):
+    assert parse_search(text) == axis
+
+
+@pytest.mark.parametrize("text", ["lr", "lr=", "lr=0.1..0.01", "lr=0..1:log", "lr=0.1..1:linear", "lr=a..b"])
+def test_other_texts_are_refused(text):
+    with pytest.raises(ConfigError, match=r"write OPTION=LOW..HIGH"):
+        parse_search(text)
+
+
+def test_a_search_is_valued_on_held_out_parts_and_goes_on(cli, tmp_path):
+    flags = [word for name, value in BASE.items() for word in ("--" + name.replace("_", "-"), value)]
+    asked = ("--search", "lr=0.001..0.3:log", "--search", "momentum=0.0,0.9", "--out", "s", "--json")
+    found = json.loads(cli("sweep", "--optuna", 2, *flags, *asked).stdout)
+    for trial in found["trials"]:
+        lines = records(tmp_path / "s" / "runs" / f"trial-{trial['trial']:04d}")
+        assert trial["accuracy"] == max(line["metrics"]["global_local"]["accuracy"] for line in lines)
+        assert 0.001 <= trial["options"]["lr"] <= 0.3
+        assert trial["options"]["momentum"] in (0.0, 0.9)
+    best = max(found["trials"], key=lambda trial: trial["accuracy"])
+    assert found["trials"][found["best"]]["accuracy"] == best["accuracy"]
+    more = json.loads(cli("sweep", "--optuna", 3, *flags, *asked).stdout)
+    assert more["trials"][:2] == found["trials"]
+    assert len({trial["options"]["lr"] for trial in more["trials"]}) == 3  # no draw again
+    config = fedcore.RunConfig.create(searching.read_yaml((tmp_path / "s" / "best.yaml").read_text()))
+    assert config.lr == more["trials"][more["best"]]["options"]["lr"]
+
+
+class Hopeless:
+    """A trial of which every report is below the median."""
+
+    number = 7
+
+    def __init__(self):
+        self.reported = []
+
+    def suggest_float(self, name, low, high, log):
+        return low
+
+    def report(self, value, step):
+        self.reported.append((step, value))
+
+    def should_prune(self):
+        return True
+
+
+def test_a_hopeless_trial_is_pruned_in_its_first_round(tmp_path):
+    told, trial = [], Hopeless()
+    objective = searching._objective(
+        optuna, SweepSpec(base=BASE), 0, [Axis("lr", 0.01, 0.1)], tmp_path, lambda *event: told.append(event[1])
+    )
+    with pytest.raises(optuna.TrialPruned):
+        objective(trial)
+    (line,) = records(tmp_path / "runs" / "trial-0007")
+    assert trial.reported == [(0, line["metrics"]["global_local"]["accuracy"])]
+    assert told == ["start", "round", "pruned"]
+
+
+def test_the_test_set_has_no_value():
+    assert validation_accuracy({"global": {"accuracy": 0.9}}) is None
+    assert validation_accuracy(None) is None
+    assert (
+        validation_accuracy({"global": None, "personal": {"accuracy": 0.7}, "global_local": {"accuracy": 0.8}}) == 0.7
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "axes", "message"),
+    [
+        ({"base": {}}, [Axis("lr", 0.1, 1.0)], "add --client-test-fraction"),
+        ({"base": BASE}, [], "nothing to search"),
+        ({"base": BASE, "seeds": 2}, [Axis("lr", 0.1, 1.0)], "one seed"),
+        ({"base": BASE}, [Axis("moon.mu", 0.1, 1.0)], "add --plugin moon"),
+    ],
+)
+def test_what_cannot_be_searched(tmp_path, spec, axes, message):
+    with pytest.raises(ConfigError, match=message):
+        search(SweepSpec.create(spec), axes, 1, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install .fedcore-study\[optuna\]"):
+        search(SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 1, tmp_path)
+
+
+def test_options_of_a_search_need_it(cli):
+    assert "--search is for --optuna" in cli("sweep", "--search", "lr=0.1..1").stderr
+    assert "takes no file, no --grid" in cli("sweep", "--optuna", 2, "--grid", "lr=0.1").stderr
+
+
+def test_an_interrupt_is_not_a_failed_trial(tmp_path, monkeypatch):
+    def interrupted(config: RunConfig, notify):
+        raise fedcore.Interrupted("interrupted")
+
+    monkeypatch.setattr(searching, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search(SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 3, tmp_path / "s")
+    assert "optuna" in sys.modules
