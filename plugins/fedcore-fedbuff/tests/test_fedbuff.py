@@ -1,0 +1,187 @@
+"""FedBuff: the hand case, whole federations against NumPy, staleness 0, how late clients are, what travels."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore_fedbuff
+from fedcore import Plugin, PluginConflictError, generator, hookimpl
+from fedcore.testing import (
+    Quadratic,
+    StepsOnServer,
+    W,
+    analytic_federation,
+    commands_of,
+    committed,
+    federations,
+    installed,
+    interrupted,
+    killed,
+    lines_of_code,
+    model_bytes,
+    records,
+    weights,
+    with_batch_norm,
+)
+from fedcore_fedbuff import FedBuff, FedBuffOptions
+
+CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
+TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2, "local_epochs": 2}
+LONG = {"clients": 4, "rounds": 4, "participation": 0.75}
+go = federations(clients=4)
+STARTED: list[tuple[int, int, list[float]]] = []
+
+
+def drawn(seed, round, client, most, distribution="uniform"):
+    """tau_i, from the stream that the card names."""
+    stream = generator(seed, "staleness", round=round, client=client)
+    if distribution == "uniform":
+        tau = int(torch.randint(most + 1, (), generator=stream))
+    else:
+        tau = int(torch.randn((), generator=stream).abs() * (most / 3) + 0.5)
+    return min(tau, most, round)
+
+
+# --- the equations -----------------------------------------------------------------------------------------------
+
+
+def test_the_hand_case():
+    """tau 3, so half of the movement (2, -4) counts, from (10, 10)."""
+    w_t, start, y = torch.tensor([10.0, 10.0]), torch.tensor([1.0, 1.0]), torch.tensor([3.0, -3.0])
+    share = fedcore_fedbuff.discount(3, 0.5)
+    assert fedcore_fedbuff.transplanted(w_t, start, y, share).tolist() == [11.0, 8.0]
+    assert [fedcore_fedbuff.discount(tau, 0.5) for tau in (0, 1, 8)] == pytest.approx([1, 2**-0.5, 1 / 3])
+
+
+def reference(records_, most, power, lr_s, distribution):
+    """The whole federation in float64, as Algorithm 1 is printed, by samples."""
+    history = [np.zeros(2)]
+    for t, line in enumerate(records_):
+        delta, n = np.zeros(2), 0
+        for i in line["cohort"]:
+            tau = drawn(0, t, i, most, distribution)
+            start = history[t - tau]
+            moved = (start - CENTRES[i]) * (1 - 0.2) ** 2 + CENTRES[i] - start
+            delta, n = delta + SIZES[i] * (1 + tau) ** -power * moved, n + SIZES[i]
+        history.append(history[t] + lr_s * delta / n)
+    return history[-1]
+
+
+@pytest.mark.parametrize(
+    ("most", "power", "lr_s", "distribution"),
+    [(3, 0.5, 1.0, "uniform"), (2, 0.0, 0.7, "uniform"), (6, 0.5, 1.0, "half-normal")],
+)
+def test_the_whole_federation_against_numpy(go, most, power, lr_s, distribution):
+    options = {"staleness": most, "discount": power, "lr": lr_s, "distribution": distribution}
+    result = go({Quadratic: {}, "fedbuff": options}, **TOY, rounds=8, participation=0.5)
+    expected = reference(records(result), most, power, lr_s, distribution)
+    np.testing.assert_allclose(weights(result)[W], expected, rtol=1e-5, atol=1e-5)
+    late = [drawn(0, t, i, most, distribution) for t, line in enumerate(records(result)) for i in line["cohort"]]
+    assert max(late) > 1
+    assert 0 in late
+
+
+def test_doctests():
+    assert doctest.testmod(fedcore_fedbuff) == (0, 3)
+
+
+# --- in the round loop -------------------------------------------------------------------------------------------
+
+
+def test_staleness_0_is_fedavg_to_the_bit(go):
+    settings = {"rounds": 3, "participation": 0.75}
+    fedavg, fresh = go({}, **settings), go({"fedbuff": FedBuff.neutral}, **settings)
+    assert model_bytes(fresh) == model_bytes(fedavg)
+    assert fresh.summary["bytes"] == fedavg.summary["bytes"]
+    assert committed(fresh).plugins.get("fedbuff", {}) == {}
+
+
+def test_the_first_round_is_fedavg_to_the_bit(go):
+    """There is no older model yet."""
+    assert model_bytes(go({"fedbuff": {}}, rounds=1)) == model_bytes(go({}, rounds=1))
+
+
+class Started(Plugin):
+    """Notes what every client starts from."""
+
+    @hookimpl
+    def local_loss(self, step):
+        if step.client.steps == 0:
+            STARTED.append((step.round, step.client.id, step.reference[0].double().tolist()))
+
+
+def test_a_late_client_starts_from_the_model_of_so_many_rounds_ago(go):
+    STARTED.clear()
+    plugins = {Quadratic: {}, "fedbuff": {"staleness": 3}, Started: {}}
+    go(plugins, **TOY, rounds=6)
+    after = [[0.0, 0.0]]
+    after += [weights(go(plugins, **TOY, rounds=rounds))[W].double().tolist() for rounds in (1, 2, 3, 4, 5)]
+    noted = STARTED[:24]
+    assert len(noted) == 24
+    for round, client, start in noted:
+        assert start == after[round - drawn(0, round, client, 3)]
+
+
+def test_the_last_models_are_kept_and_no_more(go):
+    kept = committed(go({"fedbuff": {"staleness": 2}}, rounds=4)).plugins["fedbuff"]
+    assert {key.partition(":")[0] for key in kept} == {"2", "3"}
+
+
+def test_only_late_clients_get_a_second_model(go):
+    result, plain = go({"fedbuff": {"staleness": 3}}, rounds=4), go({}, rounds=4)
+    size = 4 * sum(tensor.numel() for tensor in weights(result).values())
+    for t, (line, fedavg) in enumerate(zip(records(result), records(plain))):
+        late = sum(drawn(0, t, client, 3) > 0 for client in line["cohort"])
+        assert line["bytes"]["down"] - fedavg["bytes"]["down"] == late * size
+        assert line["bytes"]["up"] == fedavg["bytes"]["up"]
+
+
+def test_batch_norms_variance_stays_positive(go):
+    """Buffers are the clients' as they are; moved like weights they could fall below 0."""
+    result = go({"fedbuff": {"staleness": 4, "discount": 0.0}}, model=with_batch_norm, rounds=6)
+    assert (weights(result)["encoder.base.norm.running_var"] > 0).all()
+
+
+def test_every_option_changes_the_trajectory(go):
+    changes = [{}, {"staleness": 1}, {"discount": 0.0}, {"lr": 0.5}, {"distribution": "half-normal"}]
+    assert len({model_bytes(go({"fedbuff": change}, rounds=4)) for change in changes}) == len(changes)
+
+
+def test_an_interrupted_run_goes_on(go, tmp_path):
+    assert model_bytes(interrupted(tmp_path, "fedbuff", after=1, **LONG)) == model_bytes(go({"fedbuff": {}}, **LONG))
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(go, tmp_path):
+    assert model_bytes(killed(tmp_path, "fedbuff", after=1, **LONG)) == model_bytes(go({"fedbuff": {}}, **LONG))
+
+
+@pytest.mark.slow
+def test_workers_get_the_same_starts(go):
+    assert model_bytes(go({"fedbuff": {}}, **LONG, workers=2)) == model_bytes(go({"fedbuff": {}}, **LONG))
+
+
+def test_with_a_server_optimizer_as_the_paper_says_any_can_be_used(go):
+    run = go({"fedbuff": {}, installed("fedadam"): {}}, rounds=3)
+    assert model_bytes(run) != model_bytes(go({"fedadam": {}}, rounds=3))
+
+
+def test_refused_beside_what_measures_movements_from_the_received_model(go):
+    with pytest.raises(PluginConflictError, match="how far a client's model moved"):
+        go({"fedbuff": {}, installed("scaffold"): {}})
+    with pytest.raises(PluginConflictError, match="both are server optimizers"):
+        go({"fedbuff": {"lr": 0.5}, StepsOnServer: {}})
+
+
+def test_the_readmes_commands_are_valid():
+    for config in commands_of(Path(__file__).parents[1] / "README.md"):
+        FedBuffOptions(**config.plugins["fedbuff"])
+
+
+def test_the_method_takes_at_most_60_lines():
+    assert 30 < lines_of_code(fedcore_fedbuff, "FedBuffOptions") <= 60
