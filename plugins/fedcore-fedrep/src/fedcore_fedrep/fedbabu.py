@@ -1,0 +1,50 @@
+"""The FedBABU plugin."""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from fedcore import ClientContext, Plugin, PluginOptions, SplitModel, hookimpl
+
+
+class FedBABUOptions(PluginOptions):
+    """Options of FedBABU."""
+
+    epochs: int = Field(
+        5, ge=0, le=10_000, description="Epochs by which a client fine-tunes the model that is evaluated."
+    )
+    part: Literal["model", "head", "body"] = Field("model", description="What is fine-tuned.")
+    batch_size: int = Field(50, ge=1, le=1_000_000, description="Samples per mini-batch of the fine-tuning.")
+    lr: float | None = Field(None, gt=0, description="Learning rate of the fine-tuning; default the round's.")
+
+
+class FedBABU(Plugin[FedBABUOptions]):
+    """FedBABU, body aggregation and body update (Oh, Kim, Yun, ICLR 2022, arXiv 2106.06042).
+
+    The head stays as it was initialized on all clients, and the body alone is trained and averaged. A client's own
+    model is the global one, head and body, after some epochs of SGD on its training part.
+    """
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Train the body alone."""
+        client.freeze(("classifier.*",))
+
+    @hookimpl
+    def personal_model(self, client: ClientContext) -> SplitModel:
+        """Fine-tune the global model on the client's training part."""
+        options, own = self.options, copy.deepcopy(client.model)
+        prefix = {"model": "", "head": "classifier.", "body": "encoder."}[options.part]
+        stream = client.generator("fine-tune")
+        for _ in range(options.epochs):
+            for positions in torch.randperm(client.n, generator=stream).split(options.batch_size):
+                found = client.gradients(positions, own)
+                with torch.no_grad():
+                    for name, gradient in found.items():
+                        if name.startswith(prefix):
+                            own.get_parameter(name).sub_(gradient, alpha=options.lr or client.lr)
+        return own

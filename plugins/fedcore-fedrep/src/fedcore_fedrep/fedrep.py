@@ -1,0 +1,60 @@
+"""The FedRep plugin."""
+
+from __future__ import annotations
+
+import warnings
+
+from pydantic import Field
+
+from fedcore import ClientContext, Plugin, PluginOptions, RunSetup, hookimpl
+
+HEAD, REPRESENTATION = ("classifier.*",), ("encoder.*",)
+
+
+class HeadWarning(UserWarning):
+    """No local epoch is left in which the heads are trained."""
+
+
+class FedRepOptions(PluginOptions):
+    """Options of FedRep."""
+
+    representation_epochs: int = Field(
+        1,
+        ge=1,
+        le=1_000_000,
+        description="Last local epochs, in which the representation is trained; the head in those before.",
+    )
+
+
+class FedRep(Plugin[FedRepOptions]):
+    """FedRep (Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, arXiv 2102.07078), Algorithm 1.
+
+    Client i first trains its head h_i on the received representation phi, then phi under its head. The heads stay on
+    the clients, the representations are averaged.
+    """
+
+    freezes_epochs = True
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Warn of heads that nobody trains."""
+        unit, work = setup.config.local_work
+        if unit == "epochs" and work <= self.options.representation_epochs:
+            warnings.warn(
+                f"fedrep: {work} local epochs are all for the representation, and heads are never trained; use "
+                f"--local-epochs {self.options.representation_epochs + 1} or more",
+                HeadWarning,
+                stacklevel=2,
+            )
+
+    @hookimpl
+    def personal_parameters(self) -> tuple[str, ...]:
+        """Keep h_i on each client."""
+        return HEAD
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Train h_i first, then phi."""
+        last = -self.options.representation_epochs
+        client.freeze(REPRESENTATION, epochs=slice(0, last))
+        client.freeze(HEAD, epochs=slice(last, None))

@@ -1,0 +1,211 @@
+"""FedRep and FedBABU: hand cases, runs in NumPy, who trains what when, and the fine-tuned model of the evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcore import PluginConflictError, SplitModel
+from fedcore.data import load_dataset
+from fedcore.testing import (
+    Quadratic,
+    W,
+    analytic_federation,
+    commands_of,
+    committed,
+    federations,
+    initial_weights,
+    interrupted,
+    lines_of_code,
+    model_bytes,
+    partition_of,
+    personal_state,
+    small_config,
+    weights,
+    with_batch_norm,
+)
+from fedcore_fedrep import FedBABUOptions, FedRepOptions, HeadWarning, fedbabu, fedrep
+
+README = Path(__file__).parents[1] / "README.md"
+FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16, "local_epochs": 2}
+go = federations(**FEW)
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.w.expand(len(x), 1)
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.Parameter(torch.zeros(1))
+
+    def forward(self, features):
+        return features + self.h
+
+
+class BaseAndHead(SplitModel):
+    """Logits w + h, so that each is pulled to what the other leaves of the target."""
+
+    def make_classifier(self, feature_dim):
+        return Head()
+
+
+def base_and_head(num_classes, input_shape):
+    return BaseAndHead(Base(), 1, 1)
+
+
+TOY = {**analytic_federation([[4.0], [8.0]], [1, 3]), "model": base_and_head, "lr": 0.5, "rounds": 2}
+
+
+def train(w, h, centre, head_epochs, epochs, lr=0.5):
+    """Gradient of |w + h - c|^2 / 2, head first."""
+    for epoch in range(epochs):
+        gradient = w + h - centre
+        if epoch < head_epochs:
+            h -= lr * gradient
+        else:
+            w -= lr * gradient
+    return w, h
+
+
+@pytest.mark.parametrize(("epochs", "representation"), [(2, 1), (3, 1), (3, 2)])
+def test_the_hand_case_of_fedrep(go, epochs, representation):
+    result = go({Quadratic: {}, "fedrep": {"representation_epochs": representation}}, **TOY, local_epochs=epochs)
+    w, heads = 0.0, [0.0, 0.0]
+    for _ in range(2):
+        ends = [train(w, h, c, epochs - representation, epochs) for h, c in zip(heads, (4.0, 8.0))]
+        heads = [h for _, h in ends]
+        w = (ends[0][0] + 3 * ends[1][0]) / 4
+    assert weights(result)[W].tolist() == pytest.approx([w])
+    assert [personal_state(result, client)["classifier.h"].item() for client in (0, 1)] == pytest.approx(heads)
+    by_plugin = committed(result).ledger["by_plugin"]["model"]
+    assert by_plugin["up"] == by_plugin["down"] == 2 * 2 * 4, "one float per client and round, each way"
+
+
+def small(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6, num_classes)
+
+
+def softmax_gradients(w, x, y):
+    h = np.tanh(x @ w["encoder.base.1.weight"].T + w["encoder.base.1.bias"])
+    z = h @ w["classifier.weight"].T + w["classifier.bias"]
+    p = np.exp(z - z.max(1, keepdims=True))
+    dz = (p / p.sum(1, keepdims=True) - y) / len(x)
+    dh = (dz @ w["classifier.weight"]) * (1 - h**2)
+    return {
+        "classifier.weight": dz.T @ h,
+        "classifier.bias": dz.sum(0),
+        "encoder.base.1.weight": dh.T @ x,
+        "encoder.base.1.bias": dh.sum(0),
+    }
+
+
+def samples_of(part):
+    data = load_dataset(FEW["dataset"], None).train
+    return data.gather(part).double().flatten(1).numpy(), np.eye(10)[data.labels[part].numpy()]
+
+
+@pytest.mark.parametrize("method", ["fedrep", "fedbabu"])
+def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, method):
+    """Full batches, momentum and weight decay: in three epochs FedRep's head takes two, its representation one."""
+    options = {**FEW, "model": small, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2, "clients": 2}
+    options |= {"local_epochs": 3, "rounds": 2}
+    result = go(method, **options)
+    w = {n: t.double().numpy() for n, t in initial_weights(small_config(tmp_path, **options)).items()}
+    heads = [{n: v for n, v in w.items() if n.startswith("classifier")} for _ in range(2)]
+    for _ in range(2):
+        ends = []
+        for k, part in enumerate(partition_of(result).train):
+            x, y = samples_of(part)
+            own, speed = {**w, **heads[k]}, dict.fromkeys(w, 0.0)
+            for epoch in range(3):
+                trained = "classifier" if method == "fedrep" and epoch < 2 else "encoder"
+                for n, g in softmax_gradients(own, x, y).items():
+                    if n.startswith(trained):
+                        speed[n] = 0.9 * speed[n] + g + 1e-2 * own[n]
+                        own = {**own, n: own[n] - 0.2 * speed[n]}
+            heads[k] = {n: v for n, v in own.items() if n.startswith("classifier")}
+            ends.append((len(part), own))
+        w |= {n: sum(m * o[n] for m, o in ends) / sum(m for m, _ in ends) for n in w if n.startswith("encoder")}
+    for name, tensor in weights(result).items():
+        np.testing.assert_allclose(tensor, w[name], atol=2e-5)
+    if method == "fedrep":
+        for k, head in enumerate(heads):
+            for name, value in head.items():
+                np.testing.assert_allclose(personal_state(result, k)[name], value, atol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore::fedcore_fedrep.HeadWarning")
+def test_fedrep_without_epochs_for_the_head_trains_fedbabus_body_to_the_bit(go):
+    rep, babu = (
+        weights(go(one, model=with_batch_norm)) for one in ({"fedrep": {"representation_epochs": 9}}, "fedbabu")
+    )
+    assert all(torch.equal(rep[name], babu[name]) for name in rep)
+
+
+def test_heads_that_nobody_trains_are_warned_of(go):
+    with pytest.warns(HeadWarning, match="2 local epochs are all for the representation.*--local-epochs 3"):
+        go({"fedrep": {"representation_epochs": 2}}, rounds=1)
+
+
+def test_fedbabus_head_stays_as_it_was_initialized(go, tmp_path):
+    result = go("fedbabu")
+    start = initial_weights(small_config(tmp_path, **FEW))
+    moved = {name.partition(".")[0] for name, t in weights(result).items() if not torch.equal(t, start[name])}
+    assert moved == {"encoder"}
+
+
+@pytest.mark.parametrize("part", ["model", "head", "body"])
+def test_the_evaluated_model_is_fine_tuned_as_in_numpy(go, part):
+    """Full-batch fine-tuning by hand, its accuracy on each client's held-out part."""
+    options = {"model": small, "clients": 2, "client_test_fraction": 0.3, "rounds": 1}
+    given = {"epochs": 3, "part": part, "batch_size": 500, "lr": 1.5}
+    result = go({"fedbabu": given}, **options)
+    data, partition = load_dataset(FEW["dataset"], None).train, partition_of(result)
+    prefix = {"model": "", "head": "classifier", "body": "encoder"}[part]
+    for client, (train_part, held) in enumerate(zip(partition.train, partition.test)):
+        own = {n: t.double().numpy() for n, t in weights(result).items()}
+        x, y = samples_of(train_part)
+        for _ in range(3):
+            own = {n: own[n] - 1.5 * g * n.startswith(prefix) for n, g in softmax_gradients(own, x, y).items()}
+        inputs, _ = samples_of(held)
+        h = np.tanh(inputs @ own["encoder.base.1.weight"].T + own["encoder.base.1.bias"])
+        hits = (h @ own["classifier.weight"].T + own["classifier.bias"]).argmax(1) == data.labels[held].numpy()
+        assert result.metrics["personal"]["per_client"][str(client)] == pytest.approx(hits.mean(), abs=1e-6)
+
+
+def test_without_fine_tuning_the_global_model_is_evaluated(go):
+    result = go({"fedbabu": {"epochs": 0}}, client_test_fraction=0.3)
+    assert result.metrics["personal"]["accuracy"] == result.metrics["global_local"]["accuracy"]
+
+
+@pytest.mark.parametrize("method", ["fedrep", "fedbabu"])
+def test_a_stopped_run_has_the_same_bits(go, tmp_path, method):
+    assert model_bytes(interrupted(tmp_path, method, after=0, **FEW)) == model_bytes(go(method))
+
+
+@pytest.mark.parametrize("other", ["fedper", "scaffold", "fednova"])
+def test_what_cannot_be_combined_is_refused(go, other):
+    with pytest.raises(PluginConflictError, match=rf"'(fedrep|{other})'.*cannot be combined: "):
+        go("fedrep", other)
+
+
+def test_the_readmes_commands_and_settings_are_valid():
+    assert [list(config.plugins) for config in commands_of(README)] == [["fedrep"], ["fedbabu"], ["fedrep"]]
+    assert FedRepOptions().representation_epochs == 1
+    assert FedBABUOptions().part == "model"
+
+
+def test_the_methods_take_at_most_60_lines():
+    assert 5 < lines_of_code(fedrep, "FedRepOptions") <= 60
+    assert 5 < lines_of_code(fedbabu, "FedBABUOptions") <= 60
