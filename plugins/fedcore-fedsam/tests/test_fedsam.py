@@ -1,0 +1,155 @@
+"""FedSAM: the hand case, a run in NumPy, what rho = 0 means, and what the second pass takes part in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import ConfigError
+from fedcore.data import load_dataset
+from fedcore.testing import (
+    Quadratic,
+    W,
+    analytic_federation,
+    commands_of,
+    federations,
+    initial_weights,
+    interrupted,
+    linear,
+    lines_of_code,
+    model_bytes,
+    partition_of,
+    records,
+    small_config,
+    steps_without_host_sync,
+    weights,
+)
+from fedcore_fedsam import FedSAMOptions, ascended, plugin, scales
+
+README = Path(__file__).parents[1] / "README.md"
+
+FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
+go = federations(**FEW)
+
+
+# --- the equations -----------------------------------------------------------------------------------------------
+
+
+def random(seed: int, shapes=((3, 4), (4,), ())) -> dict[str, torch.Tensor]:
+    stream = torch.Generator().manual_seed(seed)
+    names = ("layer.weight", "layer.bias", "scale")
+    return {n: torch.randn(s, generator=stream, dtype=torch.float64) for n, s in zip(names, shapes)}
+
+
+@pytest.mark.parametrize("eta", [None, 0.0, 0.2])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_ascent_against_numpy(eta, dtype):
+    w, g = ({name: tensor.to(dtype) for name, tensor in random(seed).items()} for seed in (0, 1))
+    found = ascended(w, g, 0.3, None if eta is None else scales(w, eta))
+    flat = {name: tensor.double().numpy() for name, tensor in w.items()}
+    slopes = {name: tensor.double().numpy() for name, tensor in g.items()}
+    t = {n: np.abs(v) + eta if eta is not None and "weight" in n else np.ones_like(v) for n, v in flat.items()}
+    norm = np.sqrt(sum(np.square(t[name] * slopes[name]).sum() for name in slopes))
+    for name, value in found.items():
+        assert value.dtype == dtype
+        expected = flat[name] + 0.3 * t[name] ** 2 * slopes[name] / norm
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-11 if dtype == torch.float64 else 2e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-18, 1e18])
+def test_extreme_gradients_stay_finite_and_no_gradient_leads_nowhere(scale):
+    found = ascended({"w": torch.ones(4)}, {"w": torch.full((4,), scale)}, 0.5)["w"]
+    assert found.isfinite().all()
+    assert (found - 1).norm() <= 0.5 + 1e-6
+    assert scale or torch.equal(found, torch.ones(4))
+
+
+# --- in a run ----------------------------------------------------------------------------------------------------
+
+
+def test_the_hand_case(go):
+    """From 0 the gradient of |w - c|^2 / 2 is -c; at -0.5 c / |c| it is -(c + 0.5 c / |c|) = -1.1 c, and lr is 0.1."""
+    options = {**analytic_federation([[3.0, 4.0]]), "rounds": 1, "lr": 0.1}
+    assert weights(go({Quadratic: {}, "fedsam": {"rho": 0.5}}, **options))[W].tolist() == pytest.approx([0.33, 0.44])
+
+
+def gradient(w, x, y):
+    logits = x @ w["classifier.weight"].T + w["classifier.bias"]
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    error = (shares / shares.sum(axis=1, keepdims=True) - y) / len(x)
+    return {"classifier.weight": error.T @ x, "classifier.bias": error.sum(axis=0)}
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, adaptive):
+    """Softmax regression, full batches, two clients, momentum and weight decay."""
+    options = {**FEW, "model": linear, "clients": 2, "batch_size": 500, "local_epochs": 3, "rounds": 2, "lr": 0.1}
+    result = go({"fedsam": {"rho": 0.2, "adaptive": adaptive, "eta": 0.1}}, **options, weight_decay=0.01)
+    data = load_dataset(FEW["dataset"], None).train
+    start = initial_weights(small_config(tmp_path, **options))
+    w = {name: tensor.double().numpy() for name, tensor in start.items()}
+    parts = partition_of(result).train
+    for _ in range(2):
+        ends = []
+        for part in parts:
+            x, y = data.gather(part).double().flatten(1).numpy(), np.eye(10)[data.labels[part].numpy()]
+            own, speed = dict(w), dict.fromkeys(w, 0.0)
+            for _ in range(3):
+                g = gradient(own, x, y)
+                t = {n: np.abs(own[n]) + 0.1 if adaptive and "weight" in n else 1.0 for n in own}
+                norm = np.sqrt(sum(np.square(t[n] * g[n]).sum() for n in g))
+                g = gradient({n: own[n] + 0.2 * t[n] ** 2 * g[n] / norm for n in own}, x, y)
+                speed = {n: 0.9 * speed[n] + g[n] + 0.01 * own[n] for n in own}
+                own = {n: own[n] - 0.1 * speed[n] for n in own}
+            ends.append((len(part), own))
+        w = {n: sum(k * own[n] for k, own in ends) / sum(k for k, _ in ends) for n in w}
+    for name, tensor in weights(result).items():
+        np.testing.assert_allclose(tensor, w[name], atol=2e-5)
+
+
+def test_rho_0_is_fedavg_to_the_bit_and_losses_are_recorded_once(go):
+    fedavg = go({})
+    assert model_bytes(go({"fedsam": {"rho": 0.0}})) == model_bytes(fedavg)
+    tiny = go({"fedsam": {"rho": 1e-9}}, rounds=1)
+    first, own = records(go({}, rounds=1))[0], records(tiny)[0]
+    assert own["losses"]["task"] == pytest.approx(first["losses"]["task"], rel=1e-4)
+
+
+def test_other_plugins_terms_take_part_in_the_second_pass(go):
+    """mu |w - w_t|^2 / 2 at w + epsilon is part of the second gradient: by hand, from the second step on."""
+    options = {**analytic_federation([[2.0]]), "rounds": 1, "local_epochs": 2, "lr": 0.1}
+    w = 0.0
+    for _ in range(2):
+        at = w + 0.5 * np.sign((w - 2.0) + 3.0 * w)
+        w = w - 0.1 * ((at - 2.0) + 3.0 * at)
+    found = weights(go({Quadratic: {}, "fedprox": {"mu": 3.0}, "fedsam": {"rho": 0.5}}, **options))[W]
+    assert found.tolist() == pytest.approx([w])
+
+
+def test_a_stopped_run_has_the_same_bits(go, tmp_path):
+    assert model_bytes(interrupted(tmp_path, "fedsam", after=0, **FEW)) == model_bytes(go({"fedsam": {}}))
+
+
+def test_a_step_neither_waits_for_the_device_nor_looks_at_the_client(go):
+    with steps_without_host_sync() as looked:
+        go({"fedsam": {}}, rounds=1)
+    assert set().union(*looked) == set()
+
+
+@pytest.mark.parametrize("options", [{"rho": -1}, {"eta": -0.1}, {"rho": float("nan")}])
+def test_bounds(go, options):
+    with pytest.raises(ConfigError, match="fedsam"):
+        go({"fedsam": options})
+
+
+def test_the_readmes_commands_and_settings_are_valid():
+    assert [list(config.plugins) for config in commands_of(README)] == [["fedsam"]] * 2
+    for config in commands_of(README):
+        FedSAMOptions(**config.plugins["fedsam"])
+
+
+def test_the_method_takes_at_most_60_lines():
+    assert 5 < lines_of_code(plugin, "FedSAMOptions") <= 60
