@@ -1,0 +1,241 @@
+"""Data sets that the library datasets saved to disk: images, texts by a tokenizer, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcore import ConfigError
+from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble, fixed_split
+from fedcore_huggingface.spec import NoOptions, Options, parse
+
+Table: TypeAlias = Any
+"""A ``datasets.Dataset``, which has no types."""
+
+LABELS = ("label", "labels", "target")
+TESTS = ("test", "validation", "valid", "dev")
+"""Names of the split that is the test set, the first that is there."""
+
+FEWEST = 10
+TEST_SIZE = 0.2
+
+
+def dataset(rest: str) -> Callable[[Path | None], Dataset]:
+    """A folder that datasets saved (``save_to_disk``), such as hf:FOLDER?text=sentence&source=writer.
+
+    :raises ConfigError: there is no such folder, or an unknown option.
+    """
+    name = f"hf:{rest}"
+    folder, options = parse(rest, Options, name)
+
+    def load(data_dir: Path | None = None) -> Dataset:
+        return read(folder, options, name)
+
+    return load
+
+
+def read(folder: Path, options: Options, name: str) -> Dataset:
+    """Read a saved data set; without a split for testing a stratified fifth, always the same, is the test set.
+
+    :raises ConfigError: it cannot be read, or its columns do not say what they are.
+    """
+    train, test = _splits(folder, name)
+    label = _label_column(train, options, name)
+    if test is None:
+        (whole,), _ = _labels([train], label, name)
+        parts = fixed_split(whole.numpy(), TEST_SIZE)
+        train, test = (train.select(part) for part in parts)
+    tables = (train, test)
+    labels, class_names = _labels(tables, label, name)
+    found: dict[str, Any] = {"name": name, "num_classes": len(class_names), "class_names": class_names}
+    if options.source is not None:
+        found["sources"] = _numbered(_column(train, options.source, name))
+    kind, columns = _inputs(train, options, {label, options.source}, name)
+    if kind == "image":
+        pixels = _images(tables, columns[0], options.size, name)
+        images = assemble(name, *(Split(part, of) for part, of in zip(pixels, labels, strict=True)))
+        found |= {"train": images.train, "test": images.test, "input_shape": images.input_shape}
+    elif kind == "text":
+        tokens, vocabulary = _tokens(tables, columns[0], options, name)
+        texts = [SequenceSamples.of(part, of.tolist()) for part, of in zip(tokens, labels, strict=True)]
+        found |= {"train": texts[0], "test": texts[1], "input_shape": (vocabulary,), "model": "embedding-bag"}
+    else:
+        rows = [TensorSamples(part, of) for part, of in zip(_rows(tables, columns, name), labels, strict=True)]
+        found |= {"train": rows[0], "test": rows[1], "input_shape": (len(columns),), "model": "mlp"}
+    return Dataset(**found)
+
+
+def _splits(folder: Path, name: str) -> tuple[Table, Table | None]:
+    """Return the training split, and that for testing where there is one."""
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        found = load_from_disk(str(folder))
+    except Exception as error:  # pyarrow, JSON, the library's own: the advice is the same
+        raise ConfigError(
+            f"{name}: {folder} is no data set that datasets' save_to_disk wrote ({type(error).__name__}: {error})"
+        ) from error
+    test = None
+    if isinstance(found, DatasetDict):
+        if "train" not in found:
+            raise ConfigError(f"{name}: none of its splits is named train; there are: {', '.join(found)}")
+        test = next((found[split] for split in TESTS if split in found), None)
+        found = found["train"]
+    if len(found) < FEWEST:
+        raise ConfigError(f"{name}: has {len(found)} training samples; at least {FEWEST} are needed")
+    return found, test
+
+
+def _label_column(table: Table, options: Options, name: str) -> str:
+    from datasets import ClassLabel
+
+    if options.label is not None:
+        _require(table, options.label, name)
+        return options.label
+    found = [column for column in LABELS if column in table.features]
+    found = found or [column for column, feature in table.features.items() if isinstance(feature, ClassLabel)]
+    if not found or (len(found) > 1 and found[0] not in LABELS):
+        raise ConfigError(f"{name}: which column holds the classes? Write ?label=COLUMN; {_known(table)}")
+    return str(found[0])
+
+
+def _labels(tables: Sequence[Table], column: str, name: str) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Return the classes of each table as 0..C-1, and their names: a ClassLabel's, or the first one's sorted values."""
+    from datasets import ClassLabel
+
+    values = [_column(table, column, name) for table in tables]
+    feature = tables[0].features[column]
+    known = list(range(len(feature.names))) if isinstance(feature, ClassLabel) else sorted(set(values[0]), key=_order)
+    if any(isinstance(value, float) for value in known) or None in known:
+        raise ConfigError(f"{name}: column {column!r} holds no classes: fractions or empty cells are among its values")
+    numbers = {value: number for number, value in enumerate(known)}
+    for value in {value for part in values for value in part if value not in numbers}:
+        raise ConfigError(f"{name}: {value!r} in column {column!r} is no class of the training samples")
+    names = feature.names if isinstance(feature, ClassLabel) else known
+    labels = [torch.tensor([numbers[value] for value in part], dtype=torch.int64) for part in values]
+    return labels, tuple(map(str, names))
+
+
+def _inputs(table: Table, options: Options, used: set[str | None], name: str) -> tuple[str, list[str]]:
+    """Return what the samples are, ``image``, ``text`` or ``table``, and the columns that hold them."""
+    from datasets import Image, Value
+
+    features = {column: feature for column, feature in table.features.items() if column not in used}
+    given = {"image": options.image, "text": options.text, "table": options.columns}
+    chosen = [(kind, value) for kind, value in given.items() if value is not None]
+    if len(chosen) > 1:
+        raise ConfigError(f"{name}: write one of image, text and columns")
+    if chosen:
+        kind, value = chosen[0]
+        columns = value.split(",") if kind == "table" else [value]
+        for column in columns:
+            _require(table, column, name)
+        return kind, columns
+    of_kind = {
+        "image": [column for column, feature in features.items() if isinstance(feature, Image)],
+        "text": [column for column, feature in features.items() if _is(feature, Value, ("string", "large_string"))],
+        "table": [
+            column for column, feature in features.items() if _is(feature, Value, ("int", "uint", "float", "bool"))
+        ],
+    }
+    for kind in ("image", "text"):
+        if len(of_kind[kind]) == 1:
+            return kind, of_kind[kind]
+        if of_kind[kind]:
+            raise ConfigError(f"{name}: which column? Write ?{kind}=COLUMN; {_known(table)}")
+    if not of_kind["table"]:
+        raise ConfigError(f"{name}: no column holds images, texts or numbers; {_known(table)}")
+    return "table", of_kind["table"]
+
+
+def _images(tables: Sequence[Table], column: str, size: int | None, name: str) -> list[Tensor]:
+    """Return the pixels of each table, (n, C, H, W) uint8: grey where all images are, else in colours."""
+    grey = all(image.mode in ("1", "L") for table in tables for image in _column(table, column, name))
+    pixels = []
+    for table in tables:
+        arrays = []
+        for image in _column(table, column, name):
+            image = image.convert("L" if grey else "RGB")
+            arrays.append(np.asarray(image if size is None else image.resize((size, size))))
+        shapes = {array.shape[:2] for array in arrays}
+        if len(shapes) > 1:
+            raise ConfigError(f"{name}: images of {len(shapes)} sizes; resize them to one, for example with ?size=32")
+        stacked = torch.from_numpy(np.stack(arrays))
+        pixels.append(stacked.unsqueeze(1) if grey else stacked.permute(0, 3, 1, 2).contiguous())
+    return pixels
+
+
+def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -> tuple[list[list[list[int]]], int]:
+    """Return each table's texts as tokens, and the size of the vocabulary."""
+    from transformers import AutoTokenizer
+
+    if options.tokenizer is None:
+        raise ConfigError(
+            f"{name}: column {column!r} holds texts; name a tokenizer that save_pretrained wrote: ?tokenizer=FOLDER"
+        )
+    folder, _ = parse(options.tokenizer, NoOptions, f"{name}: tokenizer")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library's own, JSON: the advice is the same
+        raise ConfigError(f"{name}: {folder} holds no tokenizer ({type(error).__name__}: {error})") from error
+    found = []
+    for table in tables:
+        texts = _column(table, column, name)
+        if not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"{name}: column {column!r} has cells that are no texts")
+        tokens = tokenizer(texts, truncation=True, max_length=options.max_length)["input_ids"]
+        if not all(tokens):
+            raise ConfigError(f"{name}: column {column!r} has texts without a token; leave such rows out")
+        found.append(tokens)
+    return found, len(tokenizer)
+
+
+def _rows(tables: Sequence[Table], columns: Sequence[str], name: str) -> list[Tensor]:
+    """Return each table's numbers (n, columns), normalised by the mean and deviation of the first one's columns."""
+    tables_of_numbers = []
+    for table in tables:
+        try:
+            rows = np.column_stack([np.asarray(_column(table, column, name), dtype=np.float64) for column in columns])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{name}: columns {', '.join(columns)} are not all numbers ({error})") from error
+        if not np.isfinite(rows).all():
+            place = int(np.nonzero(~np.isfinite(rows))[1][0])
+            raise ConfigError(f"{name}: column {columns[place]!r} has cells that are empty or no finite number")
+        tables_of_numbers.append(rows)
+    mean, std = tables_of_numbers[0].mean(axis=0), tables_of_numbers[0].std(axis=0)
+    std[std == 0] = 1.0
+    return [torch.from_numpy((rows - mean) / std).to(torch.float32) for rows in tables_of_numbers]
+
+
+def _numbered(values: Sequence[Any]) -> Tensor:
+    """Return values as numbers 0..G-1, in their sorted order."""
+    numbers = {value: number for number, value in enumerate(sorted(set(values), key=_order))}
+    return torch.tensor([numbers[value] for value in values], dtype=torch.int64)
+
+
+def _order(value: Any) -> tuple[str, Any]:
+    """Sort numbers as numbers and texts as texts."""
+    return (type(value).__name__, value if isinstance(value, (str, int, float)) else str(value))
+
+
+def _column(table: Table, column: str, name: str) -> list[Any]:
+    _require(table, column, name)
+    return list(table[column])
+
+
+def _require(table: Table, column: str, name: str) -> None:
+    if column not in table.features:
+        raise ConfigError(f"{name}: has no column {column!r}; {_known(table)}")
+
+
+def _known(table: Table) -> str:
+    return f"there are: {', '.join(table.features)}"
+
+
+def _is(feature: Any, kind: type, dtypes: tuple[str, ...]) -> bool:
+    return isinstance(feature, kind) and feature.dtype.startswith(dtypes)  # type: ignore[attr-defined]

@@ -1,0 +1,175 @@
+"""Classifiers of transformers, split into encoder and classifier: for images, and for sequences of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedcore import ConfigError, SplitModel
+from fedcore.data import SequenceBatch, load_torchvision
+from fedcore_huggingface.spec import NoOptions, parse
+
+WEIGHTS = "model.safetensors"
+
+
+class ImageLogits(nn.Module):
+    """An image classifier of transformers as a network from images to logits."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, C) logits of (B, channels, height, width)."""
+        logits: Tensor = self.network(pixel_values=x).logits
+        return logits
+
+
+class SequenceFeatures(nn.Module):
+    """A sequence classifier of transformers without its last layer: sequences to features (B, d).
+
+    :param pad: the token that fills shorter sequences; it is masked out.
+    """
+
+    def __init__(self, network: nn.Module, pad: int) -> None:
+        super().__init__()
+        self.network, self.pad = network, pad
+
+    def forward(self, batch: SequenceBatch) -> Tensor:
+        """Return the features of a batch of sequences."""
+        tokens, mask = padded(batch, self.pad)
+        features: Tensor = self.network(input_ids=tokens, attention_mask=mask).logits
+        return features
+
+
+def padded(batch: SequenceBatch, pad: int) -> tuple[Tensor, Tensor]:
+    """Return sequences as (B, L) tokens, filled up behind, and the mask (B, L) int64 of those that are theirs.
+
+    >>> padded(SequenceBatch(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 3])), 0)
+    (tensor([[5, 0],
+            [6, 7]]), tensor([[1, 0],
+            [1, 1]]))
+    """
+    lengths = batch.offsets.diff()
+    mask = torch.arange(int(lengths.max()), device=lengths.device) < lengths.unsqueeze(1)  # (B, L)
+    tokens = torch.full_like(mask, pad, dtype=torch.int64).masked_scatter(mask, batch.values)
+    return tokens, mask.to(torch.int64)
+
+
+def model(rest: str) -> Callable[[int, tuple[int, ...]], nn.Module]:
+    """A classifier of transformers by its folder (``save_pretrained``), with weights if model.safetensors is there.
+
+    :raises ConfigError: there is no such folder, or no configuration of a classifier in it.
+    """
+    name = f"hf:{rest}"
+    folder, _ = parse(rest, NoOptions, name)
+    kind, config = _configuration(folder, name)
+
+    def images(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        if len(input_shape) != 3:
+            raise ConfigError(f"model {name!r} takes images, but this data set's inputs have shape {input_shape}")
+        found = getattr(config, "image_size", None), getattr(config, "num_channels", None)
+        sizes = (input_shape[1] if input_shape[1] == input_shape[2] else tuple(input_shape[1:]), input_shape[0])
+        for attribute, given, own in zip(("image_size", "num_channels"), sizes, found, strict=True):
+            if own is not None and own != given:
+                _refuse_with_weights(folder, name, attribute, own, given)
+                setattr(config, attribute, given)
+        return ImageLogits(_network(kind, config, folder, num_classes, name))
+
+    def sequences(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+        (vocabulary,) = input_shape
+        if config.vocab_size < vocabulary:
+            _refuse_with_weights(folder, name, "vocab_size", config.vocab_size, vocabulary)
+            config.vocab_size = vocabulary
+        network = _network(kind, config, folder, num_classes, name)
+        pad = config.pad_token_id if getattr(config, "pad_token_id", None) is not None else 0
+        config.pad_token_id = pad  # networks that read the last token look for it
+        return _split(SequenceFeatures(network, pad), num_classes, name)
+
+    if kind == "AutoModelForImageClassification":
+        return images
+    sequences.takes = ("sequences",)  # type: ignore[attr-defined]
+    return sequences
+
+
+def _configuration(folder: Path, name: str) -> tuple[str, Any]:
+    """Return which of transformers' classes makes the network, and its configuration."""
+    import transformers
+
+    load_torchvision()  # transformers imports it, and it may need help
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # JSON, the library's own: the advice is the same
+        raise ConfigError(
+            f"model {name!r}: {folder} holds no config.json of transformers ({type(error).__name__}: {error})"
+        ) from error
+    for kind in ("AutoModelForImageClassification", "AutoModelForSequenceClassification"):
+        if type(config) in getattr(transformers, kind)._model_mapping:
+            return kind, config
+    raise ConfigError(
+        f"model {name!r}: transformers has no classifier of images or sequences of type {config.model_type!r}"
+    )
+
+
+def _network(kind: str, config: Any, folder: Path, num_classes: int, name: str) -> nn.Module:
+    """Return the network with fresh weights, or those of the folder; its last layer is for so many classes."""
+    import transformers
+
+    made = getattr(transformers, kind)
+    config.num_labels = num_classes
+    if not (folder / WEIGHTS).is_file():
+        network: nn.Module = made.from_config(config, trust_remote_code=False)
+        return network
+    try:
+        network = made.from_pretrained(
+            str(folder),
+            config=config,
+            ignore_mismatched_sizes=True,  # the last layer, which build_model renews
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:  # a damaged file, tensors of another network: the advice is the same
+        raise ConfigError(
+            f"model {name!r}: {folder / WEIGHTS} cannot be used ({type(error).__name__}: {error}). Save it again with "
+            "save_pretrained, or delete it for fresh weights"
+        ) from error
+    return network
+
+
+def _refuse_with_weights(folder: Path, name: str, attribute: str, own: Any, given: Any) -> None:
+    """Refuse to change a network whose weights are given."""
+    if (folder / WEIGHTS).is_file():
+        raise ConfigError(
+            f"model {name!r}: the weights in {folder} are for {attribute} {own}, this data set needs {given}"
+        )
+
+
+def _split(base: SequenceFeatures, num_classes: int, name: str) -> SplitModel:
+    """Take the last layer off and return encoder and classifier.
+
+    :raises ConfigError: the network's logits are not those of a linear layer.
+    """
+    layers = {path: layer for path, layer in base.named_modules() if isinstance(layer, nn.Linear)}
+    last = next((path for path in reversed(layers) if layers[path].out_features == num_classes), None)
+    if last is None:
+        raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits")
+    layer = layers[last]
+    parent, _, attribute = last.rpartition(".")
+    setattr(base.get_submodule(parent), attribute, nn.Identity())
+    one = SequenceBatch(torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2]))
+    was_training = base.training
+    with torch.no_grad():
+        features = base.eval()(one)
+    base.train(was_training)
+    if features.shape != (1, layer.in_features):
+        raise ConfigError(
+            f"model {name!r}: its last layer takes {layer.in_features} features, but {math.prod(features.shape)} come "
+            "without it; this network cannot be split"
+        )
+    return SplitModel(base, layer.in_features, num_classes)

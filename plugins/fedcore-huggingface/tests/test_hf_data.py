@@ -1,0 +1,104 @@
+"""Folders that datasets saved, as data sets of fedcore: against the values that were saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import ConfigError
+from fedcore.data import make_partition
+from fedcore.testing import check_dataset
+from fedcore_huggingface import dataset
+
+from .conftest import WORDS, pictures, save, texts
+
+pytest.importorskip("datasets")
+pytest.importorskip("transformers")
+
+
+def test_texts_are_tokens_and_writers_are_sources(text_set: str, load) -> None:
+    found = load(text_set)
+    assert (found.kind, found.input_shape, found.class_names) == ("sequences", (len(WORDS),), ("neg", "pos"))
+    assert (len(found.train), len(found.test)) == (60, 20)
+    batch = found.train.gather(torch.tensor([0, 1]))
+    said = [[WORDS[token] for token in part] for part in np.split(batch.values.numpy(), batch.offsets[1:-1])]
+    assert said == [["[CLS]", "good", "film", "[SEP]"], ["[CLS]", "bad", "[SEP]"]]
+    assert found.train.labels[:2].tolist() == [1, 0]
+    assert found.sources.tolist() == [k // 3 % 5 for k in range(60)]
+    options = {"alpha": 1.0, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 0}
+    partition = make_partition(found, partitioner="natural", clients=5, **options)
+    assert [set(found.sources[part].tolist()) for part in partition.train] == [{0}, {1}, {2}, {3}, {4}]
+    check_dataset(dataset(text_set))
+
+
+def test_long_texts_are_cut(text_set: str, load) -> None:
+    found = load(f"{text_set}&max_length=3")
+    assert found.train.offsets.diff().tolist() == [3] * 60
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("RGBA", 3)])
+def test_images(tmp_path: Path, load, mode: str, channels: int) -> None:
+    given = pictures(mode=mode)
+    found = load(save(tmp_path / "set", train=given, validation=pictures(12, mode)))
+    assert (found.input_shape, found.num_classes, len(found.test)) == ((channels, 8, 8), 2, 12)
+    expected = np.stack([np.asarray(image.convert("L" if channels == 1 else "RGB")) for image in given["image"]]) / 255
+    expected = expected.reshape(40, 8, 8, channels)
+    expected = (expected - expected.mean(axis=(0, 1, 2))) / expected.std(axis=(0, 1, 2))
+    batch = found.train.gather(torch.arange(40))
+    np.testing.assert_allclose(batch.numpy(), expected.transpose(0, 3, 1, 2), atol=1e-5)
+
+
+def test_one_split_has_a_stratified_fifth_for_testing(image_set: str, load) -> None:
+    found = load(image_set)
+    assert (len(found.train), len(found.test)) == (32, 8)
+    assert found.test.labels.bincount().tolist() == [4, 4]
+    check_dataset(dataset(image_set))
+
+
+def test_images_are_resized_if_asked(image_set: str, load) -> None:
+    assert load(f"{image_set}?size=5").input_shape == (3, 5, 5)
+
+
+def test_a_table_is_normalised_by_its_training_rows(tmp_path: Path, load) -> None:
+    table = {"age": list(range(30)), "dose": [0.5, 1.5] * 15, "site": ["a", "b", "c"] * 10, "target": [0, 1] * 15}
+    folder = save(tmp_path / "set", train=table, test=table)
+    found = load(f"{folder}?columns=age,dose&source=site")
+    assert (found.kind, found.input_shape, found.model, found.sources[:4].tolist()) == (
+        "tensor",
+        (2,),
+        "mlp",
+        [0, 1, 2, 0],
+    )
+    ages = np.arange(30)
+    expected = (ages - ages.mean()) / ages.std()
+    np.testing.assert_allclose(found.train.gather(torch.arange(30))[:, 0].numpy(), expected, atol=1e-6)
+    assert load(f"{folder}?source=site").input_shape == (2,)  # all numbers but the classes
+
+
+def test_what_is_not_said_or_not_there_is_asked_for(tmp_path: Path, text_set: str, tokenizer: Path, load) -> None:
+    two = save(tmp_path / "two", train=texts() | {"title": ["x"] * 60})
+    nothing = save(tmp_path / "nothing", train={"sentence": ["a"] * 20, "kind": ["x", "y"] * 10})
+    holes = save(tmp_path / "holes", train={"age": [1.0, None] * 10, "label": [0, 1] * 10})
+    odd = save(tmp_path / "odd", train=pictures(20), test={**pictures(2), "label": [0, 7]})
+    tests = save(tmp_path / "tests", test=texts())
+    (tmp_path / "empty").mkdir()
+    folder = text_set.partition("?")[0]
+    for rest, says in (
+        (tmp_path / "none", "is no folder on this machine. Nothing is downloaded"),
+        (tmp_path / "empty", "is no data set that datasets' save_to_disk wrote"),
+        (tests, "none of its splits is named train; there are: test"),
+        (two, r"which column\? Write \?text=COLUMN; there are: sentence, label, writer, title"),
+        (nothing, r"which column holds the classes\? Write \?label=COLUMN; there are: sentence, kind"),
+        (f"{folder}?text=sentnce", "has no column 'sentnce'; there are: sentence, label, writer"),
+        (f"{folder}?text=sentence", r"name a tokenizer that save_pretrained wrote: \?tokenizer=FOLDER"),
+        (f"{folder}?text=sentence&tokenizer={tmp_path / 'empty'}", "holds no tokenizer"),
+        (f"{folder}?txt=sentence", "option 'txt'.*there are: label, image, text"),
+        (f"{folder}?max_length=0", "option 'max_length'"),
+        (holes, "column 'age' has cells that are empty or no finite number"),
+        (odd, "7 in column 'label' is no class of the training samples"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            load(rest)
