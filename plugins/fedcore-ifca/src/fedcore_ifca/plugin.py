@@ -1,0 +1,107 @@
+"""The plugin: k models on the server, one of them trained by each client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Plugin,
+    PluginOptions,
+    ServerContext,
+    SplitModel,
+    Tensors,
+    check_tensors,
+    hookimpl,
+)
+from fedcore_ifca import equations as eq
+
+
+class IFCAOptions(PluginOptions):
+    """Options of IFCA."""
+
+    clusters: int = Field(2, ge=1, le=64, description="k: number of models; 1 is FedAvg.")
+
+
+class IFCA(Plugin):
+    """IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv 2006.04088), Algorithm 1, model averaging.
+
+    The server sends k models; client i trains the one whose loss on its samples is the least, and theta_j becomes the
+    mean of the models that were trained from it. theta_0 is the run's global model.
+    """
+
+    Options = IFCAOptions
+    options: IFCAOptions
+    neutral = {"clusters": 1}
+    owns = ("*",)
+    starts = ("*",)
+
+    @hookimpl
+    def begin_round(self, server: ServerContext) -> None:
+        """Draw theta_1 to theta_{k-1} before the first round; theta_0 is w_0."""
+        for j in range(1, self.options.clusters if server.round == 0 else 1):
+            stream, drawn = server.generator(f"cluster-{j}"), set(server.trainable)
+            for name, w in server.model.items():
+                server.state[f"{j}:{name}"] = eq.redrawn(w, stream) if name in drawn else w
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> Tensors:
+        """Send theta_1 to theta_{k-1}; theta_0 is the model that all get."""
+        return dict(server.state)
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> Tensors:
+        """Estimate the cluster, and start from its model."""
+        client.scratch["cluster"] = self._fitted(client)[0]
+        return _theta(client, client.scratch["cluster"])
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> dict[str, Tensor]:
+        """Send the cluster, s_i."""
+        return {"cluster": torch.tensor(client.scratch["cluster"])}
+
+    @hookimpl
+    def accumulate(self, update: ClientUpdate) -> None:
+        """Refuse what is no number; one that is no cluster counts as the nearest, as a local noise makes it."""
+        check_tensors(update.payload, {"cluster": ((), torch.int64)})
+        update.payload["cluster"] = update.payload["cluster"].clamp(0, self.options.clusters - 1)
+
+    @hookimpl
+    def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Tensors:
+        """Take each cluster's mean by samples; a cluster without clients keeps its model."""
+        first: Tensors = {}
+        for j in range(self.options.clusters):
+            mean = eq.cluster_mean([u for u in updates if int(u.payload["cluster"]) == j], server.model)
+            if j == 0:
+                first = mean or dict(server.model)
+            else:
+                server.state.update({f"{j}:{name}": tensor for name, tensor in mean.items()})
+        return first
+
+    @hookimpl
+    def personal_model(self, client: ClientContext) -> SplitModel:
+        """Evaluate the model of the cluster that fits the client's training part best."""
+        return self._fitted(client)[1]
+
+    def _fitted(self, client: ClientContext) -> tuple[int, SplitModel]:
+        """Return the cluster of least cross-entropy over the client's training part, and its model."""
+        model, losses = copy.deepcopy(client.model), []
+        for j in range(self.options.clusters if client.received else 1):
+            model.load_state_dict(_theta(client, j), strict=False)
+            _, logits, labels = client.forward(model=model)
+            losses.append(float(F.cross_entropy(logits.double(), labels)))
+        best = eq.best_cluster(losses)
+        model.load_state_dict(_theta(client, best) or client.model.state_dict())
+        return best, model
+
+
+def _theta(client: ClientContext, j: int) -> Tensors:
+    """Return theta_j as received; empty for theta_0, which is the model that the client has."""
+    return {name: client.received[f"{j}:{name}"] for name in client.model.state_dict()} if j > 0 else {}

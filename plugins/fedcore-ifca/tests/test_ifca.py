@@ -1,0 +1,235 @@
+"""IFCA: estimates and means by hand, a whole federation against NumPy, k = 1, two groups of clients found."""
+
+from __future__ import annotations
+
+import doctest
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore_ifca.equations
+import fedcore_ifca.plugin
+from fedcore import Plugin, PluginConflictError, hookimpl
+from fedcore.data import load_dataset
+from fedcore.testing import (
+    Cohorts,
+    PersonalClassifier,
+    StepsOnServer,
+    commands_of,
+    committed,
+    federations,
+    initial_weights,
+    installed,
+    interrupted,
+    killed,
+    linear,
+    lines_of_code,
+    model_bytes,
+    partition_of,
+    records,
+    same_tensors,
+    small_config,
+    weights,
+    with_batch_norm,
+)
+from fedcore_ifca import IFCA, IFCAOptions, best_cluster, mean_by_samples, redrawn
+
+go = federations(clients=4)
+FULL = {"model": linear, "batch_size": 5000, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 2}
+
+
+def two_groups(labels, num_clients, **_):
+    """Even clients hold the digits below 5, odd ones the others."""
+    low, high = np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)
+    half = num_clients // 2
+    return [part for pair in zip(np.array_split(low, half), np.array_split(high, half)) for part in pair]
+
+
+def thetas(result):
+    """theta_j by j, the global model first."""
+    kept = committed(result).plugins.get("ifca", {})
+    count = 1 + max((int(key.partition(":")[0]) for key in kept), default=0)
+    rest = [{k.partition(":")[2]: w for k, w in kept.items() if k.startswith(f"{j}:")} for j in range(1, count)]
+    return [weights(result), *rest]
+
+
+# --- the equations -----------------------------------------------------------------------------------------------
+
+
+def test_the_estimate_and_the_mean_by_hand():
+    assert best_cluster([3.0, 1.0, 1.0]) == 1
+    found = mean_by_samples([torch.tensor([1.0, -2.0]), torch.tensor([5.0, 2.0])], [3, 1])
+    assert found.tolist() == [2.0, -1.0]
+    assert mean_by_samples([torch.tensor(3), torch.tensor(7)], [9, 1]).item() == 7
+
+
+def test_a_redrawn_tensor_has_the_same_values_in_another_order():
+    tensor = torch.randn(6, 5)
+    other = redrawn(tensor, torch.Generator().manual_seed(0))
+    assert other.shape == tensor.shape
+    assert not torch.equal(other, tensor)
+    assert torch.equal(other.flatten().sort().values, tensor.flatten().sort().values)
+
+
+def test_doctests():
+    assert doctest.testmod(fedcore_ifca.equations) == (0, 3)
+
+
+# --- a whole federation ------------------------------------------------------------------------------------------
+
+
+def cross_entropy(w, x, y):
+    z = x @ w["classifier.weight"].T + w["classifier.bias"]
+    z = z - z.max(1, keepdims=True)
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    return -np.log((p * y).sum(1)).mean(), (p - y) / len(x)
+
+
+def test_a_run_is_the_method_in_numpy(go, tmp_path):
+    options = {**FULL, "partition": two_groups, "rounds": 3}
+    result = go({"ifca": {"clusters": 3}}, **options)
+    still = thetas(go({"ifca": {"clusters": 3}}, **{**options, "rounds": 1, "lr": 1e-30}))
+    data, partition = load_dataset("digits", None), partition_of(result)
+    w = [{name: tensor.double().numpy() for name, tensor in theta.items()} for theta in still]
+    for _ in range(3):
+        members = [[] for _ in w]
+        for part in partition.train:
+            x = data.train.gather(part).double().flatten(1).numpy()
+            y = np.eye(10)[data.train.labels[part].numpy()]
+            j = int(np.argmin([cross_entropy(theta, x, y)[0] for theta in w]))
+            own = dict(w[j])
+            for _ in range(2):
+                g = cross_entropy(own, x, y)[1]
+                own["classifier.weight"] = own["classifier.weight"] - 0.1 * g.T @ x
+                own["classifier.bias"] = own["classifier.bias"] - 0.1 * g.sum(0)
+            members[j].append((len(x), own))
+        for j, group in enumerate(members):
+            if group:
+                total = sum(n for n, _ in group)
+                w[j] = {name: sum(n * own[name] for n, own in group) / total for name in w[j]}
+    for found, expected in zip(thetas(result), w, strict=True):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_two_groups_of_clients_are_found_and_served(go):
+    """Each group's clients estimate the same cluster, and their own models beat the one for all."""
+    options = {"partition": two_groups, "rounds": 4, "client_test_fraction": 0.2, "local_epochs": 2}
+    result, fedavg = go({"ifca": {}, Estimates: {}}, **options), go({}, **options)
+    last = {client: cluster for round, client, cluster in SEEN if round == 3}
+    assert last[0] == last[2] != last[1] == last[3]
+    assert result.metrics["personal"]["accuracy"] > fedavg.metrics["global_local"]["accuracy"]
+
+
+SEEN: list[tuple[int, int, int]] = []
+
+
+class Estimates(Plugin):
+    """Notes the clusters that clients send."""
+
+    guards_uploads = True
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        SEEN.append((client.round, client.id, int(update.payload["ifca"]["cluster"])))
+
+
+def test_one_cluster_is_fedavg_to_the_bit(go):
+    settings = {"rounds": 3, "participation": 0.75}
+    fedavg, one = go({}, **settings), go({"ifca": IFCA.neutral}, **settings)
+    assert model_bytes(one) == model_bytes(fedavg)
+    assert [line["losses"] for line in records(one)] == [line["losses"] for line in records(fedavg)]
+
+
+def test_one_cluster_is_fedavg_with_batch_norms_buffers_too(go):
+    settings = {"rounds": 2, "model": with_batch_norm}
+    assert model_bytes(go({"ifca": IFCA.neutral}, **settings)) == model_bytes(go({}, **settings))
+
+
+def test_a_cluster_without_clients_keeps_its_model(go, tmp_path):
+    """One client can only be in one of three."""
+    cohort = {Cohorts: {"rounds": [[0]]}}
+    result = go({"ifca": {"clusters": 3}, **cohort}, rounds=1)
+    start = initial_weights(small_config(tmp_path, rounds=1, clients=4))
+    values = [{name: tensor.flatten().sort().values for name, tensor in theta.items()} for theta in thetas(result)]
+    first = {name: tensor.flatten().sort().values for name, tensor in start.items()}
+    assert sum(same_tensors(theta, first) for theta in values) == 2
+
+
+def test_the_option_changes_the_models(go):
+    assert len({model_bytes(go({"ifca": {"clusters": k}}, partition=two_groups)) for k in (1, 2, 4)}) == 3
+
+
+def test_all_k_models_go_down_and_one_comes_up(go):
+    lines, fedavg = records(go({"ifca": {"clusters": 3}})), records(go({}))
+    size = 4 * sum(tensor.numel() for tensor in go({}, rounds=1).model.state_dict().values())
+    for line, plain in zip(lines, fedavg):
+        assert line["bytes"]["down"] - plain["bytes"]["down"] == 4 * 2 * size
+        assert line["bytes"]["up"] - plain["bytes"]["up"] == 4 * 8
+
+
+class Lies(Plugin):
+    """Client 1 sends what is no cluster."""
+
+    sent = torch.tensor(0)
+    guards_uploads = True
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        payload = {**update.payload, "ifca": {"cluster": Lies.sent}}
+        return replace(update, payload=payload) if client.id == 1 else None
+
+
+def test_what_is_no_number_of_a_cluster_rejects_the_client_and_nothing_else(go):
+    Lies.sent = torch.tensor([0, 1])
+    result = go({"ifca": {}, Lies: {}, Cohorts: {"rounds": [[0, 1, 2]]}}, rounds=1)
+    assert [(f["client"], f["kind"]) for f in records(result)[0]["failures"]] == [(1, "rejected")]
+    assert model_bytes(result) == model_bytes(go({"ifca": {}, Cohorts: {"rounds": [[0, 2]]}}, rounds=1))
+
+
+def test_a_cluster_out_of_range_counts_as_the_nearest(go):
+    """As local differential privacy's noise may make it."""
+    found = []
+    for sent in (1, 9):
+        Lies.sent = torch.tensor(sent)
+        found.append(model_bytes(go({"ifca": {}, Lies: {}}, rounds=1)))
+    assert found[0] == found[1]
+
+
+def test_an_interrupted_run_goes_on(go, tmp_path):
+    options = {"clients": 4, "rounds": 4, "participation": 0.5, "client_test_fraction": 0.2}
+    resumed, straight = interrupted(tmp_path, "ifca", after=1, **options), go({"ifca": {}}, **options)
+    assert all(same_tensors(one, other) for one, other in zip(thetas(resumed), thetas(straight), strict=True))
+    assert resumed.metrics == straight.metrics
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(go, tmp_path):
+    resumed, straight = killed(tmp_path, "ifca", after=1, rounds=3), go({"ifca": {}}, rounds=3, clients=3)
+    assert all(same_tensors(one, other) for one, other in zip(thetas(resumed), thetas(straight), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (StepsOnServer, "owns the aggregation"),
+        (PersonalClassifier, "keeps on each client"),
+        ("ditto", "personal_model"),
+    ],
+)
+def test_refused_beside_others_with_the_reason(go, other, reason):
+    with pytest.raises(PluginConflictError, match=reason):
+        go({"ifca": {}, (installed(other) if isinstance(other, str) else other): {}})
+
+
+def test_the_readmes_commands_are_valid():
+    for config in commands_of(Path(__file__).parents[1] / "README.md"):
+        IFCAOptions(**config.plugins["ifca"])
+
+
+def test_the_method_takes_at_most_75_lines():
+    """More than 60: a plugin that owns the model makes the mean again that the core has; the card says so."""
+    assert 30 < lines_of_code(fedcore_ifca.plugin, "IFCAOptions") <= 75
