@@ -102,7 +102,7 @@ class Stacked(Clients):
 def optimizer(weights: list[nn.Parameter]) -> SGD:
     """Return the engine's own optimizer."""
     made = SGD([ParameterGroup(weights, lr=0.01, weight_decay=1e-5)], momentum=0.9)
-    made.velocities = {weight: torch.zeros_like(weight) for weight in weights}
+    made.state = {id(weight): made.fresh(weight) for weight in weights}
     return made
 
 

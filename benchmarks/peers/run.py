@@ -68,7 +68,7 @@ PEERS = {
         Side("fedlab", "fedlab", _script("run_fedlab.py")),
     )
 }
-WORKLOADS = ("W1", "W2")
+WORKLOADS = ("W1", "W2", "tiny", "pfl-cifar10")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def run_block(workload: str, block: int, sides: Sequence[tuple[Side, str | Excep
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; exits 2 on a mistake in it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="can be given again; default both")
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="can be given again; default W1 and W2")
     parser.add_argument("--peer", action="append", choices=list(PEERS), help="can be given again; default all")
     parser.add_argument("--rounds", type=_positive, default=5, help="timed rounds of a run, after 2 that warm up")
     parser.add_argument("--blocks", type=_positive, default=1, help="runs of each side, in turn")
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except environments.EnvironmentFailed as error:
             sides.append((PEERS[name], error))
     runs: list[Run] = []
-    for workload in asked.workload or WORKLOADS:
+    for workload in asked.workload or WORKLOADS[:2]:
         # Not below a deep folder: Ray's sockets, and so its folder, must have short names.
         with tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True) as folder:
             setting = Setting(Path(folder), asked.rounds, cores(), asked.timeout)
