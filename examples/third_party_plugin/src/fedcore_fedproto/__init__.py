@@ -25,16 +25,14 @@ class FedProtoOptions(PluginOptions):
 
 
 # --8<-- [start:class]
-class FedProto(Plugin):
+class FedProto(Plugin[FedProtoOptions]):
     """FedProto (Tan et al., AAAI 2022, arXiv 2105.00243): CE + lambda * mean (z - C_y)^2; prototypes are averaged.
 
     C_y is the global prototype of a sample's class: the mean over the clients that hold the class of their mean z.
     Models stay on the clients.
     """
 
-    Options = FedProtoOptions
     neutral = {"strength": 0.0, "personal": False, "nearest": False}
-    options: FedProtoOptions
     # --8<-- [end:class]
 
     # --8<-- [start:local_loss]
@@ -43,7 +41,7 @@ class FedProto(Plugin):
         """Pull the features to the global prototypes of their classes."""
         received = step.client.received
         if self.options.strength == 0 or not received:
-            return None  # nobody has sent prototypes before the first round
+            return None  # no client has sent prototypes before the first round
         value = prototype_distance(step.features, step.y, received["prototypes"], received["known"])
         return Loss(value, weight=self.options.strength, name="distance")
 
@@ -66,7 +64,7 @@ class FedProto(Plugin):
 
     @hookimpl
     def aggregate(self, server: ServerContext) -> None:
-        """Divide the sums by the clients that hold the class; a class that nobody held keeps its prototype."""
+        """Divide the sums by the clients that hold the class; a class that no client held keeps its prototype."""
         if "sums" in server.state:
             total = {name: server.state.pop(name) for name in ("sums", "weights")}
             server.state.update(mean_over_holders(total, server.state))
