@@ -64,7 +64,7 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
-	$(BIN)/mypy $(patsubst plugins/fedcore-%,-p fedcore_%,$(PLUGINS))
+	$(BIN)/mypy $(addprefix -p fedcore_,$(subst -,_,$(PLUGINS:plugins/fedcore-%=%)))
 
 # The variable silences an announcement about MkDocs itself, which is no warning about our pages.
 docs: setup
