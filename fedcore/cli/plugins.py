@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib.metadata import EntryPoint
+from typing import Annotated, Any
 
 import typer
 
 from fedcore.base import registry
-from fedcore.cli import names, options, output
+from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
+
+HEADING = "fedcore:"
+"""The prefix of a package's keyword that names the heading under which its methods are listed."""
+OTHERS = "other methods"
+HEADINGS = {"tracker": "trackers", "engine": "engines"}
+FLAGS = {"trackers": " (--tracker NAME)", "engines": " (--engine NAME)"}
+SUMMARIES = {
+    "fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; the base of all methods",
+    "local": "Worker processes on this machine, one thread each, or this process, or one CUDA device",
+    "tensorboard": "Shows runs in TensorBoard while they train: event files in the run directory",
+}
+"""fedcore's own; everything else is described by its package's summary."""
 
 app = typer.Typer(help="The methods, trackers and engines that are installed.", no_args_is_help=True)
 
@@ -17,13 +30,13 @@ app = typer.Typer(help="The methods, trackers and engines that are installed.", 
 @guarded
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the installed plugins, trackers and engines."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
-            "group": names.group(name, point),
+            "group": HEADINGS.get(kind) or _heading(point),
             "package": point.dist.name if point.dist else None,
             "version": point.dist.version if point.dist else None,
-            "summary": names.summary(name, point),
+            "summary": _summary(point),
         }
         for kind in ("plugin", "tracker", "engine")
         for name, point in registry.available(kind).items()
@@ -38,19 +51,33 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     table.add_column("plugin", style="bold", no_wrap=True)
     table.add_column("package")
     table.add_column("summary")
-    flags = {names.TRACKERS: " (--tracker NAME)", names.ENGINES: " (--engine NAME)"}
-    for title in (*names.GROUPS, names.THIRD_PARTY, *flags):
-        members = [row for row in rows if row["group"] == title]
-        if members:
-            table.add_section()
-            heading = title + flags.get(title, "")
-            table.add_row(output.text(heading, style="bold cyan"))
-        for row in members:
+    for title in sorted({row["group"] for row in rows}, key=_position):
+        table.add_section()
+        table.add_row(output.text(title + FLAGS.get(title, ""), style="bold cyan"))
+        for row in [row for row in rows if row["group"] == title]:
             package = f"{row['package'] or '-'} {row['version'] or ''}"
             table.add_row(*map(output.text, (f"  {row['name']}", package, row["summary"])))
     console = output.stdout()
     console.print(table)
     console.print("More about one: fedcore plugins show NAME", style="dim")
+
+
+def _heading(point: EntryPoint) -> str:
+    """Return the heading that a method's package declares among its keywords, or that of those that declare none."""
+    keywords = ",".join(point.dist.metadata.get_all("Keywords") or []).split(",") if point.dist else []
+    found = next((word.strip() for word in keywords if word.strip().startswith(HEADING)), "")
+    return found.removeprefix(HEADING).strip() or OTHERS
+
+
+def _summary(point: EntryPoint) -> str:
+    own = point.dist is not None and point.dist.name == "fedcore"
+    return SUMMARIES[point.name] if own and point.name in SUMMARIES else registry.summary(point)
+
+
+def _position(title: str) -> tuple[int, str]:
+    """Return where a heading stands: those of methods by name, then methods without one, trackers, engines."""
+    last = (OTHERS, *HEADINGS.values())
+    return (last.index(title) + 1 if title in last else 0, title)
 
 
 @app.command("show")

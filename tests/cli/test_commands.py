@@ -52,12 +52,27 @@ def test_a_config_of_a_run_makes_another_one(cli, tmp_path: Path) -> None:
 
 def test_plugins_list_in_groups(cli) -> None:
     text = cli("plugins", "list").stdout
-    order = [text.index(word) for word in ("papers", "fedcd", "comparison methods", "fedavg", "moon")]
+    titles = ("comparison methods", "moon", "papers", "fedcd", "trackers (--tracker NAME)", "engines (--engine NAME)")
+    order = [text.index(word) for word in titles]
     assert order == sorted(order)
     rows = {row["name"]: row for row in json.loads(cli("plugins", "list", "--json").stdout)}
     assert rows["moon"]["package"] == "fedcore-moon"
     assert rows["moon"]["group"] == "comparison methods"
     assert rows["moon"]["summary"]
+
+
+def test_a_package_names_the_heading_of_its_methods(cli, tmp_path: Path, monkeypatch) -> None:
+    for name, keywords in (("topical", "learning,fedcore: weather"), ("plain", "learning")):
+        info = tmp_path / "site" / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nKeywords: {keywords}\n")
+        (info / "entry_points.txt").write_text(f"[fedcore.plugins]\n{name} = no_such_module:Method\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    rows = {row["name"]: row for row in json.loads(cli("plugins", "list", "--json").stdout)}
+    assert (rows["topical"]["group"], rows["plain"]["group"]) == ("weather", "other methods")
+    text = cli("plugins", "list").stdout
+    order = [text.index(word) for word in ("weather", "topical", "other methods", "plain", "trackers")]
+    assert order == sorted(order)
 
 
 def test_plugins_show_is_taken_from_the_code(cli) -> None:

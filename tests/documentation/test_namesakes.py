@@ -15,7 +15,6 @@ TESTED_BY = {
         "cli/__main__.py",
         "cli/app.py",
         "cli/data.py",
-        "cli/names.py",
         "cli/output.py",
         "cli/plugin_card.py",
         "cli/plugins.py",
