@@ -12,25 +12,17 @@ from hypothesis import strategies as st
 
 import fedcore.data.partition as partition_module
 from fedcore.base.errors import ConfigError, DataError, PluginContractError
-from fedcore.data import Dataset, IndexLists, Partition, ResidentSamples, load_partition, make_partition
+from fedcore.data import IndexLists, Partition, load_partition
 from fedcore.storage.serial import read_tensors, write_tensors
+from tests.data.labelled import DATASET, partitioned
 
 KINDS = (list, lambda part: np.array(part, dtype=np.int64), lambda part: torch.tensor(part, dtype=torch.int64))
 LISTS = st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=6), max_size=8)
 
 
-def make_dataset(n=600):
-    labels = torch.from_numpy(np.random.default_rng(0).integers(0, 10, n))
-    samples = ResidentSamples(torch.zeros(n, 1, 2, 2), labels, (0.0,), (1.0,))
-    return Dataset("toy", samples, samples, 10, (1, 2, 2))
-
-
-DATASET = make_dataset()
-OPTIONS = {"alpha": 0.5, "classes_per_client": 2, "client_test_fraction": 0.0, "seed": 3}
-
-
 def deal(partitioner="dirichlet", clients=10, **changes):
-    return make_partition(DATASET, partitioner=partitioner, clients=clients, **(OPTIONS | changes))
+    """Partition with nothing held out."""
+    return partitioned(partitioner=partitioner, clients=clients, **{"client_test_fraction": 0.0, **changes})
 
 
 @given(LISTS, st.sampled_from(KINDS))

@@ -1,35 +1,14 @@
 """Which samples a client trains on and holds out, and the digest of that."""
 
-import numpy as np
 import pytest
 import torch
 
-from fedcore.data import Dataset, Partition, ResidentSamples, make_partition
-
-
-def make_dataset(n=600, classes=10, seed=0, name="toy"):
-    labels = torch.from_numpy(np.random.default_rng(seed).integers(0, classes, n))
-    samples = ResidentSamples(torch.zeros(n, 1, 2, 2), labels, (0.0,), (1.0,))
-    return Dataset(name, samples, samples, classes, (1, 2, 2))
-
-
-DATASET = make_dataset()
-
-
-def make(dataset=DATASET, **changes):
-    arguments = {
-        "partitioner": "dirichlet",
-        "clients": 10,
-        "alpha": 0.5,
-        "classes_per_client": 2,
-        "client_test_fraction": 0.25,
-        "seed": 3,
-    }
-    return make_partition(dataset, **(arguments | changes))
+from fedcore.data import Partition
+from tests.data.labelled import DATASET, make_dataset, partitioned
 
 
 def test_holdout_is_disjoint_by_class_and_of_the_asked_size():
-    partition, whole = make(), make(client_test_fraction=0.0)
+    partition, whole = partitioned(), partitioned(client_test_fraction=0.0)
     labels = DATASET.train.labels
     for train, test, both in zip(partition.train, partition.test, whole.train, strict=True):
         assert torch.equal(torch.cat([train, test]).sort().values, both.sort().values)
@@ -42,9 +21,9 @@ def test_holdout_is_disjoint_by_class_and_of_the_asked_size():
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5, 0.99])
 def test_every_client_keeps_training_samples(fraction):
-    partition = make(make_dataset(30), clients=30, partitioner="iid", client_test_fraction=fraction)
+    partition = partitioned(make_dataset(30), clients=30, partitioner="iid", client_test_fraction=fraction)
     assert all(len(train) == 1 for train in partition.train)
-    larger = make(client_test_fraction=fraction)
+    larger = partitioned(client_test_fraction=fraction)
     for train, test in zip(larger.train, larger.test, strict=True):
         labels = DATASET.train.labels
         assert set(labels[test].tolist()) <= set(labels[train].tolist())
@@ -53,21 +32,21 @@ def test_every_client_keeps_training_samples(fraction):
 def test_few_samples_are_dealt_class_by_class():
     """Of 600 samples 90 are dealt, each class with its share, whoever holds them; others by another seed."""
     labels = DATASET.train.labels
-    few = make(samples=90, clients=3)
+    few = partitioned(samples=90, clients=3)
     dealt = torch.cat([*few.train, *few.test])
     assert len(dealt) == len(dealt.unique()) == 90
     share = torch.bincount(labels[dealt], minlength=10) - 0.15 * torch.bincount(labels, minlength=10)
     assert (share.abs() < 1).all()
     assert few.info["samples"] == 90
-    other = make(samples=90, clients=3, seed=4)
+    other = partitioned(samples=90, clients=3, seed=4)
     assert set(dealt.tolist()) != set(torch.cat([*other.train, *other.test]).tolist())
-    assert make(samples=600).sha256 == make().sha256
-    assert "samples" not in make().info
+    assert partitioned(samples=600).sha256 == partitioned().sha256
+    assert "samples" not in partitioned().info
 
 
 def test_each_clients_holdout_has_a_stream_of_its_own():
     dataset = make_dataset(classes=1)
-    split, whole = (make(dataset, partitioner="iid", client_test_fraction=f) for f in (0.25, 0.0))
+    split, whole = (partitioned(dataset, partitioner="iid", client_test_fraction=f) for f in (0.25, 0.0))
     places = {
         tuple(torch.isin(both, test).nonzero().flatten().tolist())
         for both, test in zip(whole.train, split.test, strict=True)
@@ -76,8 +55,8 @@ def test_each_clients_holdout_has_a_stream_of_its_own():
 
 
 def test_same_seed_same_hash_other_seed_other_hash():
-    assert make().sha256 == make().sha256
-    assert len({make().sha256, make(seed=4).sha256, make(client_test_fraction=0.0).sha256}) == 3
+    assert partitioned().sha256 == partitioned().sha256
+    assert len({partitioned().sha256, partitioned(seed=4).sha256, partitioned(client_test_fraction=0.0).sha256}) == 3
 
 
 def test_hash_sees_lists_their_order_and_their_borders_only():

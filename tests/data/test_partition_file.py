@@ -1,4 +1,4 @@
-"""Partitions as objects and files: hold-out, hash, reading back, and files from strangers."""
+"""Partitions as files: written, read back, damaged, and of unknown origin."""
 
 import json
 import re
@@ -8,32 +8,12 @@ import pytest
 import torch
 
 from fedcore.base.errors import ConfigError, DataError, FedcoreError
-from fedcore.data import Dataset, ResidentSamples, load_partition, make_partition
-
-
-def make_dataset(n=600, classes=10, seed=0, name="toy"):
-    labels = torch.from_numpy(np.random.default_rng(seed).integers(0, classes, n))
-    samples = ResidentSamples(torch.zeros(n, 1, 2, 2), labels, (0.0,), (1.0,))
-    return Dataset(name, samples, samples, classes, (1, 2, 2))
-
-
-DATASET = make_dataset()
-
-
-def make(dataset=DATASET, **changes):
-    arguments = {
-        "partitioner": "dirichlet",
-        "clients": 10,
-        "alpha": 0.5,
-        "classes_per_client": 2,
-        "client_test_fraction": 0.25,
-        "seed": 3,
-    }
-    return make_partition(dataset, **(arguments | changes))
+from fedcore.data import load_partition
+from tests.data.labelled import DATASET, make_dataset, partitioned
 
 
 def test_saved_and_loaded_again(tmp_path):
-    partition = make()
+    partition = partitioned()
     path = tmp_path / "new" / "split.json"
     partition.save(path)
     again = load_partition(path, DATASET)
@@ -46,7 +26,7 @@ def test_saved_and_loaded_again(tmp_path):
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "split.json"
-    make().save(path)
+    partitioned().save(path)
     before = path.read_bytes()
 
     def fail(*_, **__):
@@ -54,19 +34,19 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(DataError, match="disk full"):
-        make(seed=9).save(path)
+        partitioned(seed=9).save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["split.json"]
 
 
 @pytest.mark.filterwarnings("ignore::fedcore.data.owners.PartitionWarning")
 def test_reports_are_kept_as_notes():
-    assert any("lowered" in note for note in make(make_dataset(45)).info["notes"])
+    assert any("lowered" in note for note in partitioned(make_dataset(45)).info["notes"])
 
 
 @pytest.mark.parametrize("other", [make_dataset(599), make_dataset(601), make_dataset(seed=1)])
 def test_another_data_set_is_refused(tmp_path, other):
-    make().save(tmp_path / "split.json")
+    partitioned().save(tmp_path / "split.json")
     with pytest.raises(ConfigError, match="toy"):
         load_partition(tmp_path / "split.json", other)
 
@@ -106,7 +86,7 @@ def edit(content, *keys, value):
 )
 def test_edited_files_are_refused_with_a_reason(tmp_path, keys, value, message):
     path = tmp_path / "split.json"
-    make().save(path)
+    partitioned().save(path)
     content = json.loads(path.read_text())
     edit(content, *keys, value=value)
     path.write_text(json.dumps(content))
@@ -117,7 +97,7 @@ def test_edited_files_are_refused_with_a_reason(tmp_path, keys, value, message):
 @pytest.mark.parametrize("where", ["train", "test"])
 def test_a_sample_used_twice_is_named(tmp_path, where):
     path = tmp_path / "split.json"
-    make().save(path)
+    partitioned().save(path)
     content = json.loads(path.read_text())
     content[where][0].append(content["train"][1][0])
     path.write_text(json.dumps(content))
@@ -153,7 +133,7 @@ def test_missing_and_unreadable_files(tmp_path):
 
 def test_a_damaged_byte_is_always_noticed(tmp_path):
     path = tmp_path / "split.json"
-    partition = make(make_dataset(40), clients=3)
+    partition = partitioned(make_dataset(40), clients=3)
     partition.save(path)
     content = path.read_bytes()
     start = content.index(b'"train"')

@@ -3,33 +3,11 @@
 import io
 import re
 
-import numpy as np
-import torch
 from rich.console import Console
 
-from fedcore.data import Dataset, ResidentSamples, load_partition, make_partition
+from fedcore.data import load_partition
 from fedcore.data.partition_table import draw_table
-
-
-def make_dataset(n=600, classes=10, seed=0, name="toy"):
-    labels = torch.from_numpy(np.random.default_rng(seed).integers(0, classes, n))
-    samples = ResidentSamples(torch.zeros(n, 1, 2, 2), labels, (0.0,), (1.0,))
-    return Dataset(name, samples, samples, classes, (1, 2, 2))
-
-
-DATASET = make_dataset()
-
-
-def make(dataset=DATASET, **changes):
-    arguments = {
-        "partitioner": "dirichlet",
-        "clients": 10,
-        "alpha": 0.5,
-        "classes_per_client": 2,
-        "client_test_fraction": 0.25,
-        "seed": 3,
-    }
-    return make_partition(dataset, **(arguments | changes))
+from tests.data.labelled import DATASET, make_dataset, partitioned
 
 
 def rendered(partition, dataset=DATASET, **options):
@@ -40,7 +18,7 @@ def rendered(partition, dataset=DATASET, **options):
 
 
 def test_table_holds_every_count_and_the_sums():
-    partition = make()
+    partition = partitioned()
     lines = rendered(partition).splitlines()
     rows = {cells[0]: cells[1:] for line in lines if len(cells := re.findall(r"[^\s│┃]+", line)) > 5}
     counts = partition.class_counts(DATASET.train.labels, 10)
@@ -56,7 +34,7 @@ def test_table_holds_every_count_and_the_sums():
 
 def test_table_of_many_clients_and_classes_stays_small():
     dataset = make_dataset(5000, classes=100)
-    text = rendered(make(dataset, partitioner="iid", clients=100), dataset)
+    text = rendered(partitioned(dataset, partitioner="iid", clients=100), dataset)
     clients = [int(line.split()[1]) for line in text.splitlines() if re.match(r"│ \d+ ", line)]
     assert clients == [*range(20), *range(95, 100)]
     assert "96-99" in text
@@ -64,7 +42,7 @@ def test_table_of_many_clients_and_classes_stays_small():
 
 
 def test_names_in_a_file_are_not_markup(tmp_path):
-    partition = make()
+    partition = partitioned()
     partition.info["dataset"] = "[/red] [bold]x"
     partition.save(tmp_path / "split.json")
     assert "[/red] [bold]x" in rendered(load_partition(tmp_path / "split.json", DATASET))
