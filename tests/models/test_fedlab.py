@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from fedcore.models import ModelTask, SplitModel, build_model
-
-
-def build(name: str = "mlp", **options: Any) -> tuple[SplitModel, ModelTask]:
-    defaults: dict[str, Any] = {"num_classes": 10, "input_shape": (1, 8, 8), "seed": 0, "projection": False}
-    return build_model(name, **(defaults | options))
+from fedcore.models import SplitModel
+from tests.models.built import build
 
 
 def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedcore.base.errors import PluginConflictError
-from fedcore.models import ModelTask, SplitModel, build_model
-
-
-def build(name: str = "mlp", **options: Any) -> tuple[SplitModel, ModelTask]:
-    defaults: dict[str, Any] = {"num_classes": 10, "input_shape": (1, 8, 8), "seed": 0, "projection": False}
-    return build_model(name, **(defaults | options))
-
-
-def equal_states(a: nn.Module, b: nn.Module) -> bool:
-    a_state, b_state = a.state_dict(), b.state_dict()
-    return a_state.keys() == b_state.keys() and all(torch.equal(a_state[name], b_state[name]) for name in a_state)
-
-
-def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:
-    base = model.encoder.base
-    module = model.classifier if name == "classifier" else base.get_submodule(name)
-    if isinstance(module, nn.Linear):
-        return nn.functional.linear(x, module.weight, module.bias)
-    stride = 2 if name == "conv1" and base.get_parameter("conv1.weight").shape[2] == 3 else 1
-    padding = 1 if module.weight.shape[2] == 3 else 0
-    return nn.functional.conv2d(x, module.weight, module.bias, stride, padding)
+from tests.models.built import build, equal_states
 
 
 def test_projection_head_is_moons() -> None:

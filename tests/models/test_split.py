@@ -4,53 +4,18 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedcore.base.errors import PluginContractError, UnknownNameError
-from fedcore.models import ModelTask, Outputs, SplitModel, build_model, has_batch_norm
-
-SMALL = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}
-
-
-def build(name: str = "mlp", **options: Any) -> tuple[SplitModel, ModelTask]:
-    defaults: dict[str, Any] = {"num_classes": 10, "input_shape": (1, 8, 8), "seed": 0, "projection": False}
-    return build_model(name, **(defaults | options))
-
-
-def equal_states(a: nn.Module, b: nn.Module) -> bool:
-    a_state, b_state = a.state_dict(), b.state_dict()
-    return a_state.keys() == b_state.keys() and all(torch.equal(a_state[name], b_state[name]) for name in a_state)
-
-
-def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: int) -> None:
-    model.eval()
-    with torch.no_grad():
-        outputs = model(x)
-        assert isinstance(outputs, Outputs)
-        features, logits = outputs
-        assert features.shape == (len(x), feature_dim)
-        assert logits.shape == (len(x), num_classes)
-        assert model.feature_dim == feature_dim
-        assert torch.equal(features, model.encoder(x))
-        assert torch.equal(logits, model.classifier(features))
-
-
-def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:
-    base = model.encoder.base
-    module = model.classifier if name == "classifier" else base.get_submodule(name)
-    if isinstance(module, nn.Linear):
-        return nn.functional.linear(x, module.weight, module.bias)
-    stride = 2 if name == "conv1" and base.get_parameter("conv1.weight").shape[2] == 3 else 1
-    padding = 1 if module.weight.shape[2] == 3 else 0
-    return nn.functional.conv2d(x, module.weight, module.bias, stride, padding)
+from fedcore.models import SplitModel, has_batch_norm
+from tests.models.built import FEATURE_DIMS, build, check_outputs, equal_states
 
 
 def test_classifier_is_the_last_linear_layer() -> None:
-    for name in SMALL:
+    for name in FEATURE_DIMS:
         model, _ = build(name)
         assert type(model.classifier) is nn.Linear
         assert list(dict(model.encoder.named_children())) == ["base"]

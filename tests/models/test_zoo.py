@@ -1,44 +1,22 @@
-"""Models: their sizes and shapes, where their weights come from, and the projection head."""
+"""Models of the zoo: their sizes, their shapes, and what they compute."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedcore.base.errors import ConfigError
-from fedcore.models import ModelTask, Outputs, PadTo, SplitModel, build_model, fedlab_alexnet, has_batch_norm, zoo
+from fedcore.models import ModelTask, PadTo, SplitModel, fedlab_alexnet, has_batch_norm, zoo
+from tests.models.built import FEATURE_DIMS, build, check_outputs
 
-SMALL = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
-
-
-def build(name: str = "mlp", **options: Any) -> tuple[SplitModel, ModelTask]:
-    defaults: dict[str, Any] = {"num_classes": 10, "input_shape": (1, 8, 8), "seed": 0, "projection": False}
-    return build_model(name, **(defaults | options))
 
 
 def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def check_outputs(model: SplitModel, x: Tensor, feature_dim: int, num_classes: int) -> None:
-    model.eval()
-    with torch.no_grad():
-        outputs = model(x)
-        assert isinstance(outputs, Outputs)
-        features, logits = outputs
-        assert features.shape == (len(x), feature_dim)
-        assert logits.shape == (len(x), num_classes)
-        assert model.feature_dim == feature_dim
-        assert torch.equal(features, model.encoder(x))
-        assert torch.equal(logits, model.classifier(features))
-
-
-# --- sizes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,13 +48,13 @@ def test_parameter_counts_of_the_large_models() -> None:
     assert count(model) == (23_520_842 - 20_490) + head + 256 * 100 + 100
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", FEATURE_DIMS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("classes", [3, 10, 100])
 def test_shapes(name: str, shape: tuple[int, ...], classes: int) -> None:
     model, task = build(name, input_shape=shape, num_classes=classes)
     x = torch.rand(2, *shape)
-    check_outputs(model, x, SMALL[name], classes)
+    check_outputs(model, x, FEATURE_DIMS[name], classes)
     task.ensure_projection(model)
     check_outputs(model, x, 256, classes)
 
@@ -154,16 +132,6 @@ def test_outputs_are_the_same_with_and_without_gradients(name: str) -> None:
         assert torch.equal(found, expected)
 
 
-def layer(model: SplitModel, name: str, x: Tensor) -> Tensor:
-    base = model.encoder.base
-    module = model.classifier if name == "classifier" else base.get_submodule(name)
-    if isinstance(module, nn.Linear):
-        return nn.functional.linear(x, module.weight, module.bias)
-    stride = 2 if name == "conv1" and base.get_parameter("conv1.weight").shape[2] == 3 else 1
-    padding = 1 if module.weight.shape[2] == 3 else 0
-    return nn.functional.conv2d(x, module.weight, module.bias, stride, padding)
-
-
 def test_alexnet_runs() -> None:
     model, _ = build("alexnet")
     check_outputs(model, torch.rand(1, 1, 8, 8), 4096, 10)
@@ -195,15 +163,3 @@ def test_padding_is_central_and_only_where_needed() -> None:
     assert padded.shape == (1, 1, 6, 6)
     assert padded[0, 0, :, 0].tolist() == [0, 1, 1, 1, 0, 0]
     assert PadTo(3)(x) is x
-
-
-# --- where the weights come from ----------------------------------------------------------------------------
-
-
-# --- projection head ----------------------------------------------------------------------------------------
-
-
-# --- models of one's own ------------------------------------------------------------------------------------
-
-
-# --- BatchNorm ----------------------------------------------------------------------------------------------
