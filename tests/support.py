@@ -46,3 +46,8 @@ def run(tmp_path: Path, *plugins: Choice, notify=None, **options):
 def run_toy(tmp_path: Path, *plugins, **options):
     """Run the TOY; its quadratic task loss comes with it."""
     return run(tmp_path, Quadratic, *plugins, **{**TOY, **options})
+
+
+def flipped(content: bytes, position: int, bit: int = 0) -> bytes:
+    """Return the bytes with one bit the other way round."""
+    return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]

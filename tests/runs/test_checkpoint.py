@@ -13,6 +13,7 @@ from fedcore.server.state import ServerState
 from fedcore.storage import serial
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.serial import read_tensors, write_tensors
+from tests.support import flipped
 
 
 def checkpoints(tmp_path):
@@ -112,10 +113,6 @@ DAMAGES = {
 }
 
 
-def flipped(content, position, bit=0):
-    return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
     store, said = checkpoints(tmp_path), []
@@ -141,6 +138,16 @@ def test_a_checkpoint_without_what_it_should_hold(tmp_path):
     store.save(state(1))
     write_tensors(store.root / "000002-0-train.safetensors", {"model/w": torch.ones(1)}, {"round": 2})
     assert store.load().round == 1
+
+
+def test_a_checkpoint_without_a_checksum_is_read(tmp_path):
+    store = checkpoints(tmp_path)
+    store.save(state())
+    (path,) = store.root.iterdir()
+    tensors, meta = read_tensors(path)
+    write_tensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, meta, checksum=False)
+    assert b"sha256" not in path.read_bytes()
+    assert store.load().ledger == state().ledger
 
 
 @pytest.mark.parametrize("time", [10**400, -1.0, "soon", [1]])

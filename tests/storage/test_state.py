@@ -1,4 +1,4 @@
-"""State: copies on reading, versions, checkpoints that are whole or absent."""
+"""State: copies on reading, sums, and what is undone when an update is rejected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.base.errors import PluginContractError
-from fedcore.server.state import ServerState
 from fedcore.storage.serial import dumps, loads
 from fedcore.storage.state import State, States, flatten, unflatten
 
@@ -107,25 +106,6 @@ def test_flatten_and_back(namespaces):
                 assert torch.equal(back[plugin][key], value)
             else:
                 assert back[plugin][key] == value
-
-
-# --- versions of clients ---------------------------------------------------------------------------------
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------
-
-
-def state(round_=3, phase="train"):
-    return ServerState(
-        model={"w": torch.tensor([1.5, -0.0]), "n": torch.tensor(7)},
-        round=round_,
-        phase=phase,
-        plugins={"moon": {"a/b": torch.ones(2), "list": [1, 2.5, None]}, "other": {"x": "y"}},
-        manifest={0: 2, 5: None, 12: 0},
-        ledger={"down": 3, "up": 4, "by_plugin": {"model": {"down": 3, "up": 4}}},
-        best={"round": 1, "validation_accuracy": 0.1 + 0.2},
-        metrics_bytes=123,
-    )
 
 
 # --- sums and undoing --------------------------------------------------------------------------------------------
