@@ -5,22 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from fedcore.functional import (
-    class_means,
-    class_statistics,
-)
-
-B, C, D = 12, 5, 7
-
-
-def numbers(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
-
-
-LABELS = torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0, 1, 3, 4])  # class 2 absent, class 4 a single sample
+from fedcore.functional import class_means, class_statistics
+from tests.functional.drawn import LABELS, B, C, D, numbers
 
 
 def test_class_means_equal_numpy() -> None:

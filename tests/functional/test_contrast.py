@@ -16,16 +16,7 @@ from fedcore.functional import (
     model_contrastive_loss,
     prototype_contrastive_loss,
 )
-
-B, C, D = 12, 5, 7
-
-
-def numbers(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
-
-
-LABELS = torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0, 1, 3, 4])  # class 2 absent, class 4 a single sample
+from tests.functional.drawn import LABELS, B, C, D, numbers
 
 
 def numpy_cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -182,8 +173,3 @@ def test_model_contrast_equals_numpy(temperature: float) -> None:
 def test_model_contrast_gradient() -> None:
     inputs = tuple(numbers(B, D, seed=seed, grad=True) for seed in range(3))
     assert torch.autograd.gradcheck(model_contrastive_loss, inputs)
-
-
-def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    x, y, z = (numbers(B, D, seed=seed).to(dtype) for seed in range(3))
-    return x.requires_grad_(), y, z.requires_grad_()

@@ -1,4 +1,4 @@
-"""The shared maths against independent NumPy references in float64, hand cases, and safety under masks."""
+"""The shared mathematics under other dtypes, autocast, compilation and tracing, and its doctests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,7 @@ from fedcore.functional import (
     proximal_term,
     terms,
 )
-
-B, C, D = 12, 5, 7
-
-
-def numbers(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
-
-
-LABELS = torch.tensor([0, 0, 1, 3, 3, 3, 1, 0, 0, 1, 3, 4])  # class 2 absent, class 4 a single sample
+from tests.functional.drawn import LABELS, B, C, D, numbers
 
 
 def test_doctests() -> None:
@@ -37,20 +28,6 @@ def test_doctests() -> None:
     assert sum(result.attempted for result in results) > 8
     assert not any(result.failed for result in results)
 
-
-# --- NumPy references ---------------------------------------------------------------------------------------
-
-
-# --- cosines and contrast -----------------------------------------------------------------------------------
-
-
-# --- terms on parameters ------------------------------------------------------------------------------------
-
-
-# --- statistics by class ------------------------------------------------------------------------------------
-
-
-# --- dtypes, capture ----------------------------------------------------------------------------------------
 
 KNOWN = torch.tensor([True, False, True, True, True])
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -10,17 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcore.functional import (
-    effective_steps,
-    linear_term,
-    proximal_term,
-)
-
-
-def numbers(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
-
+from fedcore.functional import effective_steps, linear_term, proximal_term
+from tests.functional.drawn import numbers
 
 SHAPES = [(3, 2), (), (4,), (2, 1, 3)]
 
