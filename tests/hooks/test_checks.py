@@ -6,25 +6,9 @@ import pytest
 from pydantic import BaseModel
 
 from fedcore import Plugin, hookimpl
-from fedcore.base.errors import (
-    PluginContractError,
-)
+from fedcore.base.errors import PluginContractError
 from fedcore.hooks.checks import create_plugin
-from fedcore.hooks.plugins import PluginSet
-from tests.support import name_of
-
-
-def create(cls, **options):
-    return create_plugin(name_of(cls), options)
-
-
-def refused(cls, *words, error=PluginContractError):
-    """Start a run with the plugin: refused before anything is written, with all these words."""
-    with pytest.raises(error) as caught:
-        PluginSet.create({name_of(cls): {}})
-    for word in (cls.__name__.lower(), *words):
-        assert word in str(caught.value), f"{word!r} not in: {caught.value}"
-    return caught.value
+from tests.hooks.refusals import create, refused
 
 
 def test_a_hook_that_does_not_exist():

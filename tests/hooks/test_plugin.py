@@ -17,20 +17,8 @@ from fedcore.base.errors import (
 )
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugins import PluginSet
+from tests.hooks.refusals import create, refused
 from tests.support import lines, name_of
-
-
-def create(cls, **options):
-    return create_plugin(name_of(cls), options)
-
-
-def refused(cls, *words, error=PluginContractError):
-    """Start a run with the plugin: refused before anything is written, with all these words."""
-    with pytest.raises(error) as caught:
-        PluginSet.create({name_of(cls): {}})
-    for word in (cls.__name__.lower(), *words):
-        assert word in str(caught.value), f"{word!r} not in: {caught.value}"
-    return caught.value
 
 
 def test_an_unknown_frozen_model():

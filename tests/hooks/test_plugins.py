@@ -13,16 +13,8 @@ from fedcore.base.errors import (
     PluginContractError,
 )
 from fedcore.hooks.plugins import PluginSet
+from tests.hooks.refusals import refused
 from tests.support import config, name_of
-
-
-def refused(cls, *words, error=PluginContractError):
-    """Start a run with the plugin: refused before anything is written, with all these words."""
-    with pytest.raises(error) as caught:
-        PluginSet.create({name_of(cls): {}})
-    for word in (cls.__name__.lower(), *words):
-        assert word in str(caught.value), f"{word!r} not in: {caught.value}"
-    return caught.value
 
 
 @pytest.mark.parametrize("mark", ["tryfirst", "trylast", "wrapper"])
