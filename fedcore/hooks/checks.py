@@ -21,6 +21,13 @@ HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "
 EXCLUSIVE = {name for name, spec in HOOKS.items() if spec.fedcore_spec["firstresult"]}
 """The hooks that only one plugin of a run can implement."""
 
+DECLARED = {
+    name: getattr(Plugin, name)
+    for name in inspect.get_annotations(Plugin)
+    if name != "Options" and not name.startswith("_") and hasattr(Plugin, name)
+}
+"""Every declaration of a plugin -> its default, which tells what a plugin may set it to."""
+
 
 def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     """Build one plugin object from its name and options, with every part of the contract checked.
@@ -34,6 +41,8 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     check_class(short, cls)
     plugin: Plugin = cls(parse_options(short, cls, options))
     plugin.name = short
+    for attribute in DECLARED:
+        _check_declaration(short, attribute, getattr(plugin, attribute))
     unknown = set(plugin.reads) - {"global", "previous"}
     if unknown:
         raise PluginContractError.of(short, f"reads {sorted(unknown)}", expected="'global' or 'previous'")
@@ -60,6 +69,10 @@ def check_class(name: str, cls: Any) -> None:
         raise PluginContractError.of(
             name, f"has Options = {cls.Options!r}", expected="a subclass of fedcore.PluginOptions"
         )
+    for attribute in DECLARED:
+        value = inspect.getattr_static(cls, attribute)
+        if not isinstance(value, property):
+            _check_declaration(name, attribute, value)
     for attribute in dir(cls):
         member = inspect.getattr_static(cls, attribute)
         marks = getattr(member, "fedcore_impl", None)
@@ -72,6 +85,28 @@ def check_class(name: str, cls: Any) -> None:
                 hook=attribute,
                 hint="put @hookimpl above it, or give it another name",
             )
+
+
+def _check_declaration(name: str, attribute: str, value: object) -> None:
+    """Refuse a declaration of the wrong type: a mistake, or an attribute that has the name by chance."""
+    default = DECLARED[attribute]
+    if isinstance(default, bool):
+        fits, expected = isinstance(value, bool), "True or False"
+    elif isinstance(default, tuple):
+        texts = isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value)
+        fits, expected = (
+            texts,
+            f"a tuple of texts, such as {('classifier.*',) if attribute != 'reads' else ('global',)}",
+        )
+    else:
+        fits, expected = value is None or isinstance(value, Mapping), "a mapping of options to values, or None"
+    if not fits:
+        raise PluginContractError.of(
+            name,
+            f"has {attribute} = {value!r}, which is a declaration",
+            expected=expected,
+            hint=f"an attribute or a method of another purpose cannot be called {attribute!r}: rename it",
+        )
 
 
 def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: Mapping[str, Any]) -> None:

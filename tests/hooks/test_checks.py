@@ -7,7 +7,8 @@ from pydantic import BaseModel
 
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import PluginContractError
-from fedcore.hooks.checks import create_plugin
+from fedcore.hooks.checks import DECLARED, create_plugin
+from fedcore.hooks.declarations import ATTRIBUTES
 from tests.hooks.refusals import create, refused
 
 
@@ -105,6 +106,41 @@ def test_a_hook_hidden_by_an_attribute_of_the_instance():
             return 1.0
 
     refused(Shadowed, "weight")
+
+
+def method_of_that_name(self):
+    """No declaration."""
+
+
+@pytest.mark.parametrize("declaration", sorted(DECLARED))
+@pytest.mark.parametrize("value", [method_of_that_name, 3.5, (b"classifier.*",)], ids=["method", "number", "bytes"])
+@pytest.mark.parametrize("on", ["class", "self"])
+def test_a_declaration_of_the_wrong_type(declaration, value, on):
+    """An own attribute that has a declaration's name by chance is such a mistake, too."""
+    members = {declaration: value} if on == "class" else {}
+
+    def set_on_self(self, options):
+        Plugin.__init__(self, options)
+        setattr(self, declaration, value)
+
+    if on == "self":
+        members["__init__"] = set_on_self
+    refused(type("Wrong", (Plugin,), members), f"has {declaration} = ", "expected", "rename it")
+
+
+def test_a_single_pattern_is_no_tuple():
+    refused(type("Bare", (Plugin,), {"starts": "classifier.*"}), "starts", "('classifier.*',)")
+
+
+def test_a_declaration_can_be_a_property_of_the_options():
+    class Computed(Plugin):
+        starts = property(lambda self: ("classifier.*",))
+
+    assert create(Computed).starts == ("classifier.*",)
+
+
+def test_every_declaration_has_a_type_that_is_checked():
+    assert set(DECLARED) == {row.name for row in ATTRIBUTES}
 
 
 @pytest.mark.parametrize("target", [print, 3, int, "Plugin"])
