@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
-from fedcore.base.types import Answer, Tensors
+from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.data import PublicSamples
 from fedcore.hooks.plugin import Plugin
 from fedcore.models import ModelTask, Outputs, SplitModel
@@ -251,6 +251,13 @@ class ServerContext(Protocol):
         """The shared parameters that no client accepted so far trained in this round, as plugins froze them."""
 
     @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The averaged shared buffers (BatchNorm's statistics) of the next model; in ``server_step`` only, else empty.
+
+        ``server.network({**mean, **server.buffers})`` is then the next model as it stands.
+        """
+
+    @property
     def client_sizes(self) -> Tensor:
         """The training samples n_k of every registered client, (N,) int64."""
 
@@ -283,6 +290,15 @@ class ServerContext(Protocol):
         """Return a copy of the model with these weights in place of w_t's, on the run's device, in eval mode.
 
         :param tensors: by name, such as ``update.model``; default w_t alone.
+        """
+
+    def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
+        """Return the mean of some of the round's updates, such as a cluster's, as the core makes it of all.
+
+        Parameters are weighted as the hook ``weight`` says, buffers by samples. Allowed in ``aggregate`` only.
+
+        :param updates: some of those that ``aggregate`` is given.
+        :returns: by the names that the plugin owns; empty without an update, or where all weights are 0.
         """
 
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:

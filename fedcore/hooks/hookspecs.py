@@ -203,6 +203,7 @@ def aggregate(server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping
     :param updates: The accepted updates in dispatch order; ``model`` holds the owned names only, ``payload``
         what ``accumulate`` left of this plugin's.
     :returns: A partial state of owned names; the weighted mean fills the rest. None: the mean for all.
+        ``server.mean_of(updates)`` is that mean of some of the updates, such as a cluster's.
     Combining: plugins own disjoint names.
     """
 
@@ -212,7 +213,7 @@ def server_step(server: ServerContext, mean: Mapping[str, Tensor]) -> Mapping[st
     """Take a server optimizer's step from w_t (``server.model``) with the aggregated ``mean`` (FedAvgM, FedDyn).
 
     When: once per round, after ``aggregate``.
-    :param mean: The new state as it stands: trainable shared parameters.
+    :param mean: The new state as it stands: trainable shared parameters; its buffers are in ``server.buffers``.
     :returns: New values for some of these names, never buffers; the given tensor itself where nothing changes,
         so that neutral options are bit-equal to FedAvg.
     Combining: in user order, each on the result of the one before; a ``server_optimizer`` excludes owners.

@@ -37,6 +37,7 @@ def aggregate(current: Round, collector: Collector) -> Tensors:
         model.update(_checked(setup, plugin, "aggregate", owned, setup.claimed(plugin, "owns")))
     current.phase = "round"
     trainable = [name for name in setup.layout.shared if name in setup.layout.trainable]
+    current.buffers = {name: model[name] for name in setup.layout.shared if name in setup.layout.buffers}
     for plugin in plugins.implementers("server_step"):
         mean = {name: model[name] for name in trainable}
         stepped = plugins.call(plugin.name, "server_step", server=RoundContext(current), mean=mean)

@@ -92,6 +92,7 @@ class Collector:
             self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
+        current.weights[task.client] = weight
         for sender, size in sizes.items():
             current.ledger.up(sender, size)
         self.versions[task.client] = meta.version

@@ -12,14 +12,15 @@ from torch.nn import functional as F
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.seeding import derive_seed, generator, random_stream
-from fedcore.base.tensors import bytes_of, copy_into
-from fedcore.base.types import Answer, Tensors
+from fedcore.base.tensors import bytes_of, copy_into, on_cpu
+from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask
 from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ServerContext
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.plugin_results import check_partial
+from fedcore.server.running_mean import RunningMean
 from fedcore.server.scope import Round, ServerScope
 from fedcore.storage.state import State
 
@@ -72,6 +73,11 @@ class ScopeContext(ServerContext):
     def frozen(self) -> frozenset[str]:
         """The shared parameters that no client accepted so far trained in this round: none outside of a round."""
         return frozenset()
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The averaged buffers of the next model, in ``server_step``: none outside of a round."""
+        return {}
 
     @property
     def client_sizes(self) -> Tensor:
@@ -162,6 +168,10 @@ class ScopeContext(ServerContext):
         copy_into(model.state_dict(), weights)
         return model.eval()
 
+    def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
+        """Return the mean of some accepted updates, in ``aggregate`` only."""
+        raise PluginContractError.of(self._plugin, "calls server.mean_of, which works in aggregate only")
+
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
         scope = self._scope
@@ -221,3 +231,21 @@ class RoundContext(ScopeContext):
     def frozen(self) -> frozenset[str]:
         """The shared parameters that no client accepted so far trained in this round, as plugins froze them."""
         return self._scope.frozen
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The averaged buffers of the next model; empty before ``server_step``."""
+        return self._scope.buffers
+
+    def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
+        """Return the mean of some accepted updates as the core makes it; empty without a weight above 0."""
+        if self._scope.phase != "aggregate":
+            return super().mean_of(updates)
+        names = updates[0].model if updates else ()
+        total = RunningMean(self._scope.federation.setup.layout, names)
+        for update in updates:
+            total.add(update.model, weight=self._scope.weights[update.client], samples=update.samples)
+        try:
+            return on_cpu(total.mean())
+        except ZeroDivisionError:
+            return {}

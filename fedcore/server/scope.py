@@ -130,6 +130,8 @@ class Round(ServerScope):
 
     :param cohort: the selected clients; ``simulated`` what the simulated system makes of each.
     :param accepted: clients whose updates were accepted so far; ``frozen`` what none of them trained.
+    :param weights: of the accepted updates in the mean, by client.
+    :param buffers: of the next model, once they are averaged.
     :param epochs: the local epochs of clients that ``select_clients`` gave another number than the run's.
     """
 
@@ -138,6 +140,8 @@ class Round(ServerScope):
     simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
     frozen: frozenset[str] = frozenset()
+    weights: dict[int, float] = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     _away: set[int] = field(default_factory=set)
 

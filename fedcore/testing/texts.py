@@ -47,14 +47,14 @@ def settings_of(readme: Path) -> list[tuple[str, str, Any]]:
 
 
 def lines_of_code(module: ModuleType, *without: str) -> int:
-    """Return the number of code lines of a module, without comments and docstrings.
+    """Return the number of code lines of a module, without imports, comments and docstrings.
 
     :param without: classes that are not counted, such as options.
     """
     source = inspect.getsource(module)
     skipped: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef) and node.name in without:
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or (isinstance(node, ast.ClassDef) and node.name in without):
             skipped.update(_lines(node))
         body = getattr(node, "body", None)
         first = body[0] if isinstance(body, list) and body else None

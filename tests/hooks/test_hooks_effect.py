@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import Loss, Plugin, RejectUpdate, hookimpl
-from fedcore.base.errors import FedcoreError, RoundFailedError
+from fedcore.base.errors import FedcoreError, PluginContractError, RoundFailedError
 from fedcore.functional import proximal_term
 from fedcore.models import SplitModel
 from fedcore.runs.directory import RunDirectory
@@ -792,6 +792,64 @@ def test_aggregate_fills_a_part_and_the_mean_the_rest(go):
     assert different == ["classifier.bias"]
 
 
+class OwnMean(Plugin):
+    """The core's mean, asked for: of all updates, or of two of them."""
+
+    owns = ("*",)
+    clients = (0, 1, 2, 3)
+
+    @hookimpl
+    def aggregate(self, server, updates):
+        assert server.mean_of([]) == {}
+        return server.mean_of([update for update in updates if update.client in self.clients])
+
+
+class TwoClients(OwnMean):
+    clients = (1, 3)
+
+
+class Squared(Plugin):
+    """Another weight than samples; 0 for some clients."""
+
+    without = ()
+
+    @hookimpl
+    def weight(self, update):
+        return 0.0 if update.client in self.without else float(update.samples) ** 2
+
+
+class WithoutOthers(Squared):
+    without = (0, 2)
+
+
+def test_the_mean_of_all_updates_is_the_cores_bit_by_bit(go):
+    assert model_bytes(go(OwnMean, Squared, **BATCH_NORM)) == model_bytes(go(Squared, **BATCH_NORM))
+
+
+def test_the_mean_of_some_updates_has_the_cores_weights(go):
+    some, core = weights(go(TwoClients, Squared, rounds=1)), weights(go(WithoutOthers, rounds=1))
+    assert_equal(some, core)
+
+
+def test_the_mean_of_updates_without_a_weight_is_empty(go):
+    """Then this plugin returns nothing, and the core's mean stays."""
+
+    class Nobody(OwnMean):
+        clients = (0, 2)
+
+    assert model_bytes(go(Nobody, WithoutOthers)) == model_bytes(go(WithoutOthers))
+
+
+def test_mean_of_is_for_aggregate_only(go):
+    class Early(Plugin):
+        @hookimpl
+        def begin_round(self, server):
+            server.mean_of([])
+
+    with pytest.raises(PluginContractError, match=r"'early' calls server.mean_of, which works in aggregate only"):
+        go(Early)
+
+
 class OwnEncoder(Plugin):
     owns = ("encoder.*",)
 
@@ -814,6 +872,30 @@ class Identity(Plugin):
 
 def test_the_identity_as_server_step_is_fedavg_bit_by_bit(go):
     assert model_bytes(go(Identity, rounds=2, **BATCH_NORM)) == model_bytes(go(rounds=2, **BATCH_NORM))
+
+
+class NextModel(Plugin):
+    """Puts the next model together in server_step."""
+
+    made: dict = {}
+
+    @hookimpl
+    def begin_round(self, server):
+        assert server.buffers == {}
+
+    @hookimpl
+    def accumulate(self, server):
+        assert server.buffers == {}
+
+    @hookimpl
+    def server_step(self, server, mean):
+        NextModel.made = server.network({**mean, **server.buffers}).state_dict()
+
+
+def test_the_mean_and_the_averaged_buffers_are_the_next_model(go):
+    result = go(NextModel, rounds=2, **BATCH_NORM)
+    assert_equal(NextModel.made, weights(result))
+    assert any("running" in name for name in NextModel.made)
 
 
 class Double(Plugin):

@@ -36,17 +36,15 @@ class FedDFOptions(PluginOptions):
     batch_size: int = Field(128, ge=1, le=1_000_000, description="Public samples per step.")
 
 
-class FedDF(Plugin):
+class FedDF(Plugin[FedDFOptions]):
     """FedDF (Lin, Kong, Stich, Jaggi, NeurIPS 2020, arXiv 2006.07242, Algorithm 1).
 
     The clients' mean model is the student; it is trained to give the clients' mean logits on public samples.
     """
 
-    Options = FedDFOptions
     neutral = {"steps": 0}
     server_optimizer = True
     uses_public = True
-    options: FedDFOptions
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
@@ -62,7 +60,7 @@ class FedDF(Plugin):
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Add the client's logits on the public samples to their sum, and its buffers to theirs."""
+        """Add the client's logits on the public samples to their sum."""
         if not self.options.steps:
             return
         assert server.public is not None
@@ -73,9 +71,6 @@ class FedDF(Plugin):
         if not bool(logits.isfinite().all()):
             raise ValueError("its model's logits on the public samples are not finite")
         server.state.add("logits", logits.cpu())
-        server.state["samples"] = server.state.get("samples", 0) + update.samples
-        for name in set(update.model).difference(server.trainable):
-            server.state.add(f"buffer.{name}", update.model[name], weight=update.samples)
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -85,9 +80,7 @@ class FedDF(Plugin):
             return None
         assert public is not None
         teacher = (server.state.pop("logits") / len(server.accepted)).float()
-        samples, state = server.state.pop("samples"), server.state
-        buffers = {key.partition(".")[2]: state.pop(key) / samples for key in list(state) if key.startswith("buffer.")}
-        student = server.network({**mean, **buffers})
+        student = server.network({**mean, **server.buffers})
         trained = {name: p for name, p in student.named_parameters() if name in mean and name not in server.frozen}
         optimizer = torch.optim.Adam(trained.values(), lr=self.options.lr)
         draws = server.generator("feddf")

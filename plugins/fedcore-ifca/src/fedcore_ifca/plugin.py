@@ -30,15 +30,13 @@ class IFCAOptions(PluginOptions):
     clusters: int = Field(2, ge=1, le=64, description="k: number of models; 1 is FedAvg.")
 
 
-class IFCA(Plugin):
+class IFCA(Plugin[IFCAOptions]):
     """IFCA (Ghosh, Chung, Yin, Ramchandran, NeurIPS 2020, arXiv 2006.04088), Algorithm 1, model averaging.
 
     The server sends k models; client i trains the one whose loss on its samples is the least, and theta_j becomes the
     mean of the models that were trained from it. theta_0 is the run's global model.
     """
 
-    Options = IFCAOptions
-    options: IFCAOptions
     neutral = {"clusters": 1}
     owns = ("*",)
     starts = ("*",)
@@ -75,10 +73,10 @@ class IFCA(Plugin):
 
     @hookimpl
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Tensors:
-        """Take each cluster's mean by samples; a cluster without clients keeps its model."""
+        """Take each cluster's mean; a cluster without clients keeps its model."""
         first: Tensors = {}
         for j in range(self.options.clusters):
-            mean = eq.cluster_mean([u for u in updates if int(u.payload["cluster"]) == j], server.model)
+            mean = server.mean_of([u for u in updates if int(u.payload["cluster"]) == j])
             if j == 0:
                 first = mean or dict(server.model)
             else:
