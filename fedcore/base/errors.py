@@ -45,7 +45,7 @@ class PluginConflictError(ConfigError):
 
 
 class PluginContractError(FedcoreError):
-    """A plugin, or another registered object, breaks its contract; ``plugin`` and ``hook`` name it."""
+    """A plugin, or another registered object, breaks its contract; ``plugin`` and ``hook`` name it, if known."""
 
     def __init__(self, message: str, *, plugin: str | None = None, hook: str | None = None) -> None:
         super().__init__(message)
@@ -54,7 +54,7 @@ class PluginContractError(FedcoreError):
     @classmethod
     def of(
         cls,
-        name: str,
+        name: str | None,
         found: str,
         *,
         kind: str = "plugin",
@@ -66,11 +66,12 @@ class PluginContractError(FedcoreError):
     ) -> Self:
         """Return the error ``KIND NAME hook HOOK (round R, client C) FOUND, expected EXPECTED. Hint: HINT``.
 
+        :param name: None where the fault is not one plugin's but in all of the run's together.
         :param found: what the plugin does wrong, as a predicate: ``returned Linear``.
         :param kind: of the registered object: ``plugin``, ``model``, ``tracker``, ...
         """
         place = ", ".join(f"{what} {at}" for what, at in (("round", round), ("client", client)) if at is not None)
-        message = f"{kind} {name!r}"
+        message = "the plugins" if name is None else f"{kind} {name!r}"
         message += f" hook {hook}" if hook else ""
         message += f" ({place})" if place else ""
         message += f" {found}"

@@ -14,7 +14,8 @@ import typer
 from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.cli import output
 
-BUG, BAD_INPUT, DIVERGED, INTERRUPTED = 1, 2, 4, 130
+BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
+"""Exit codes of all commands; SOME_FAILED is for those that start several runs."""
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:

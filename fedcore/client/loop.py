@@ -118,10 +118,9 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
             session.losses.add("task", task)
     total = sum(terms[1:], terms[0]) if terms else None
     if total is None or not total.requires_grad:
-        raise PluginContractError(
-            f"round {step.round}: no part of the local objective depends on the model "
-            f"(task_scale is {task_scale}, and no plugin added a term that has a gradient)"
-        )
+        found = f"give no part of the local objective that depends on the model: task_scale is {task_scale}"
+        hint = "return a term that has a gradient, or a task_scale above 0"
+        raise PluginContractError.of(None, found, round=session.round, client=session.client, hint=hint)
     return total
 
 

@@ -131,9 +131,13 @@ class ClientRuntime:
         """
         assert shared is not None
         if shared.fixed != self.setup.fixed_digest:
-            raise PluginContractError(
-                "the parameters without gradients, which do not travel, are others here than on the server; "
-                "configure_model must arrive at the same weights everywhere: draw from task.random, read the same files"
+            raise PluginContractError.of(
+                None,
+                "give the parameters without gradients, which do not travel, other values than on the server",
+                hook="configure_model",
+                round=task.round,
+                client=task.client,
+                hint="draw from task.random and read the same files, so that the weights are the same everywhere",
             )
         config, working, device = self.config, self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)

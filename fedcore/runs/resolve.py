@@ -57,12 +57,13 @@ def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
     return found.config, found.dataset
 
 
-def resolve(config: RunConfig) -> ResolvedRun:
+def resolve(config: RunConfig, plugins: PluginSet | None = None) -> ResolvedRun:
     """Replace every ``auto``, create the plugins and load the data; checks names before any long work.
 
+    :param plugins: the configuration's, where they are created already.
     :raises ConfigError: and its kin, an unknown name or option, or what cannot be combined.
     """
-    plugins = PluginSet.create(config.plugins)
+    plugins = plugins or PluginSet.create(config.plugins)
     engine_options = resolve_engine(config)
     device = resolve_device(config.device)
     if config.precision == "tf32" and device.type != "cuda":
@@ -99,16 +100,8 @@ def resolve_engine(config: RunConfig) -> dict[str, Any]:
     return options.model_dump(mode="json", by_alias=True)
 
 
-def resolve_plugins(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Return the plugins with all their options, defaults included; without the built-in one.
-
-    :raises ConfigError: and its kin, an unknown name or option, or plugins that cannot be combined.
-    """
-    return plugin_options(config, PluginSet.create(config.plugins))
-
-
 def plugin_options(config: RunConfig, plugins: PluginSet) -> dict[str, dict[str, Any]]:
-    """Return the options of a configuration's plugins, defaults included."""
+    """Return the options of a configuration's plugins, defaults included; without the built-in one."""
     names = [name for name in config.plugins if name != BUILTIN]
     return {
         name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)

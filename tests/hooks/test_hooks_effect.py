@@ -93,7 +93,7 @@ def test_an_objective_without_a_gradient_is_refused(tmp_path):
         def task_loss(self, step):
             return torch.zeros(())
 
-    with pytest.raises(FedcoreError, match="no part of the local objective depends on the model"):
+    with pytest.raises(FedcoreError, match="no part of the local objective that depends on the model"):
         support.run(tmp_path, Constant, **support.TOY)
 
 

@@ -53,8 +53,11 @@ EXTENDS = {
 PACKAGES = sorted(path for path in (ROOT / "plugins").iterdir() if (path / "pyproject.toml").is_file())
 
 
-def imports(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield (where, module, name) for each import from fedcore below a folder; no name for ``import module``."""
+def imports(folder: Path, of: str = r"fedcore(\.|$)") -> Iterator[tuple[str, str, str]]:
+    """Yield (where, module, name) for each import from fedcore below a folder; no name for ``import module``.
+
+    :param of: pattern at which the names of the modules begin.
+    """
     for file in sorted(folder.rglob("*.py")):
         where = file.relative_to(ROOT)
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -64,7 +67,7 @@ def imports(folder: Path) -> Iterator[tuple[str, str, str]]:
                 found = [(alias.name, "") for alias in node.names]
             else:
                 continue
-            yield from ((f"{where}:{node.lineno}", *one) for one in found if re.match(r"fedcore(\.|$)", one[0]))
+            yield from ((f"{where}:{node.lineno}", *one) for one in found if re.match(of, one[0]))
 
 
 def offers(module: str, name: str) -> bool:
@@ -88,6 +91,16 @@ def test_only_public_names_are_imported(folder: Path) -> None:
         if not offers(module, name) and not further(folder.name, module, name)
     ]
     assert not wrong, "not public, see docs/reference/python.md:\n" + "\n".join(wrong)
+
+
+def test_no_package_imports_another() -> None:
+    wrong = [
+        f"{where}: {module}"
+        for folder in PACKAGES
+        for where, module, _ in imports(folder / "src", r"fedcore_")
+        if module.partition(".")[0] != folder.name.replace("-", "_")
+    ]
+    assert not wrong, "packages share by fedcore, or not at all:\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("package", EXTENDS)

@@ -88,7 +88,7 @@ class FreezesOthers(Plugin):
 
 
 def test_other_frozen_weights_on_a_client_than_on_the_server_end_the_run(go):
-    with pytest.raises(PluginContractError, match="are others here than on the server"):
+    with pytest.raises(PluginContractError, match="other values than on the server"):
         go(FreezesOthers, **MODEL)
 
 

@@ -13,11 +13,11 @@ import yaml
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_study.compare import formats
-from fedcore_study.compare.cautions import ModelSize
 from fedcore_study.compare.comparison import compare
 from fedcore_study.compare.fairness import Spread, jain, spread_of
 from fedcore_study.compare.figures import Difference, Figure, paired_difference
 from fedcore_study.compare.findings import verdict
+from fedcore_study.compare.model_size import ModelSize
 from fedcore_study.compare.records import find_runs, read_run
 from fedcore_study.sweep.directory import SweepDirectory
 

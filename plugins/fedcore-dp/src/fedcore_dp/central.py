@@ -15,38 +15,26 @@ from fedcore import (
     ClientUpdate,
     ConfigError,
     Plugin,
-    PluginConflictError,
-    PluginOptions,
     RunSetup,
     ServerContext,
     hookimpl,
 )
 from fedcore_dp.accountant import privacy_report, spent_epsilon
 from fedcore_dp.clipping import clip_factor, joint_norm
-from fedcore_dp.company import refuse, refuse_shared_buffers
+from fedcore_dp.conflicts import (
+    LEAVES_CLIENTS,
+    SEEN_ON_THE_SERVER,
+    refuse_earlier_step,
+    refuse_hooks,
+    refuse_shared_buffers,
+)
 from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
-
-UNCOVERED = {
-    "pre_aggregate": "sees single clients' updates on the server, before or after they are clipped",
-    "weight": "weighs single clients, so that one of them could count for more than the bound",
-    "accumulate": "adds up what single clients sent, without noise",
-    "aggregate": "aggregates what single clients sent, without noise",
-    "mid_local_epoch": "hands parts of single clients' models on, without noise",
-    "answer": "sends what a client answers to the server's questions, without noise",
-}
-"""Hooks of other plugins by which more than the noised mean would get out. Hint: local-dp covers payloads."""
+from fedcore_dp.options import MechanismOptions
 
 
-class CentralDPOptions(PluginOptions):
+class CentralDPOptions(MechanismOptions):
     """Options of central differential privacy."""
 
-    clip: float = Field(0.1, gt=0, description="S: largest Euclidean norm of a client's update y_k - w_t.")
-    noise_multiplier: float = Field(
-        1.0,
-        ge=0,
-        description="z: standard deviation of the noise on the sum of all updates, in units of S; 0 clips only, and "
-        "guarantees nothing.",
-    )
     delta: float | None = Field(
         None, gt=0, lt=1, description="delta at which epsilon is reported; default n^-1.1 for n registered clients."
     )
@@ -54,9 +42,6 @@ class CentralDPOptions(PluginOptions):
         "fixed",
         description="fixed: as many clients as --participation says, accounted as if all took part in every round; "
         "poisson: each client by itself with that chance, and accounted so.",
-    )
-    seed_noise: bool = Field(
-        False, description="Draw noise and cohort from the run's seed: the same bits again, and no protection."
     )
 
 
@@ -79,18 +64,12 @@ class CentralDP(Plugin[CentralDPOptions]):
         if not self.private:
             return
         refuse_shared_buffers(setup, self.name)
-        refuse(setup, self.name, UNCOVERED)
+        refuse_hooks(setup, self.name, LEAVES_CLIENTS | SEEN_ON_THE_SERVER)
+        refuse_earlier_step(setup, self.name)
         if self.options.sampling == "poisson" and setup.config.min_clients < 1:
             raise ConfigError(
-                f"plugin {self.name!r}: with sampling=poisson a round that nothing came of must stop the run, since it "
-                "would go without noise; use --min-clients 1"
-            )
-        for other in setup.plugins.implementers("server_step"):
-            if other.name == self.name:
-                break
-            raise PluginConflictError(
-                f"plugins {self.name!r} and {other.name!r} cannot be combined in this order: {other.name!r} would step "
-                f"from the mean without noise. Hint: list the plugin that adds noise ({self.name!r}) first."
+                f"plugin {self.name!r}: with sampling=poisson a round without an accepted update must stop the run, "
+                "since no noise would be added; use --min-clients 1"
             )
 
     @hookimpl

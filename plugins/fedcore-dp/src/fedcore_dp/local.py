@@ -16,45 +16,31 @@ from fedcore import (
     ClientUpdate,
     Plugin,
     PluginContractError,
-    PluginOptions,
     RunSetup,
     ServerContext,
     hookimpl,
 )
 from fedcore_dp.accountant import privacy_report, spent_epsilon
 from fedcore_dp.clipping import clip_factor, joint_norm
-from fedcore_dp.company import refuse, refuse_shared_buffers
+from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_shared_buffers
 from fedcore_dp.noise import secure_normal, seeded_normal
-
-UNCOVERED = {
-    "mid_local_epoch": "sends parts of the model in the middle of the training, before noise is added",
-    "answer": "sends what a client answers to the server's questions, to which no noise is added",
-}
-"""Hooks of other plugins by which something leaves a client without passing ``pre_upload``."""
+from fedcore_dp.options import MechanismOptions
 
 MODEL = ""
 Vector = dict[tuple[str, str], Tensor]
 """Tensors that are clipped as one: (plugin, or MODEL, and name) -> values, float64 on the CPU."""
 
 
-class LocalDPOptions(PluginOptions):
+class LocalDPOptions(MechanismOptions):
     """Options of local differential privacy."""
 
-    clip: float = Field(0.1, gt=0, description="S: largest Euclidean norm of a client's update y_k - w_t.")
     payload_clip: float = Field(
         1.0,
         gt=0,
         description="Largest norm of what a client sends for another plugin: of its floating tensors as one vector, "
         "and of its whole numbers and booleans as one.",
     )
-    noise_multiplier: float = Field(
-        1.0,
-        ge=0,
-        description="z: standard deviation of the noise on every number, in units of its vector's bound and of the "
-        "root of the number of vectors; 0 clips only, and guarantees nothing.",
-    )
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which a client's epsilon is reported.")
-    seed_noise: bool = Field(False, description="Draw the noise from the run's seed: the same bits, and no protection.")
 
 
 class LocalDP(Plugin[LocalDPOptions]):
@@ -76,7 +62,7 @@ class LocalDP(Plugin[LocalDPOptions]):
         """Refuse shared buffers, and plugins whose clients send something past ``pre_upload``."""
         if self.private:
             refuse_shared_buffers(setup, self.name)
-            refuse(setup, self.name, UNCOVERED)
+            refuse_hooks(setup, self.name, LEAVES_CLIENTS)
 
     # --- client --------------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ import typer
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.cli import options, output
-from fedcore.cli.guard import INTERRUPTED, guarded
-from fedcore_study.cli.sweep import SOME_FAILED
+from fedcore.cli.guard import INTERRUPTED, SOME_FAILED, guarded
 
 if TYPE_CHECKING:
     from fedcore_study.reproduce.recipe import Recipe

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fedcore.cli import output
-from fedcore_study.cli.sweep import SOME_FAILED
+from fedcore.cli.guard import SOME_FAILED
 from fedcore_study.search import BEST, SearchResult, check_search, parse_search, search
 from fedcore_study.sweep.spec import SweepSpec
 

@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from fedcore_study.compare.figures import Difference
-
-if TYPE_CHECKING:
-    from fedcore_study.compare.records import RunRecord
+from fedcore_study.compare.model_size import ModelSize
+from fedcore_study.compare.records import RunRecord
 
 FEW = 3
 """Below so many pairs of seeds an interval is not shown: with two, Student's t multiplies their deviation by nine."""
-
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """A run's model: trainable parameters, and the width of its projection head (None without one)."""
-
-    parameters: int
-    projection: int | None
-
-    def __str__(self) -> str:
-        head = "no projection head" if self.projection is None else "a projection head"
-        return f"{self.parameters:,} parameters and {head}"
-
-
-def model_size(path: Path, sessions: Sequence[Mapping[str, Any]]) -> ModelSize | None:
-    """Return the size of a run's model from its last session, else from model.safetensors; None where neither says."""
-    try:
-        return _size(sessions[-1]["model"])
-    except (LookupError, TypeError):
-        return _size_of_tensors(path / "model.safetensors")
 
 
 def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
@@ -74,22 +47,3 @@ def _common(runs: Iterable[RunRecord]) -> ModelSize | None:
     """Return the size that all runs of a row have; None where one is unknown or they differ."""
     sizes = {run.model for run in runs}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _size(values: Any) -> ModelSize | None:
-    parameters, projection = values["parameters"], values.get("projection")
-    whole = isinstance(parameters, int) and (projection is None or isinstance(projection, int))
-    return ModelSize(parameters, projection) if whole else None
-
-
-def _size_of_tensors(file: Path) -> ModelSize | None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as tensors:
-            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
-        return None
-    trained = {name: shape for name, shape in shapes.items() if name.rpartition(".")[2] not in _BUFFERS}
-    head = [shape[0] for name, shape in trained.items() if name.startswith("encoder.projection.") and shape]
-    return ModelSize(sum(map(math.prod, trained.values())), head[-1] if head else None)

@@ -11,8 +11,9 @@ from typing import Any
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.subprocesses import command
 from fedcore.engines import ALLOCATOR, cores
+from fedcore.hooks.plugins import PluginSet
 from fedcore.models.placement import resolve_device
-from fedcore.runs.resolve import resolve_config, resolve_plugins
+from fedcore.runs.resolve import plugin_options, resolve
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, code_in, places_in
 from fedcore_study.sweep.cluster import Cluster, submit_jobs
@@ -40,9 +41,14 @@ class SweepResult:
         return [outcome for outcome in self.outcomes if outcome.status == status]
 
 
-def resolved(config: RunConfig) -> RunConfig:
-    """Return a run with all options of its plugins and trackers, as a sweep's plan has it; loads no data."""
-    return config.model_copy(update={"plugins": resolve_plugins(config), "trackers": resolve_trackers(config.trackers)})
+def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
+    """Return a run with all options of its plugins and trackers, as a sweep's plan has it; loads no data.
+
+    :param plugins: the run's, where they are created already.
+    :raises ConfigError: and its kin: unknown names or options, plugins that cannot be combined.
+    """
+    options = plugin_options(config, plugins or PluginSet.create(config.plugins))
+    return config.model_copy(update={"plugins": options, "trackers": resolve_trackers(config.trackers)})
 
 
 def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
@@ -54,11 +60,12 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
     checked: set[tuple[Any, ...]] = set()
     for label, config in spec.cells():
         data: tuple[Any, ...] = (config.dataset, config.data_dir, config.model, config.augment)
-        data += (config.engine, config.device, config.precision)
+        data += (config.public, config.weights, config.engine, config.device, config.precision)
         try:
-            config = resolved(config)
+            plugins = PluginSet.create(config.plugins)
+            config = resolved(config, plugins)
             if data not in checked:
-                resolve_config(config)
+                resolve(config, plugins)
                 checked.add(data)
         except FedcoreError as error:
             raise type(error)(f"run {label}: {error}") if type(error) is ConfigError else error from None

@@ -1,0 +1,63 @@
+"""What a guarantee of privacy excludes: buffers that are averaged, and plugins that bypass the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedcore import ConfigError, PluginConflictError, RunSetup
+
+LEAVES_CLIENTS = {
+    "mid_local_epoch": "sends parts of single clients' models in mid-epoch, without noise",
+    "answer": "sends what a client answers to the server's questions, without noise",
+}
+"""Hook -> what leaves a client by it without passing the noise of either plugin."""
+
+SEEN_ON_THE_SERVER = {
+    "pre_aggregate": "sees single clients' updates on the server, before or after they are clipped",
+    "weight": "weighs single clients, so that one of them could count for more than the bound",
+    "accumulate": "adds up what single clients sent, without noise",
+    "aggregate": "aggregates what single clients sent, without noise",
+}
+"""Hook -> what it uses on the server beside the noised mean; with ``local-dp`` that is noised already."""
+
+
+def refuse_shared_buffers(setup: RunSetup, name: str) -> None:
+    """Refuse a model whose buffers travel: running means and variances are data, and no noise is added to them.
+
+    :raises ConfigError: says which buffer, and what to do.
+    """
+    shared = [buffer for buffer in setup.layout.shared if buffer in setup.layout.buffers]
+    if shared:
+        raise ConfigError(
+            f"plugin {name!r}: the model's buffer {shared[0]!r} would be averaged over the clients without noise, "
+            "and BatchNorm's running statistics are data. Use --buffers local, which keeps buffers on each client, "
+            "or a model without them."
+        )
+
+
+def refuse_hooks(setup: RunSetup, name: str, hooks: Mapping[str, str]) -> None:
+    """Refuse every other plugin that implements one of some hooks.
+
+    :param hooks: hook -> what it does that the noise does not cover.
+    :raises PluginConflictError: names both plugins, the hook and the reason.
+    """
+    for hook, reason in hooks.items():
+        for other in setup.plugins.implementers(hook):
+            decodes = hook == "pre_aggregate" and other.encodes  # comes before the clipping, and looks at one update
+            if other.name != name and not decodes:
+                raise PluginConflictError.of(name, other.name, f"{other.name!r} implements {hook}, which {reason}")
+
+
+def refuse_earlier_step(setup: RunSetup, name: str) -> None:
+    """Refuse a plugin that steps on the server before the one that adds the noise.
+
+    :raises PluginConflictError: with the order that works.
+    """
+    first = setup.plugins.implementers("server_step")[0]
+    if first.name != name:
+        raise PluginConflictError.of(
+            name,
+            first.name,
+            f"in this order {first.name!r} would step from the mean without noise. "
+            f"Hint: list the plugin that adds noise ({name!r}) first.",
+        )
