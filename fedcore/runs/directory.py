@@ -72,17 +72,15 @@ class RunDirectory:
             while out.exists():
                 out, number = base.with_name(f"{base.name}-{number}"), number + 1
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunDirectoryError(
-                f"--out {out} exists already. Choose another directory, or go on with: "
-                f"fedcore resume {shlex.quote(str(out))}"
-            )
+            raise _exists(out)
         return out.resolve()
 
     @classmethod
-    def create(cls, out: Path, *, with_clients: bool = True) -> RunDirectory:
-        """Make a new, empty run directory.
+    @contextlib.contextmanager
+    def create(cls, out: Path, *, with_clients: bool = True) -> Iterator[RunDirectory]:
+        """Make a new, empty run directory, and keep other processes from it until the block ends.
 
-        :raises RunDirectoryError: it cannot be made.
+        :raises RunDirectoryError: it cannot be made, or another process has begun a run there since it was chosen.
         """
         missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
         try:
@@ -91,7 +89,10 @@ class RunDirectory:
             raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
         made = cls(out.resolve(), with_clients=with_clients)
         made._missing = missing
-        return made
+        with made.lock():
+            if any(made.path.iterdir()):
+                raise _exists(out)
+            yield made
 
     def discard(self) -> None:
         """Delete what :meth:`create` made and all that is in it; for a run that never started."""
@@ -164,7 +165,10 @@ class RunDirectory:
 
         :raises RunDirectoryError: one is at work.
         """
-        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:  # a process that could not begin a run here has deleted it
+            raise RunDirectoryError(f"{self.path} cannot be opened: {error.strerror or error}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -282,6 +286,12 @@ class RunDirectory:
         # A row of numbers in one line: a confusion matrix of 100 classes has 10,000 of them.
         rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
         write_text(self.path / "summary.json", rows + "\n", inside=self.path)
+
+
+def _exists(out: Path) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"--out {out} exists already. Choose another directory, or go on with: fedcore resume {shlex.quote(str(out))}"
+    )
 
 
 @functools.cache  # it reads every package's metadata, and they are those of this process

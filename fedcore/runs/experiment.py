@@ -98,19 +98,10 @@ def started(
     partition: Partition | None = None,
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
-    with one_thread():
-        opened = begin(config, partition, reached=engine is not None)
-        begun = False
-        try:
-            with opened.directory.lock():
-                initial = opened.initial()
-                with _running(opened, initial, notify, engine) as experiment:
-                    begun = True
-                    yield experiment, initial
-        except BaseException:
-            if not begun:  # the engine could not be started: there is nothing to resume
-                opened.directory.discard()
-            raise
+    with one_thread(), begin(config, partition, reached=engine is not None) as opened:
+        initial = opened.initial()
+        with _running(opened, initial, notify, engine) as experiment:
+            yield experiment, initial
 
 
 def resume(

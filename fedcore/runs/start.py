@@ -32,8 +32,13 @@ CHANGEABLE = frozenset({"rounds", "workers", "data_dir", "device", "client_timeo
 Make = Callable[[WorkerSpec], Engine]
 
 
-def begin(config: RunConfig | ResolvedRun, given: Partition | None = None, *, reached: bool = False) -> OpenedRun:
-    """Set up a new run and write its directory: configuration and partition.
+@contextmanager
+def begin(
+    config: RunConfig | ResolvedRun, given: Partition | None = None, *, reached: bool = False
+) -> Iterator[OpenedRun]:
+    """Set up a new run and write its directory, configuration and partition; the block may train in it.
+
+    The directory is this process's until the block ends. It is deleted again where no training could be started.
 
     :param given: the partition, in place of the configured one.
     :param reached: the caller has an engine that reaches clients which hold their own data.
@@ -46,14 +51,19 @@ def begin(config: RunConfig | ResolvedRun, given: Partition | None = None, *, re
         raise ConfigError("--patience looks at the clients' held-out parts; add --client-test-fraction 0.2")
     out = RunDirectory.choose(run.config.out, list(run.config.plugins))
     setup = run.updated(out=out).set_up()
-    directory = RunDirectory.create(out, with_clients=not partition.is_declared)
-    partition.save(directory.partition_file)
-    values = parse_json(json.dumps(setup.config.model_dump(mode="json")))  # as they will be read
-    binding = Binding(bound(values), _digest_of(partition), data_digest(run.dataset))
-    directory.checkpoints.binding = binding
-    versions = installed_versions()
-    directory.write_config(values, binding, versions)  # last: it makes the folder a run to be resumed
-    return OpenedRun(setup, run.dataset, partition, directory, binding, values, versions)
+    with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
+        try:
+            partition.save(directory.partition_file)
+            values = parse_json(json.dumps(setup.config.model_dump(mode="json")))  # as they will be read
+            binding = Binding(bound(values), _digest_of(partition), data_digest(run.dataset))
+            directory.checkpoints.binding = binding
+            versions = installed_versions()
+            directory.write_config(values, binding, versions)  # last: it makes the folder a run to be resumed
+            yield OpenedRun(setup, run.dataset, partition, directory, binding, values, versions)
+        except BaseException:
+            if not directory.sessions.length:  # there is nothing to resume
+                directory.discard()
+            raise
 
 
 def reopen(
@@ -120,14 +130,17 @@ def federation(opened: OpenedRun, make: Make | None = None) -> Iterator[Federati
 def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDirectory:
     """Copy a run's directory.
 
-    :raises RunDirectoryError: it cannot be written.
+    :raises RunDirectoryError: it cannot be written, or a process trains in one of them.
     """
-    made = RunDirectory.create(out, with_clients=with_clients)
-    try:
-        shutil.copytree(directory.path, made.path, symlinks=True, dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
-        made.discard()
-        raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
+    with RunDirectory.create(out, with_clients=with_clients) as made:
+        try:
+            with directory.lock():
+                shutil.copytree(directory.path, made.path, symlinks=True, dirs_exist_ok=True)
+        except BaseException as error:
+            made.discard()
+            if isinstance(error, OSError):
+                raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
+            raise
     return made
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from fedcore.base.errors import RunDirectoryError
+from fedcore.base.errors import RunDirectoryError, StorageError
 from fedcore.hooks.plugins import PluginSet
 from fedcore.hooks.setup import Setup
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.experiment import started
+from fedcore.runs.resolve import ResolvedRun
 from fedcore.runs.start import begin, reopen
 from fedcore.testing.federation import small_config
 
@@ -30,19 +35,26 @@ def counted(monkeypatch):
     return made
 
 
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_new_run_and_a_reopened_one_are_set_up_once(tmp_path, counted):
     config = small_config(tmp_path, autotune=True, model="simple-cnn", dataset="digits")
-    first = begin(config)
-    assert (counted["plugins"], counted["setups"]) == (1, [first.setup])
-    assert first.config.out == first.directory.path
-    assert first.config.memory_format != "auto"
+    with begin(config) as first:
+        assert (counted["plugins"], counted["setups"]) == (1, [first.setup])
+        assert first.config.out == first.directory.path
+        assert first.config.memory_format != "auto"
     again = reopen(first.directory.path, allow_code=False)
     assert (counted["plugins"], counted["setups"][1:]) == (2, [again.setup])
     assert again.config == first.config
 
 
 def test_a_copy_is_set_up_with_its_own_directory(tmp_path):
-    first = begin(small_config(tmp_path))
+    with begin(small_config(tmp_path)) as first:
+        with pytest.raises(RunDirectoryError, match="another process is training in"):
+            reopen(first.directory.path, allow_code=False, out=tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
     copy = reopen(first.directory.path, allow_code=False, out=tmp_path / "copy")
     assert copy.config.out == copy.directory.path == tmp_path / "copy"
     assert copy.changed == {"out": (str(first.directory.path), str(tmp_path / "copy"))}
@@ -50,7 +62,45 @@ def test_a_copy_is_set_up_with_its_own_directory(tmp_path):
 
 
 def test_a_directory_that_holds_something_is_refused_before_the_set_up(tmp_path, counted):
-    first = begin(small_config(tmp_path))
-    with pytest.raises(RunDirectoryError, match="exists already"):
-        begin(small_config(tmp_path, out=first.directory.path))
+    with (
+        begin(small_config(tmp_path)) as first,
+        pytest.raises(RunDirectoryError, match="exists already"),
+        begin(small_config(tmp_path, out=first.directory.path)),
+    ):
+        pass
     assert len(counted["setups"]) == 1
+
+
+@pytest.mark.parametrize(("finished", "words"), [(False, "another process is training in"), (True, "exists already")])
+def test_of_two_runs_begun_in_one_directory_the_second_leaves_the_first_alone(tmp_path, monkeypatch, finished, words):
+    """Both have found it free, and the first is at work, or done, before the second writes anything."""
+    config, set_up, files = small_config(tmp_path, rounds=1), ResolvedRun.set_up, {}
+    with contextlib.ExitStack() as at_work:
+
+        def overtaken(run):
+            monkeypatch.setattr(ResolvedRun, "set_up", set_up)
+            experiment, state = at_work.enter_context(started(config))
+            if finished:
+                experiment.train(state)
+                at_work.close()
+            files.update(files_of(config.out))
+            return set_up(run)
+
+        monkeypatch.setattr(ResolvedRun, "set_up", overtaken)
+        with pytest.raises(RunDirectoryError, match=words), started(config):
+            pass
+        assert files
+        assert files_of(config.out) == files
+
+
+def test_a_run_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise StorageError("cannot write config.yaml: No space left on device")
+
+    monkeypatch.setattr(RunDirectory, "write_config", full)
+    with (
+        pytest.raises(StorageError, match="No space left"),
+        begin(small_config(tmp_path, out=tmp_path / "deep" / "run")),
+    ):
+        pass
+    assert not (tmp_path / "deep").exists()
