@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -17,11 +18,20 @@ from fedcore.cli import output
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes of all commands; SOME_FAILED is for those that start several runs."""
 
+ENVIRONMENT = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE),
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE),
+    }
+)
+"""What file systems answer whatever the program does: permissions, names, limits, broken disks."""
+
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
     """Print a command's errors as messages; its ``debug`` argument adds the traceback.
 
-    Exit codes: 2 for a FedcoreError, but 4 for a DivergedError; 130 for Ctrl-C, 1 for a bug.
+    Exit codes: 2 for a FedcoreError and for what is the matter with a path, but 4 for a DivergedError; 130 for Ctrl-C,
+    1 for a bug.
     """
 
     @functools.wraps(function)
@@ -46,6 +56,9 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BAD_INPUT) from None
         except Exception as error:
             _trace(debug)
+            if isinstance(error, OSError) and error.errno in ENVIRONMENT:
+                output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
+                raise typer.Exit(BAD_INPUT) from None
             hint = "" if debug else "; run again with --debug for the traceback"
             output.error(f"{type(error).__name__}: {error}{hint}", label="internal error")
             raise typer.Exit(BUG) from None

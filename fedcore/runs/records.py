@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.errors import RunDirectoryError
+from fedcore.base.errors import RunDirectoryError, StorageError
 from fedcore.storage.files import finite, open_inside, parse_json, read_bytes, sealed, storing, sync_inside, unsealed
 
 
@@ -78,8 +78,16 @@ class RecordFile:
                 sync_inside(self.path, inside=self.path.parent)
 
     def content(self) -> bytes:
-        """Return the file's bytes; none where there is no file."""
-        return read_bytes(self.path) if self.path.exists() else b""
+        """Return the file's bytes; none where there is no file.
+
+        :raises StorageError: it cannot be read.
+        """
+        try:
+            return read_bytes(self.path)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path}: {error.strerror or error}") from error
 
     def read(self) -> list[dict[str, Any]]:
         """Return the records of the lines that are whole, without one that is being written."""

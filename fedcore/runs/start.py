@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,13 +137,20 @@ def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDir
     with RunDirectory.create(out, with_clients=with_clients) as made:
         try:
             with directory.lock():
-                shutil.copytree(directory.path, made.path, symlinks=True, dirs_exist_ok=True)
+                _copy_content(directory.path, made.path)
         except BaseException as error:
             made.discard()
             if isinstance(error, OSError):
                 raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
             raise
     return made
+
+
+def _copy_content(source: Path, target: Path) -> None:
+    """Copy files and folders, which can be written to in the copy even where the source is an archive that cannot."""
+    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    for folder, _, _ in os.walk(target):
+        os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
 
 
 def _check_digests(saved: SavedConfig, binding: Binding, path: Path) -> tuple[str, ...]:

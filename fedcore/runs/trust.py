@@ -12,7 +12,7 @@ from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError
+from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError, StorageError
 from fedcore.base.objects import OBJECT
 from fedcore.hooks.plugin import places
 
@@ -105,7 +105,7 @@ def check_links(directory: Path, folders: Iterable[str] = OWN_FOLDERS, *, deep: 
     So is a folder in the place of a file, and a file in the place of a folder.
 
     :param folders: in which to look, too, beside the directory itself; ``deep`` also below them.
-    :raises RunDirectoryError: what was found, and where it leads.
+    :raises RunDirectoryError: what was found, and where it leads; or a folder cannot be looked into.
     """
     root = directory.resolve()
     for name in folders:
@@ -131,11 +131,15 @@ def _entries(root: Path, folders: Iterable[str], deep: bool) -> Iterator[os.DirE
         folder, below = waiting.pop()
         if not folder.is_dir():
             continue
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield entry
-                if below and entry.is_dir(follow_symlinks=False):
-                    waiting.append((Path(entry.path), True))
+        try:
+            with os.scandir(folder) as entries:
+                found = list(entries)
+        except OSError as error:
+            raise StorageError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+        for entry in found:
+            yield entry
+            if below and entry.is_dir(follow_symlinks=False):
+                waiting.append((Path(entry.path), True))
 
 
 def _is_inside(value: object, directory: Path) -> bool:

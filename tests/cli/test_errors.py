@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+LONG = "n" * 300
+"""More than a file system takes in one name."""
+
 SMALL = ("--workers", 0, "--rounds", 1, "--clients", 2, "--local-epochs", 1)
 
 
@@ -96,6 +99,10 @@ BAD_INPUT = [
     ("train --config itself.yaml", "contains itself"),
     ("train --config path.yaml", "path.yaml"),
     ("train --config arrays.npz", "arrays.npz must be a mapping"),
+    (f"train --out {LONG}", "File name too long"),
+    (f"train --dataset npz:{LONG}", "File name too long"),
+    (f"train --dataset imagefolder:{LONG}", "File name too long"),
+    (f"train --dataset mnist --data-dir {LONG}", "File name too long"),
     # resume and evaluate
     ("resume nowhere", "nowhere is no run directory"),
     ("resume .", "it has no config.yaml. Name the folder that train printed"),
@@ -105,6 +112,7 @@ BAD_INPUT = [
     ("sweep", "nothing to sweep: name a file"),
     ("sweep none.yaml", "config file none.yaml does not exist"),
     ("sweep .", "holds no sweep"),
+    (f"sweep {LONG}", "File name too long"),
     ("sweep list.yaml", "must be a mapping"),
     ("sweep grid.yaml", "unknown grid axis 'nope'"),
     ("sweep flat.yaml", "write it under base, or under grid"),

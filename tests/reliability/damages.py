@@ -28,7 +28,7 @@ from fedcore.cli.app import app
 from fedcore.runs.experiment import started
 from fedcore.storage.serial import dumps, read_tensors, write_tensors
 from fedcore.storage.state import flatten
-from tests.reliability import kills
+from tests.reliability import kills, permissions
 
 ROUNDS, STOPPED = 3, 2
 PATIENCE = 120
@@ -125,7 +125,8 @@ def run(*words: object) -> Result:
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(PATIENCE)
     try:
-        return CliRunner().invoke(app, [str(word) for word in words])
+        with permissions.obeyed():
+            return CliRunner().invoke(app, [str(word) for word in words])
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -252,6 +253,7 @@ DAMAGES: dict[str, Damage] = {
     "a folder": _replace(lambda file: file.mkdir()),
     "a pipe": _replace(os.mkfifo),
     "a link": _linked,
+    "unreadable": lambda file, other, chance: file.chmod(0),
     "another run's": _others,
     "an earlier version's": _of_an_earlier_version,
 }
@@ -297,6 +299,8 @@ def check(made: Made, folder: Path, name: str, how: str) -> dict[str, str]:
     sessions = (made.path / "sessions.jsonl").read_bytes()
 
     def differing() -> list[str]:
+        if file.is_file():
+            file.chmod(0o600)
         kept = (out / "sessions.jsonl").read_bytes().startswith(sessions)
         return kills.differences(left(out), made.whole) + ["sessions"] * (not kept)
 
