@@ -27,7 +27,11 @@ time.sleep(100)
 """
 
 
-def ended(pid, seconds=10.0):
+HANGS = 600.0
+"""Seconds after which a process counts as one that stays, however busy the machine is."""
+
+
+def ended(pid, seconds=HANGS):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
