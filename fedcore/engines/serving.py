@@ -6,10 +6,8 @@ import socket
 import time
 from pathlib import Path
 
-import torch
-from threadpoolctl import threadpool_limits
-
 from fedcore.base.errors import FedcoreError
+from fedcore.base.threads import one_thread
 from fedcore.client.messages import BUNDLE, ClientResult, ClientTask, Outcome
 from fedcore.client.packing import pack_error, pack_outcome, unpack_task
 from fedcore.client.runtime import ClientRuntime
@@ -21,9 +19,8 @@ from fedcore.engines.channel import WORKER_SPEC, Channel, Spool
 
 def answer_frames(fd: int, spool: Path) -> bool:
     """Serve tasks with one thread; returns False if the connection ended without a stop frame."""
-    torch.set_num_threads(1)
     try:
-        with threadpool_limits(1):
+        with one_thread():
             serve(Channel(socket.socket(fileno=fd), Spool(spool)))
     except (EOFError, ConnectionError):
         return False

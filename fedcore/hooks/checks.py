@@ -18,6 +18,9 @@ from fedcore.hooks.plugin import Plugin, PluginOptions, parse_options
 HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "fedcore_spec")}
 """Every hook's specification by name, in the order of hookspecs.py."""
 
+ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HOOKS.items()}
+"""The names of every hook's arguments."""
+
 EXCLUSIVE = {name for name, spec in HOOKS.items() if spec.fedcore_spec["firstresult"]}
 """The hooks that only one plugin of a run can implement."""
 
@@ -69,12 +72,11 @@ def check_class(name: str, cls: Any) -> None:
         raise PluginContractError.of(
             name, f"has Options = {cls.Options!r}", expected="a subclass of fedcore.PluginOptions"
         )
+    members = _members(cls)
     for attribute in DECLARED:
-        value = inspect.getattr_static(cls, attribute)
-        if not isinstance(value, property):
-            _check_declaration(name, attribute, value)
-    for attribute in dir(cls):
-        member = inspect.getattr_static(cls, attribute)
+        if not isinstance(members[attribute], property):
+            _check_declaration(name, attribute, members[attribute])
+    for attribute, member in sorted(members.items()):
         marks = getattr(member, "fedcore_impl", None)
         if marks is not None:
             _check_hook(name, cls, attribute, member, marks)
@@ -85,6 +87,11 @@ def check_class(name: str, cls: Any) -> None:
                 hook=attribute,
                 hint="put @hookimpl above it, or give it another name",
             )
+
+
+def _members(cls: type) -> dict[str, Any]:
+    """Return a class's attributes by name, its own before those of its bases; evaluates none."""
+    return {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items()}
 
 
 def _check_declaration(name: str, attribute: str, value: object) -> None:
@@ -113,7 +120,7 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
     """Check one method that is marked with ``@hookimpl``."""
     if hook not in HOOKS:
         raise PluginContractError.of(name, f"does not exist.{suggestion(hook, HOOKS)}", hook=hook)
-    expected = list(inspect.signature(HOOKS[hook]).parameters)
+    expected = ARGUMENTS[hook]
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.default is not parameter.empty:
             raise PluginContractError.of(

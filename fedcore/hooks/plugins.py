@@ -33,7 +33,7 @@ class PluginSet:
     def __init__(self, plugins: Iterable[Plugin]) -> None:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
-        manager = pluggy.PluginManager("fedcore")
+        manager = _Manager("fedcore")
         manager.add_hookspecs(hookspecs)
         for plugin in reversed(self.plugins):  # pluggy calls the last registered first
             manager.register(_Hooks(plugin), plugin.name)
@@ -192,6 +192,16 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
                 plugin.name, f"declares {declaration}, but {pattern!r} matches none of the model's names ({shown})"
             )
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+class _Manager(pluggy.PluginManager):
+    """Looks at hooks alone: pluggy would look up every attribute of the module and the objects, in each run."""
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        return super().parse_hookspec_opts(module_or_class, name) if name in HOOKS else None
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        return super().parse_hookimpl_opts(plugin, name) if name in HOOKS else None
 
 
 class _Hooks:

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from threadpoolctl import threadpool_limits
-
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.tensors import copy_into
+from fedcore.base.threads import one_thread
 from fedcore.data import Partition
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.checkpoint import Report
@@ -37,7 +35,6 @@ __all__ = [
     "evaluate_run",
     "go_on",
     "load_run",
-    "one_thread",
     "resume",
     "run",
     "started",
@@ -225,18 +222,6 @@ def load_run(
         network = Placement.plain().model(opened.setup.model).eval()
         copy_into(network.state_dict(), opened.directory.read_model())
         return RunResult(summary["metrics"], network, opened.directory.path, summary, opened.config)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread, as everything must that reaches weights or state; undone at the end."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
 from fedcore.base.tensors import copy_into
+from fedcore.base.threads import one_thread
 from fedcore.data import Dataset
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.runs.card import ExportedFile, model_card
-from fedcore.runs.experiment import one_thread
 from fedcore.runs.opened import OpenedRun
 from fedcore.runs.start import reopen
 from fedcore.storage.files import read_bytes, storing, write_text

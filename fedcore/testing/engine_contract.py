@@ -14,10 +14,11 @@ from torch import Tensor
 from fedcore.base import registry
 from fedcore.base.errors import FedcoreError
 from fedcore.base.tensors import clone
+from fedcore.base.threads import one_thread
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
-from fedcore.runs.experiment import RunResult, one_thread
+from fedcore.runs.experiment import RunResult
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.federation import Federation
 from fedcore.server.scope import ServerScope

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.base.threads import one_thread
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import WorkerSpec
 from fedcore.runs import experiment
@@ -107,7 +108,7 @@ def resume(
     keys = roll.keys(hosting.keys)
     config = _checked(directory.read_config())
     check_code(code_in(config), path / "config.yaml", allow=False)
-    with experiment.one_thread():
+    with one_thread():
         opened = reopen(directory.path, allow_code=False, allow_outside=allow_outside, reached=True)
     dataset, setups = opened.dataset, _setups(opened.config, opened.dataset, roll)
     with _federation(_limited(hosting, config), keys, tell) as courier:
