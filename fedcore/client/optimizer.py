@@ -1,18 +1,18 @@
 """The optimizers of local training: torch's fused SGD, Adam and AdamW, without the classes around them.
 
 Creating a ``torch.optim.SGD`` imports torch's compiler, which takes as long as importing torch itself, in every
-process; it also wraps every step in checks and profiler annotations. The kernel and its bits are the same here.
+process; it also wraps every step in checks and profiler annotations, and ``torch.optim.sgd.sgd`` sorts its tensors
+anew in every step. The kernel and its bits are the same here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
 from fedcore.base.config import RunConfig
 
@@ -25,6 +25,13 @@ class ParameterGroup:
     lr: float
     weight_decay: float
 
+    def by_dtype(self) -> list[ParameterGroup]:
+        """Return the group cut into groups of one dtype each, as the fused kernels take them."""
+        dtypes = dict.fromkeys(parameter.dtype for parameter in self.parameters)
+        if len(dtypes) == 1:
+            return [self]
+        return [replace(self, parameters=[p for p in self.parameters if p.dtype == dtype]) for dtype in dtypes]
+
 
 class Optimizer:
     """Steps groups of parameters; one without a gradient is not changed.
@@ -33,7 +40,7 @@ class Optimizer:
     """
 
     def __init__(self, groups: Iterable[ParameterGroup]) -> None:
-        self.groups = list(groups)
+        self.groups = [part for group in groups for part in group.by_dtype()]
         self.state: dict[int, Mapping[str, Tensor]] = {}
 
     @staticmethod
@@ -87,18 +94,17 @@ class SGD(Optimizer):
         return {"momentum": torch.zeros_like(parameter)} if self.momentum else {}
 
     def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
-        velocities: list[Tensor | None] = [self.state[id(p)]["momentum"] for p in used] if self.momentum else []
-        sgd(
+        torch._fused_sgd_(
             list(used),
             gradients,
-            velocities,
-            fused=True,
+            [self.state[id(p)]["momentum"] for p in used] if self.momentum else [],
             weight_decay=group.weight_decay,
             momentum=self.momentum,
             lr=group.lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
+            is_first_step=False,
         )
 
 

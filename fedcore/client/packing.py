@@ -8,7 +8,7 @@ shared payload and a client's kept models have the same form and are packed besi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -23,9 +23,8 @@ _STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}
 
 def pack_task(task: ClientTask) -> tuple[Tensors, dict[str, Any]]:
     """Split a task into tensors and JSON; its tensors are read once."""
-    return dict(task.tensors.items()), {
-        field.name: getattr(task, field.name) for field in fields(task) if field.name != "tensors"
-    }
+    meta = dict(vars(task))
+    return dict(meta.pop("tensors").items()), meta
 
 
 def unpack_task(tensors: Tensors, meta: dict[str, Any]) -> ClientTask:

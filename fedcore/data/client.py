@@ -48,7 +48,7 @@ class ClientData:
         self, samples: Samples, indices: Tensor, device: torch.device, augmentation: str | None = None
     ) -> None:
         self._samples = samples
-        self._indices = indices.to(device)
+        self._indices, self._count = indices.to(device), len(indices)
         self._device = device
         self._augmentation = augmentation
 
@@ -67,7 +67,7 @@ class ClientData:
         return cls(dataset.train, indices, device, dataset.augmentation if augmented else None)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return self._count
 
     @property
     def varies(self) -> bool:

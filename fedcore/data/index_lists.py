@@ -63,7 +63,7 @@ class IndexLists(Sequence[Tensor]):
         if isinstance(client, slice):
             return IndexLists.of([self[k] for k in range(*client.indices(len(self)))])
         begin, end = self._bounds(client)
-        return self.positions[begin:end].long()
+        return self.positions.narrow(0, begin, end - begin).long()
 
     def size(self, client: int) -> int:
         """Return the number of positions of one client, without creating its tensor."""

@@ -18,9 +18,15 @@ from fedcore.hooks.plugin import BUILTIN, Plugin
 
 
 class _Call(NamedTuple):
+    """One plugin's implementation of a hook.
+
+    :param arguments: their names; ``own_view`` those of which the plugin gets its own view, where there is one.
+    """
+
     plugin: Plugin
     function: Any
     arguments: tuple[str, ...]
+    own_view: frozenset[str]
 
 
 class PluginSet:
@@ -115,8 +121,8 @@ class PluginSet:
         given = []
         for argument in call.arguments:
             value = arguments[argument]
-            whole = call.plugin.guards_uploads and (hook, argument) == ("pre_upload", "update")
-            given.append(value.scoped(name) if hasattr(value, "scoped") and not whole else value)
+            viewed = argument in call.own_view and hasattr(value, "scoped")
+            given.append(value.scoped(name) if viewed else value)
         began = time.perf_counter()
         try:
             result = call.function(*given)
@@ -213,8 +219,14 @@ class _Hooks:
 
 def _calls(manager: pluggy.PluginManager, hook: str, plugins: tuple[Plugin, ...]) -> tuple[_Call, ...]:
     by_name = {plugin.name: plugin for plugin in plugins}
-    implementations = getattr(manager.hook, hook).get_hookimpls()
-    return tuple(_Call(by_name[impl.plugin_name], impl.function, impl.argnames) for impl in reversed(implementations))
+    calls = []
+    for found in reversed(getattr(manager.hook, hook).get_hookimpls()):
+        plugin = by_name[found.plugin_name]
+        own_view = frozenset(() if plugin.name == BUILTIN else found.argnames)
+        if plugin.guards_uploads and hook == "pre_upload":
+            own_view -= {"update"}
+        calls.append(_Call(plugin, found.function, found.argnames, own_view))
+    return tuple(calls)
 
 
 def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from fedcore.base.errors import PluginCallError, PluginContractError, RejectUpdate
@@ -56,7 +57,7 @@ class Collector:
             self._current.fail(task.client, outcome.kind, outcome.message)
         else:
             try:
-                with self._current.states.undone_on_error(self._touching):
+                with self._undone_on_error():
                     self._accept(task, outcome)
             except (RejectUpdate, PluginCallError) as error:
                 if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
@@ -64,6 +65,10 @@ class Collector:
                 kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
                 self._current.fail(task.client, kind, str(error))
         self.seconds += time.perf_counter() - began
+
+    def _undone_on_error(self) -> AbstractContextManager[None]:
+        """Undo what plugins write about an update inside the block if it raises."""
+        return self._current.states.undone_on_error(self._touching) if self._touching else nullcontext()
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins

@@ -35,6 +35,8 @@ PLAIN = frozenset(
 )
 """Accepted dtypes: those that can be summed and tested for nan."""
 
+_FINITE_JSON = json.JSONEncoder(allow_nan=False)
+
 Model = TypeVar("Model", bound=BaseModel)
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Positive = Annotated[int, Field(ge=1, le=1 << 53)]
@@ -48,6 +50,8 @@ class _Strict(BaseModel):
 
 
 class _Metrics(_Strict):
+    """What plugins report in JSON; the core's own part of it."""
+
     losses: dict[str, Loss] = {}
 
 
@@ -59,7 +63,7 @@ class UpdateMeta(_Strict):
     steps: Positive
     lr: float
     momentum: float
-    metrics: dict[str, Any]
+    metrics: _Metrics
     version: Count | None
     frozen: list[str] = []
     seconds: Seconds
@@ -105,7 +109,9 @@ class UpdateValidator:
         what, tensors = f"client {task.client}", self._tensors(task, outcome, self._updates_on)
         meta = _parsed(UpdateMeta, outcome.meta, what)
         self._check_claims(meta, task, lr)
-        metrics = {**meta.metrics, "losses": self._losses(meta, what)}
+        losses, given = meta.metrics.losses, outcome.meta["metrics"]
+        self._check_metrics(given, losses, what)
+        metrics = {**given, "losses": losses}
         try:
             update = unpack_update(tensors, {**vars(meta), "metrics": metrics})
         except ValueError as error:
@@ -188,26 +194,30 @@ class UpdateValidator:
         unit, work = config.local_work
         work = task.meta.get(unit, work)
         most = work * math.ceil(held / config.batch_size) if unit == "epochs" else work
-        at_most = f"at most {most}, in {work} epochs" if unit == "epochs" else f"at most {most}"
-        version = meta.version is None or (meta.version == task.round and self._store.has(task.client, task.round))
+        kept = meta.version is None or (meta.version == task.round and self._store.has(task.client, task.round))
         unknown = next((name for name in meta.frozen if name not in self._trainable), None)
-        for fits, name, value, expected in (
-            (meta.client == task.client, "client", meta.client, f"{task.client}"),
-            (meta.samples <= held, "samples", meta.samples, f"at most the {held} that it holds"),
-            (meta.steps <= most, "steps", meta.steps, at_most),
-            (meta.lr == lr, "lr", meta.lr, f"the round's {lr}"),
-            (meta.momentum == config.momentum, "momentum", meta.momentum, f"the run's {config.momentum}"),
-            (unknown is None, "frozen", f"{_short(unknown)} among others", "names of trainable shared parameters"),
-            (version, "version", meta.version, f"a state of round {task.round} that is there, or None"),
-        ):
-            if not fits:
-                raise RejectUpdate(f"client {task.client}: {name} is {value}, expected {expected}")
+        if meta.client != task.client:
+            raise _unexpected(task, "client", meta.client, f"{task.client}")
+        if meta.samples > held:
+            raise _unexpected(task, "samples", meta.samples, f"at most the {held} that it holds")
+        if meta.steps > most:
+            in_epochs = f", in {work} epochs" if unit == "epochs" else ""
+            raise _unexpected(task, "steps", meta.steps, f"at most {most}{in_epochs}")
+        if meta.lr != lr:
+            raise _unexpected(task, "lr", meta.lr, f"the round's {lr}")
+        if meta.momentum != config.momentum:
+            raise _unexpected(task, "momentum", meta.momentum, f"the run's {config.momentum}")
+        if unknown is not None:
+            names = "names of trainable shared parameters"
+            raise _unexpected(task, "frozen", f"{_short(unknown)} among others", names)
+        if not kept:
+            states = f"a state of round {task.round} that is there, or None"
+            raise _unexpected(task, "version", meta.version, states)
 
-    def _losses(self, meta: UpdateMeta, what: str) -> dict[str, float]:
-        """Return the losses; everything else that plugins report must be JSON of at most METRICS_BYTES."""
-        losses = _parsed(_Metrics, meta.metrics, f"{what}: metrics").losses
+    def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
+        """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of strangers."""
         try:
-            size = len(json.dumps(meta.metrics, allow_nan=False))
+            size = len(_FINITE_JSON.encode(given))
         except (TypeError, ValueError, RecursionError) as error:
             raise RejectUpdate(f"{what}: metrics are no JSON of finite numbers ({error})") from None
         if size > METRICS_BYTES:
@@ -215,7 +225,6 @@ class UpdateValidator:
         for name in losses:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
                 raise RejectUpdate(f"{what}: loss {_short(name)} belongs to no plugin of this run")
-        return losses
 
     def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> None:
         size = bytes_of(tensors)
@@ -236,7 +245,12 @@ def _parsed(model: type[Model], value: Any, what: str) -> Model:
         first = error.errors(include_url=False)[0]
         where = "".join(f" {part}" for part in first["loc"][:3])
         given = "" if first["type"] == "missing" else f" (given: {_short(first['input'])})"
-        raise RejectUpdate(f"{what}:{where}: {first['msg'][0].lower()}{first['msg'][1:]}{given}") from None
+        problem = first["msg"].partition(" or instance of ")[0]  # of a class that no client knows
+        raise RejectUpdate(f"{what}:{where}: {problem[0].lower()}{problem[1:]}{given}") from None
+
+
+def _unexpected(task: ClientTask, name: str, value: Any, expected: str) -> RejectUpdate:
+    return RejectUpdate(f"client {task.client}: {name} is {value}, expected {expected}")
 
 
 def _short(value: Any) -> str:
