@@ -18,6 +18,7 @@ from fedcore.engines.local import InProcessEngine
 from fedcore.runs.directory import RunDirectory
 from fedcore.server.validation import MIB
 from tests import support
+from tests.exchanges import Rotates
 from tests.support import client_state, committed, lines, model_bytes
 
 BAD = 2
@@ -378,21 +379,6 @@ def test_a_client_that_never_answers_is_named_and_keeps_nobody_waiting(tmp_path,
 # --- the other things that clients are asked for --------------------------------------------------------------------
 
 
-class Swaps(Plugin):
-    """Moves classifiers one client on in the middle of training."""
-
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self, config):
-        return {1}
-
-    @hookimpl
-    def mid_local_epoch(self, snapshots):
-        clients = sorted(snapshots)
-        return {client: snapshots[other] for client, other in zip(clients, [*clients[1:], clients[0]])}
-
-
 @pytest.mark.parametrize(
     ("corrupt", "words"),
     [
@@ -408,10 +394,10 @@ class Swaps(Plugin):
 )
 def test_at_an_exchange(tmp_path, corrupt, words):
     options = {"local_epochs": 2, "rounds": 1}
-    result = hostile(tmp_path, only("fit_begin", corrupt), Swaps, **options)
+    result = hostile(tmp_path, only("fit_begin", corrupt), Rotates, **options)
     (message,) = refused(result)
     assert re.search(f"client {BAD}.*{words}", message), message
-    assert model_bytes(result) == model_bytes(hostile(tmp_path, only("fit_begin", without), Swaps, **options))
+    assert model_bytes(result) == model_bytes(hostile(tmp_path, only("fit_begin", without), Rotates, **options))
 
 
 class Asks(Plugin):

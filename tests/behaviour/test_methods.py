@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedcore.testing import W
 from tests.support import model_bytes, run, weights
-
-W = "encoder.base.w"
 
 
 def near(tensor, values, tolerance=1e-6):

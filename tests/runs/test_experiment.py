@@ -21,6 +21,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, evaluate_run, resume
 from fedcore.testing import EqualWeights
 from tests import support
+from tests.exchanges import Rotates
 from tests.support import client_state, committed, lines, model_bytes, weights
 
 MOON = {"clients": 6, "participation": 0.5, "rounds": 3, "local_epochs": 2}
@@ -57,19 +58,8 @@ def test_another_seed_gives_another_model(go, moon):
     assert model_bytes(go("moon", **MOON, seed=1)) != model_bytes(moon)
 
 
-class Exchange(Plugin):
-    """Moves the classifiers one client on, in the middle of training."""
-
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self, config):
-        return {1}
-
-    @hookimpl
-    def mid_local_epoch(self, snapshots):
-        clients = sorted(snapshots)
-        return {client: snapshots[other] for client, other in zip(clients, [*clients[1:], clients[0]])}
+class Exchange(Rotates):
+    """Exchanges classifiers, and notes the order of updates."""
 
     @hookimpl
     def end_local(self, client):
@@ -481,35 +471,6 @@ def test_buffers_local_without_buffers_is_the_same_run(go):
     assert local.metrics == plain.metrics
 
 
-class Head(Plugin):
-    @hookimpl
-    def personal_parameters(self, model):
-        return ["classifier.*"]
-
-
-def test_protocols(go):
-    plain = go(client_test_fraction=0.2)
-    assert set(plain.metrics) == {"global", "global_local", "silhouette", "best_by_validation"}
-    found = plain.metrics["global_local"]
-    assert found["clients"] == 4
-    assert plain.metrics["best_by_validation"]["validation"] == "global_local"
-    held_out = sum(len(part) for part in json.loads((plain.directory / "partition.json").read_text())["test"])
-    assert found["accuracy"] * held_out == pytest.approx(round(found["accuracy"] * held_out))
-
-    head = go(Head, client_test_fraction=0.2, participation=0.25, rounds=2)
-    took_part = {client for record in lines(head) for client in record["cohort"]}
-    assert head.metrics["global"] is None
-    assert "global_local" not in head.metrics
-    assert head.metrics["personal"]["untrained"] == 4 - len(took_part)
-    assert head.metrics["personal_global"]["untrained"] == 4 - len(took_part)
-    assert head.metrics["personal"]["worst10"] <= head.metrics["personal"]["accuracy"]
-
-    without = go(Head)
-    assert "personal" not in without.metrics
-    assert "personal_global" in without.metrics
-    assert without.metrics["best_by_validation"] is None
-
-
 def test_the_hold_out_is_not_trained_on(go):
     result = go(Payloadless, client_test_fraction=0.25)
     partition = json.loads((result.directory / "partition.json").read_text())
@@ -563,11 +524,6 @@ def test_the_summary_has_the_confusion_matrix_of_the_final_model(moon):
     assert str(expected[0]) in text  # a row of numbers is one line
     again = evaluate_run(moon.directory)
     assert again.keys() <= moon.metrics.keys()  # the matrix is no figure of a protocol
-
-
-def test_eval_every(go):
-    result = go(rounds=4, eval_every=3)
-    assert [record["metrics"] is not None for record in lines(result)] == [False, False, True, True]
 
 
 def test_notify(go):

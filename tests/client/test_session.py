@@ -1,0 +1,162 @@
+"""What plugins ask of a client's training: parameters beside the model's, and frozen ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore import Loss, Plugin, hookimpl
+from fedcore.runs.experiment import Interrupted, resume
+from fedcore.testing import W, same_tensors
+from tests import support
+from tests.support import client_state, committed, model_bytes, weights
+
+
+class Extra(Plugin):
+    """Trains e on (e - 3)^2 / 2 beside the model."""
+
+    @hookimpl
+    def begin_local(self, client):
+        client.add_parameters({"e": client.state.get("e", torch.zeros(1))}, lr=1.0, weight_decay=0.0)
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(0.5 * (step.added["e"] - 3).pow(2).sum())
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["e"] = client.added["e"]
+
+
+def test_added_parameters_train_and_stay(toy):
+    plain = toy()
+    result = toy(Extra, local_epochs=2)
+    assert same_tensors(weights(result), weights(plain))
+    assert client_state(result, 0)["extra"]["e"].tolist() == [3.0]
+    assert committed(result).ledger == committed(plain).ledger
+
+
+def test_added_parameters_follow_the_rounds_lr_by_default(toy):
+    class Follow(Extra):
+        @hookimpl
+        def begin_local(self, client):
+            client.add_parameters({"e": torch.zeros(1)})
+
+    assert client_state(toy(Follow, local_epochs=1), 0)["follow"]["e"].tolist() == [1.5]
+
+
+class TwoRates(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.add_parameters({"fast": torch.zeros(1)}, lr=1.0)
+        client.add_parameters({"usual": torch.zeros(1)})
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(-(step.added["fast"] + step.added["usual"]).sum())
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["moved"] = [client.added["fast"].item(), client.added["usual"].item()]
+
+
+def test_each_call_of_add_parameters_has_its_own_rate(toy):
+    assert client_state(toy(TwoRates, local_epochs=1), 0)["tworates"]["moved"] == [1.0, 0.5]
+
+
+class TwoStages(Plugin):
+    """Trains the base in the first epoch and everything afterwards."""
+
+    @hookimpl
+    def task_loss(self, step):
+        x = step.x.flatten(1)
+        found, wanted = (step.features, x[:, :1]) if step.epoch == 0 else (step.logits, x)
+        return 0.5 * (found - wanted).pow(2).sum(dim=1).mean()
+
+
+def test_a_parameter_whose_first_gradient_comes_late(tmp_path):
+    options = {"dataset": "module:tests.toy.middle", "model": "module:tests.toy.base_and_head", "clients": 1}
+    result = weights(support.run(tmp_path, TwoStages, **{**support.TOY, **options, "momentum": 0.5}))
+    assert result[W].item() == 2.0  # 1, then - 0.5 * (0.5 * -2 - 1)
+    assert result["classifier.h"].item() == 1.0
+
+
+class Surroundings(Plugin):
+    """Notes how the working model is handed over; client 1 freezes a part of it."""
+
+    def note(self, client, where):
+        trainable = all(parameter.requires_grad for parameter in client.model.parameters())
+        return [where, client.model.training, trainable]
+
+    @hookimpl
+    def begin_round(self, server):
+        answers = server.ask("q", clients="all")
+        server.state["notes"] = [bool(answer.tensors["training"]) for answer in answers]
+
+    @hookimpl
+    def answer(self, client):
+        return {"training": torch.tensor(client.model.training)}
+
+    @hookimpl
+    def begin_local(self, client):
+        client.state["notes"] = [*client.state.get("notes", []), self.note(client, "begin_local")]
+        if client.id == 1:
+            client.freeze(["classifier.*"])
+
+
+def test_the_working_model_is_handed_over_in_the_same_condition_to_every_client(go):
+    result = go(Surroundings, rounds=2)
+    notes = [note for client in range(4) for note in client_state(result, client)["surroundings"]["notes"]]
+    assert {tuple(note[1:]) for note in notes} == {(notes[0][1], True)}
+    assert len(set(committed(result).plugins["surroundings"]["notes"])) == 1
+
+
+class FreezeEven(Plugin):
+    """Freezes the classifier in even rounds."""
+
+    @hookimpl
+    def begin_local(self, client):
+        if client.round % 2 == 0:
+            client.freeze(["classifier.*"])
+
+
+def test_freeze_lasts_one_round_and_is_exact(go):
+    start = support.run(go.args[0], FreezeEven, rounds=1, weight_decay=0.1)
+    initial = committed(start).model
+    two = weights(go(FreezeEven, rounds=2, weight_decay=0.1))
+    reference = go((FreezeAlways, {}), rounds=2, weight_decay=0.1)
+    assert torch.equal(initial["classifier.weight"], weights(reference)["classifier.weight"])
+    assert not torch.equal(initial["encoder.base.fc1.weight"], two["encoder.base.fc1.weight"])
+    assert not torch.equal(initial["classifier.weight"], two["classifier.weight"])
+
+
+class FreezeAlways(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.freeze(["classifier.*"])
+
+
+class FreezeOdd(Plugin):
+    stop = False
+
+    @hookimpl
+    def begin_round(self, server):
+        if FreezeOdd.stop and server.round == 1:
+            raise KeyboardInterrupt
+
+    @hookimpl
+    def begin_local(self, client):
+        if client.round % 2 == 1:
+            client.freeze(["classifier.*"])
+
+
+def test_clipping_takes_no_notice_of_gradients_of_another_round(tmp_path, go):
+    options = {"rounds": 2, "clip_norm": 0.01}
+    plain = model_bytes(go(FreezeOdd, **options))
+    FreezeOdd.stop = True
+    try:
+        with pytest.raises(Interrupted):
+            go(FreezeOdd, out=tmp_path / "stopped", **options)
+    finally:
+        FreezeOdd.stop = False
+    assert model_bytes(resume(tmp_path / "stopped", allow_code=True)) == plain

@@ -1,0 +1,194 @@
+"""From updates to the next model: weights, owned parameters, steps on the server."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore import Plugin, hookimpl
+from fedcore.base.errors import PluginContractError, RoundFailedError
+from fedcore.testing import W, same_tensors
+from tests.support import lines, model_bytes, weights
+
+BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
+
+
+def test_weight(toy):
+    class Weigh(Plugin):
+        @hookimpl
+        def weight(self, update):
+            return {0: 3.0, 1: None}[update.client]  # None: the default, its three samples
+
+    assert weights(toy(Weigh))[W].tolist() == [0.75, 1.5]
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_none_rejects_that_update(toy, bad):
+    class Weigh(Plugin):
+        @hookimpl
+        def weight(self, update):
+            return bad if update.client == 1 else 1.0
+
+    result = toy(Weigh)
+    assert weights(result)[W].tolist() == [1.5, 0.0]
+    assert [failure["client"] for failure in lines(result)[0]["failures"]] == [1]
+
+
+def test_weights_that_are_all_zero_stop_the_run(toy):
+    class Weigh(Plugin):
+        @hookimpl
+        def weight(self):
+            return 0.0
+
+    with pytest.raises(RoundFailedError, match="weights of all accepted updates are 0"):
+        toy(Weigh)
+
+
+class OwnClassifier(Plugin):
+    owns = ("classifier.*",)
+
+    @hookimpl
+    def aggregate(self, server, updates):
+        assert all(sorted(update.model) == ["classifier.bias", "classifier.weight"] for update in updates)
+        assert [update.client for update in updates] == list(server.accepted)
+        return {"classifier.bias": sum(update.model["classifier.bias"] for update in updates)}
+
+
+def test_aggregate_fills_a_part_and_the_mean_the_rest(go):
+    plain, result = weights(go()), weights(go(OwnClassifier))
+    different = [name for name in plain if not torch.equal(plain[name], result[name])]
+    assert different == ["classifier.bias"]
+
+
+class OwnMean(Plugin):
+    """The core's mean, asked for: of all updates, or of two of them."""
+
+    owns = ("*",)
+    clients = (0, 1, 2, 3)
+
+    @hookimpl
+    def aggregate(self, server, updates):
+        assert server.mean_of([]) == {}
+        return server.mean_of([update for update in updates if update.client in self.clients])
+
+
+class TwoClients(OwnMean):
+    clients = (1, 3)
+
+
+class Squared(Plugin):
+    """Another weight than samples; 0 for some clients."""
+
+    without = ()
+
+    @hookimpl
+    def weight(self, update):
+        return 0.0 if update.client in self.without else float(update.samples) ** 2
+
+
+class WithoutOthers(Squared):
+    without = (0, 2)
+
+
+def test_the_mean_of_all_updates_is_the_cores_bit_by_bit(go):
+    assert model_bytes(go(OwnMean, Squared, **BATCH_NORM)) == model_bytes(go(Squared, **BATCH_NORM))
+
+
+def test_the_mean_of_some_updates_has_the_cores_weights(go):
+    some, core = weights(go(TwoClients, Squared, rounds=1)), weights(go(WithoutOthers, rounds=1))
+    assert same_tensors(some, core)
+
+
+def test_the_mean_of_updates_without_a_weight_is_empty(go):
+    """Then this plugin returns nothing, and the core's mean stays."""
+
+    class Nobody(OwnMean):
+        clients = (0, 2)
+
+    assert model_bytes(go(Nobody, WithoutOthers)) == model_bytes(go(WithoutOthers))
+
+
+def test_mean_of_is_for_aggregate_only(go):
+    class Early(Plugin):
+        @hookimpl
+        def begin_round(self, server):
+            server.mean_of([])
+
+    with pytest.raises(PluginContractError, match=r"'early' calls server.mean_of, which works in aggregate only"):
+        go(Early)
+
+
+class OwnEncoder(Plugin):
+    owns = ("encoder.*",)
+
+    @hookimpl
+    def aggregate(self, updates):
+        return {}
+
+
+def test_owned_names_that_stay_on_the_clients(go):
+    assert model_bytes(go(OwnEncoder, buffers="local", **BATCH_NORM)) == model_bytes(go(buffers="local", **BATCH_NORM))
+
+
+class Identity(Plugin):
+    @hookimpl
+    def server_step(self, server, mean):
+        assert all(server.model[name].shape == tensor.shape for name, tensor in mean.items())
+        assert all(tensor.is_floating_point() for tensor in mean.values())
+        return mean
+
+
+def test_the_identity_as_server_step_is_fedavg_bit_by_bit(go):
+    assert model_bytes(go(Identity, rounds=2, **BATCH_NORM)) == model_bytes(go(rounds=2, **BATCH_NORM))
+
+
+class NextModel(Plugin):
+    """Puts the next model together in server_step."""
+
+    made: dict = {}
+
+    @hookimpl
+    def begin_round(self, server):
+        assert server.buffers == {}
+
+    @hookimpl
+    def accumulate(self, server):
+        assert server.buffers == {}
+
+    @hookimpl
+    def server_step(self, server, mean):
+        NextModel.made = server.network({**mean, **server.buffers}).state_dict()
+
+
+def test_the_mean_and_the_averaged_buffers_are_the_next_model(go):
+    result = go(NextModel, rounds=2, **BATCH_NORM)
+    assert same_tensors(NextModel.made, weights(result))
+    assert any("running" in name for name in NextModel.made)
+
+
+class Double(Plugin):
+    @hookimpl
+    def server_step(self, server, mean):
+        return {W: mean[W] * 2}
+
+
+class PlusOne(Plugin):
+    @hookimpl
+    def server_step(self, server, mean):
+        return {W: mean[W] + 1}
+
+
+def test_server_steps_build_on_each_other_in_user_order(toy):
+    assert weights(toy(Double, PlusOne))[W].tolist() == [1.75, 5.5]
+    assert weights(toy(PlusOne, Double))[W].tolist() == [2.75, 6.5]
+
+
+def test_server_step_starts_from_the_current_model(toy):
+    class Stay(Plugin):
+        server_optimizer = True
+
+        @hookimpl
+        def server_step(self, server, mean):
+            return {name: server.model[name] for name in mean}
+
+    assert weights(toy(Stay, rounds=2))[W].tolist() == [0.0, 0.0]
