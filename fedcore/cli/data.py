@@ -10,24 +10,14 @@ import typer
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.base.identity import PARTITION_OPTIONS
 from fedcore.cli import options, output
 from fedcore.cli.guard import guarded
 
 app = typer.Typer(help="Data sets, and their partitions among clients.", no_args_is_help=True)
 
 KINDS = {"dataset": "data sets (--dataset)", "partitioner": "partitions (--partition)", "model": "models (--model)"}
-SPLIT_FIELDS = (
-    "dataset",
-    "data_dir",
-    "partition",
-    "alpha",
-    "classes_per_client",
-    "clients",
-    "client_test_fraction",
-    "samples",
-    "public",
-    "seed",
-)
+SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 
 
 @app.command("list")
