@@ -27,6 +27,7 @@ from fedcore.client.local_work import LocalWork
 from fedcore.client.loop import train_batch, train_epochs
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
 from fedcore.client.packing import pack_update
+from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
 from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec
@@ -186,21 +187,11 @@ class ClientRuntime:
 
         :raises PluginContractError: a name that it does not declare, or another shape.
         """
-        declared = self.setup.claimed(plugin, "starts", personal=True) if tensors else []
-        for name, tensor in tensors.items():
-            expected = self.setup.layout.shapes[name][0] if name in declared else None
-            if tensor.shape != expected:
-                raise PluginContractError.of(
-                    plugin.name,
-                    f"returned {name!r} of shape {tuple(tensor.shape)}",
-                    hook="begin_local",
-                    round=session.round,
-                    client=session.client,
-                    expected=f"names that it declares in starts = {plugin.starts}"
-                    if expected is None
-                    else str(tuple(expected)),
-                )
         like = self.working.state
+        declared = self.setup.claimed(plugin, "starts", personal=True) if tensors else []
+        names = f"names that it declares in starts = {plugin.starts}"
+        startable = {name: like[name] for name in declared}
+        check_tensors_fit(tensors, startable, session, plugin=plugin.name, hook="begin_local", names=names)
         return {n: torch.empty_like(like[n], requires_grad=False).copy_(t.detach()) for n, t in tensors.items()}
 
     def _fit_resume(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.errors import PluginContractError
+from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
 from fedcore.client.step import Batch
 from fedcore.hooks.plugin import Plugin
@@ -127,17 +127,8 @@ def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str,
     :raises PluginContractError: a name or a shape that does not fit.
     """
     trained = {name: p for name, p in trained_parameters(session).items() if p.grad is not None}
-    for name, value in found.items():
-        expected = trained[name].shape if name in trained else None
-        if value.shape != expected:
-            raise PluginContractError.of(
-                plugin.name,
-                f"returned {name!r} of shape {tuple(value.shape)}",
-                hook="gradients",
-                round=session.round,
-                client=session.client,
-                expected="the names that it was given" if expected is None else str(tuple(expected)),
-            )
+    names = "the names that it was given"
+    check_tensors_fit(found, trained, session, plugin=plugin.name, hook="gradients", names=names)
     for name, parameter in trained.items():
         if name not in found:
             parameter.grad = None

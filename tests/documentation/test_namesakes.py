@@ -33,6 +33,7 @@ TESTED_BY = {
     "cli/test_package_commands.py": ["base/registry.py"],
     "client/test_batches.py": ["client/loop.py"],
     "client/test_context.py": ["client/mean_gradients.py"],
+    "client/test_starts.py": ["client/plugin_results.py"],
     "client/test_captured_steps.py": [
         "client/kept_models.py",
         "client/losses.py",
