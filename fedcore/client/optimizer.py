@@ -7,6 +7,7 @@ anew in every step. The kernel and its bits are the same here.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,7 @@ class ParameterGroup:
         return [replace(self, parameters=[p for p in self.parameters if p.dtype == dtype]) for dtype in dtypes]
 
 
-class Optimizer:
+class Optimizer(ABC):
     """Steps groups of parameters; one without a gradient is not changed.
 
     :ivar state: by a parameter's id, its tensors by name; :meth:`fresh` gives those before the first step.
@@ -69,12 +70,13 @@ class Optimizer:
             if used:
                 self._step(group, used, [p.grad for p in used if p.grad is not None])
 
+    @abstractmethod
     def fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return a parameter's state before the first step: all zeros."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
-        raise NotImplementedError
+        """Take one step for the parameters of a group that have gradients."""
 
 
 class SGD(Optimizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -36,7 +37,7 @@ class FedYogiOptions(FedAdamOptions):
     """Options of FedYogi."""
 
 
-class AdaptiveServer(Plugin):
+class AdaptiveServer(Plugin, ABC):
     """Algorithm 2 (Reddi et al., ICLR 2021, arXiv 2003.00295), whatever its second moment v_t is.
 
     Delta_t = mean of the y_i - x_t; m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t; x_{t+1} = x_t + eta m_t / (sqrt(v_t) +
@@ -46,9 +47,9 @@ class AdaptiveServer(Plugin):
     options: FedAdagradOptions | FedAdamOptions
     server_optimizer = True
 
+    @abstractmethod
     def second_moment(self, delta: Tensor, previous: Tensor) -> Tensor:
         """Return v_t."""
-        raise NotImplementedError
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
