@@ -30,6 +30,7 @@ from fedcore.testing.forked import forked_workers
 from fedcore.testing.kit import Verdict, check_plugin, parametrize_with_checks, run_checks
 from fedcore.testing.parts import check_dataset, check_model, check_partitioner
 from fedcore.testing.problems import halves, linear, one_sample, two_one_rest, with_batch_norm
+from fedcore.testing.softmax import client_arrays, mean_by_hand, softmax_by_hand
 from fedcore.testing.stub_plugins import (
     Cohorts,
     CorrectsClassifier,
@@ -73,6 +74,7 @@ __all__ = [
     "check_partitioner",
     "check_plugin",
     "check_tracker",
+    "client_arrays",
     "client_state",
     "commands_of",
     "committed",
@@ -90,6 +92,7 @@ __all__ = [
     "killed",
     "linear",
     "lines_of_code",
+    "mean_by_hand",
     "model_bytes",
     "name_of",
     "needs_of",
@@ -103,6 +106,7 @@ __all__ = [
     "same_tensors",
     "settings_of",
     "small_config",
+    "softmax_by_hand",
     "steps_by_hand",
     "steps_without_host_sync",
     "two_one_rest",

@@ -20,7 +20,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.subprocesses import environment
 from fedcore.base.types import Tensors
 from fedcore.client.worker_spec import WorkerSpec
-from fedcore.data import Partition, load_dataset, load_partition
+from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.public import with_public
 from fedcore.engines.protocol import Engine
 from fedcore.hooks.setup import Setup
@@ -96,11 +96,17 @@ def initial_weights(config: RunConfig) -> Tensors:
     return dict(Setup.build(config, dataset).model.state_dict())
 
 
-def partition_of(result: RunResult | Path) -> Partition:
-    """Return which samples each client of a run has."""
+def data_of(result: RunResult | Path) -> tuple[Dataset, Partition]:
+    """Return a run's data set, and which samples each client has."""
     directory = RunDirectory(_directory(result))
     config = directory.read_config()
-    return load_partition(directory.partition_file, load_dataset(config.dataset, config.data_dir))
+    dataset = load_dataset(config.dataset, config.data_dir)
+    return dataset, load_partition(directory.partition_file, dataset)
+
+
+def partition_of(result: RunResult | Path) -> Partition:
+    """Return which samples each client of a run has."""
+    return data_of(result)[1]
 
 
 def interrupted(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunResult:

@@ -51,7 +51,7 @@ def with_fixed_layers(num_classes: int, input_shape: tuple[int, ...]) -> SplitMo
 
 
 def linear(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
-    """Return logistic regression on the input: its gradient is two lines of NumPy."""
+    """Return softmax regression on the input; its NumPy twin is :func:`fedcore.testing.softmax_by_hand`."""
     return SplitModel(nn.Flatten(), int(np.prod(input_shape)), num_classes)
 
 

@@ -22,17 +22,20 @@ from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
+    client_arrays,
     commands_of,
     committed,
     evaluate,
     federations,
     interrupted,
     linear,
+    mean_by_hand,
     model_bytes,
     partition_of,
     personal_state,
     records,
     same_tensors,
+    softmax_by_hand,
     steps_without_host_sync,
     two_one_rest,
     weights,
@@ -152,18 +155,12 @@ def test_a_run_is_algorithm_1_in_numpy(go, strength):
     plugins = {"ditto": {"lambda": strength}, Cohorts: {"rounds": cohorts}}
     result = go(plugins, **options, rounds=3, local_epochs=3)
     start = go({}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
-    data = load_dataset("digits", None)
-    parts = partition_of(result).train
+    clients = client_arrays(result)
 
     def train(first, k, pull, target):
-        x = data.train.gather(parts[k]).double().flatten(1).numpy()
-        y = np.eye(10)[data.train.labels[parts[k]].numpy()]
         local, speed = dict(first), dict.fromkeys(first, 0.0)
         for _ in range(3):
-            z = x @ local["classifier.weight"].T + local["classifier.bias"]
-            p = np.exp(z - z.max(1, keepdims=True))
-            dz = (p / p.sum(1, keepdims=True) - y) / len(x)
-            for name, g in (("classifier.weight", dz.T @ x), ("classifier.bias", dz.sum(0))):
+            for name, g in softmax_by_hand(local, *clients[k])[1].items():
                 speed[name] = 0.9 * speed[name] + g + pull * (local[name] - target[name]) + 1e-2 * local[name]
                 local[name] = local[name] - 0.1 * speed[name]
         return local
@@ -171,11 +168,10 @@ def test_a_run_is_algorithm_1_in_numpy(go, strength):
     w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
     v: dict[int, dict] = {}
     for cohort in cohorts:
-        trained = {k: train(w, k, 0.0, w) for k in cohort}
+        trained = [train(w, k, 0.0, w) for k in cohort]
         for k in cohort:
             v[k] = train(v.get(k, w), k, strength, w)
-        n = sum(len(parts[k]) for k in cohort)
-        w = {name: sum(len(parts[k]) * trained[k][name] for k in cohort) / n for name in w}
+        w = mean_by_hand(trained, [len(clients[k][0]) for k in cohort])
     for name, value in w.items():
         np.testing.assert_allclose(weights(result)[name], value, atol=1e-5)
     for k in range(3):

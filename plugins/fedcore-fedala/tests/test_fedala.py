@@ -19,6 +19,7 @@ from fedcore.testing import (
     linear,
     lines_of_code,
     model_bytes,
+    softmax_by_hand,
     steps_without_host_sync,
     weights,
     with_batch_norm,
@@ -88,13 +89,6 @@ class Watches(Plugin):
             STARTS.append((step.round, step.client.id, step.client.scratch["received"], started))
 
 
-def softmax_gradient(w, b, x, y):
-    logits = x @ w.T + b
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    error = (shares / shares.sum(axis=1, keepdims=True) - y) / len(x)
-    return error.T @ x, error.sum(axis=0)
-
-
 class Reference(Plugin):
     """Learns W_i in NumPy from what the client sees, and notes the start that it expects."""
 
@@ -106,18 +100,18 @@ class Reference(Plugin):
         if client.previous_model is None:
             return
         names = ("classifier.weight", "classifier.bias")
-        own = [client.previous_model.get_parameter(n).detach().double().numpy() for n in names]
-        new = [client.start[n].double().numpy() for n in names]
-        shares = [np.ones_like(v) for v in own]
+        own = {n: client.previous_model.get_parameter(n).detach().double().numpy() for n in names}
+        new = {n: client.start[n].double().numpy() for n in names}
+        shares = {n: np.ones_like(own[n]) for n in names}
         order = torch.randperm(client.n, generator=client.generator("ala"))[: round(0.5 * client.n)]
         x, _, labels = client.forward()
         x, y = x.double().numpy(), F.one_hot(labels, 10).double().numpy()
         for _ in range(3):
             for part in order.split(10):
-                at = [a + (b - a) * s for a, b, s in zip(own, new, shares)]
-                g = softmax_gradient(*at, x[part], y[part])
-                shares = [np.clip(s - 20.0 * d * (b - a), 0, 1) for s, d, a, b in zip(shares, g, own, new)]
-        self.expected.append({n: a + (b - a) * s for n, a, b, s in zip(names, own, new, shares)})
+                at = {n: own[n] + (new[n] - own[n]) * shares[n] for n in names}
+                g = softmax_by_hand(at, x[part], y[part])[1]
+                shares = {n: np.clip(shares[n] - 20.0 * g[n] * (new[n] - own[n]), 0, 1) for n in names}
+        self.expected.append({n: own[n] + (new[n] - own[n]) * shares[n] for n in names})
 
 
 def test_what_a_client_starts_from_is_learned_as_in_numpy(go):

@@ -12,16 +12,16 @@ from torch.nn import functional as F
 
 import fedcore_fedlc
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.data import load_dataset
 from fedcore.testing import (
+    client_arrays,
     commands_of,
     federations,
     interrupted,
     killed,
     linear,
     lines_of_code,
+    mean_by_hand,
     model_bytes,
-    partition_of,
     records,
     steps_without_host_sync,
     weights,
@@ -96,15 +96,13 @@ def test_a_run_is_the_method_in_numpy(go, least):
     options = {**SKEWED, "model": linear, "local_epochs": 3, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
     result = go({"fedlc": {"tau": 0.7, "least": least}}, **options)
     start = weights(go({"fedlc": {}}, **{**options, "rounds": 1, "lr": 1e-30}))
-    data, partition = load_dataset("digits", None), partition_of(result)
+    clients = client_arrays(result)
 
     def by_hand(tau):
         w = {name: tensor.double().numpy() for name, tensor in start.items()}
         for _ in range(2):
-            local, n = [], []
-            for part in partition.train:
-                x = data.train.gather(part).double().flatten(1).numpy()
-                y = np.eye(10)[data.train.labels[part].numpy()]
+            local = []
+            for x, y in clients:
                 held = y.sum(0) > 0 if tau and not least else np.ones(10, dtype=bool)
                 margin = tau * np.maximum(y.sum(0), 1) ** -0.25
                 own = {name: value.copy() for name, value in w.items()}
@@ -117,8 +115,7 @@ def test_a_run_is_the_method_in_numpy(go, least):
                         speed[name] = 0.9 * speed[name] + gradient + 1e-2 * own[name]
                         own[name] = own[name] - 0.1 * speed[name]
                 local.append(own)
-                n.append(len(x))
-            w = {name: sum(k * own[name] for k, own in zip(n, local)) / sum(n) for name in w}
+            w = mean_by_hand(local, [len(x) for x, _ in clients])
         return max(np.abs(weights(result)[name].numpy() - value).max() for name, value in w.items())
 
     assert by_hand(0.7) < 1e-5

@@ -22,11 +22,13 @@ from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
+    client_arrays,
     commands_of,
     committed,
     evaluate,
     federations,
     interrupted,
+    mean_by_hand,
     model_bytes,
     partition_of,
     personal_state,
@@ -111,17 +113,15 @@ def test_a_run_is_the_algorithm_in_numpy(go):
     options = {"model": small, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
     result = go({"fedper": {}, Cohorts: {"rounds": cohorts}}, **options, rounds=3, local_epochs=3)
     start = go({"fedper": {"personal": 0}}, **{**options, "lr": 1e-30, "weight_decay": 0.0}, rounds=1)
-    data = load_dataset("digits", None)
-    parts = partition_of(result).train
+    clients = client_arrays(result)
 
     w = {name: tensor.double().numpy() for name, tensor in weights(start).items()}
     base = {name: value for name, value in w.items() if name.startswith("encoder")}
     own = {k: {name: value for name, value in w.items() if name.startswith("classifier")} for k in range(3)}
     for cohort in cohorts:
-        bases = {}
+        bases = []
         for k in cohort:
-            x = data.train.gather(parts[k]).double().flatten(1).numpy()
-            y = np.eye(10)[data.train.labels[parts[k]].numpy()]
+            x, y = clients[k]
             local, speed = {**base, **own[k]}, dict.fromkeys(w, 0.0)
             for _ in range(3):
                 h = np.tanh(x @ local["encoder.base.1.weight"].T + local["encoder.base.1.bias"])
@@ -139,9 +139,8 @@ def test_a_run_is_the_algorithm_in_numpy(go):
                     speed[name] = 0.9 * speed[name] + g + 1e-2 * local[name]
                     local[name] = local[name] - 0.1 * speed[name]
             own[k] = {name: local[name] for name in own[k]}
-            bases[k] = {name: local[name] for name in base}
-        n = sum(len(parts[k]) for k in cohort)
-        base = {name: sum(len(parts[k]) * bases[k][name] for k in cohort) / n for name in base}
+            bases.append({name: local[name] for name in base})
+        base = mean_by_hand(bases, [len(clients[k][0]) for k in cohort])
     for name, value in base.items():
         np.testing.assert_allclose(weights(result)[name], value, atol=1e-5)
     for k in range(3):

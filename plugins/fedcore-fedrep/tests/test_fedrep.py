@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from fedcore import PluginConflictError, SplitModel
-from fedcore.data import load_dataset
 from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
+    client_arrays,
     commands_of,
     committed,
     federations,
     initial_weights,
     interrupted,
     lines_of_code,
+    mean_by_hand,
     model_bytes,
-    partition_of,
     personal_state,
     small_config,
     weights,
@@ -110,11 +110,6 @@ def softmax_gradients(w, x, y):
     }
 
 
-def samples_of(part):
-    data = load_dataset(FEW["dataset"], None).train
-    return data.gather(part).double().flatten(1).numpy(), np.eye(10)[data.labels[part].numpy()]
-
-
 @pytest.mark.parametrize("method", ["fedrep", "fedbabu"])
 def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, method):
     """Full batches, momentum and weight decay: in three epochs FedRep's head takes two, its representation one."""
@@ -123,10 +118,10 @@ def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, method):
     result = go(method, **options)
     w = {n: t.double().numpy() for n, t in initial_weights(small_config(tmp_path, **options)).items()}
     heads = [{n: v for n, v in w.items() if n.startswith("classifier")} for _ in range(2)]
+    clients = client_arrays(result)
     for _ in range(2):
         ends = []
-        for k, part in enumerate(partition_of(result).train):
-            x, y = samples_of(part)
+        for k, (x, y) in enumerate(clients):
             own, speed = {**w, **heads[k]}, dict.fromkeys(w, 0.0)
             for epoch in range(3):
                 trained = "classifier" if method == "fedrep" and epoch < 2 else "encoder"
@@ -135,8 +130,8 @@ def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, method):
                         speed[n] = 0.9 * speed[n] + g + 1e-2 * own[n]
                         own = {**own, n: own[n] - 0.2 * speed[n]}
             heads[k] = {n: v for n, v in own.items() if n.startswith("classifier")}
-            ends.append((len(part), own))
-        w |= {n: sum(m * o[n] for m, o in ends) / sum(m for m, _ in ends) for n in w if n.startswith("encoder")}
+            ends.append({n: v for n, v in own.items() if n.startswith("encoder")})
+        w |= mean_by_hand(ends, [len(x) for x, _ in clients])
     for name, tensor in weights(result).items():
         np.testing.assert_allclose(tensor, w[name], atol=2e-5)
     if method == "fedrep":
@@ -171,16 +166,13 @@ def test_the_evaluated_model_is_fine_tuned_as_in_numpy(go, part):
     options = {"model": small, "clients": 2, "client_test_fraction": 0.3, "rounds": 1}
     given = {"epochs": 3, "part": part, "batch_size": 500, "lr": 1.5}
     result = go({"fedbabu": given}, **options)
-    data, partition = load_dataset(FEW["dataset"], None).train, partition_of(result)
     prefix = {"model": "", "head": "classifier", "body": "encoder"}[part]
-    for client, (train_part, held) in enumerate(zip(partition.train, partition.test)):
-        own = {n: t.double().numpy() for n, t in weights(result).items()}
-        x, y = samples_of(train_part)
+    for client, (trained, held) in enumerate(zip(client_arrays(result), client_arrays(result, held_out=True))):
+        own, (x, y) = {n: t.double().numpy() for n, t in weights(result).items()}, held
         for _ in range(3):
-            own = {n: own[n] - 1.5 * g * n.startswith(prefix) for n, g in softmax_gradients(own, x, y).items()}
-        inputs, _ = samples_of(held)
-        h = np.tanh(inputs @ own["encoder.base.1.weight"].T + own["encoder.base.1.bias"])
-        hits = (h @ own["classifier.weight"].T + own["classifier.bias"]).argmax(1) == data.labels[held].numpy()
+            own = {n: own[n] - 1.5 * g * n.startswith(prefix) for n, g in softmax_gradients(own, *trained).items()}
+        h = np.tanh(x @ own["encoder.base.1.weight"].T + own["encoder.base.1.bias"])
+        hits = (h @ own["classifier.weight"].T + own["classifier.bias"]).argmax(1) == y.argmax(1)
         assert result.metrics["personal"]["per_client"][str(client)] == pytest.approx(hits.mean(), abs=1e-6)
 
 

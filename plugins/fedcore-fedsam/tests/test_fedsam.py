@@ -9,21 +9,22 @@ import pytest
 import torch
 
 from fedcore import ConfigError
-from fedcore.data import load_dataset
 from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
+    client_arrays,
     commands_of,
     federations,
     initial_weights,
     interrupted,
     linear,
     lines_of_code,
+    mean_by_hand,
     model_bytes,
-    partition_of,
     records,
     small_config,
+    softmax_by_hand,
     steps_without_host_sync,
     weights,
 )
@@ -76,36 +77,27 @@ def test_the_hand_case(go):
     assert weights(go({Quadratic: {}, "fedsam": {"rho": 0.5}}, **options))[W].tolist() == pytest.approx([0.33, 0.44])
 
 
-def gradient(w, x, y):
-    logits = x @ w["classifier.weight"].T + w["classifier.bias"]
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    error = (shares / shares.sum(axis=1, keepdims=True) - y) / len(x)
-    return {"classifier.weight": error.T @ x, "classifier.bias": error.sum(axis=0)}
-
-
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_run_is_the_algorithm_in_numpy(go, tmp_path, adaptive):
     """Softmax regression, full batches, two clients, momentum and weight decay."""
     options = {**FEW, "model": linear, "clients": 2, "batch_size": 500, "local_epochs": 3, "rounds": 2, "lr": 0.1}
     result = go({"fedsam": {"rho": 0.2, "adaptive": adaptive, "eta": 0.1}}, **options, weight_decay=0.01)
-    data = load_dataset(FEW["dataset"], None).train
     start = initial_weights(small_config(tmp_path, **options))
     w = {name: tensor.double().numpy() for name, tensor in start.items()}
-    parts = partition_of(result).train
+    clients = client_arrays(result)
     for _ in range(2):
         ends = []
-        for part in parts:
-            x, y = data.gather(part).double().flatten(1).numpy(), np.eye(10)[data.labels[part].numpy()]
+        for x, y in clients:
             own, speed = dict(w), dict.fromkeys(w, 0.0)
             for _ in range(3):
-                g = gradient(own, x, y)
+                g = softmax_by_hand(own, x, y)[1]
                 t = {n: np.abs(own[n]) + 0.1 if adaptive and "weight" in n else 1.0 for n in own}
                 norm = np.sqrt(sum(np.square(t[n] * g[n]).sum() for n in g))
-                g = gradient({n: own[n] + 0.2 * t[n] ** 2 * g[n] / norm for n in own}, x, y)
+                g = softmax_by_hand({n: own[n] + 0.2 * t[n] ** 2 * g[n] / norm for n in own}, x, y)[1]
                 speed = {n: 0.9 * speed[n] + g[n] + 0.01 * own[n] for n in own}
                 own = {n: own[n] - 0.1 * speed[n] for n in own}
-            ends.append((len(part), own))
-        w = {n: sum(k * own[n] for k, own in ends) / sum(k for k, _ in ends) for n in w}
+            ends.append(own)
+        w = mean_by_hand(ends, [len(x) for x, _ in clients])
     for name, tensor in weights(result).items():
         np.testing.assert_allclose(tensor, w[name], atol=2e-5)
 

@@ -13,11 +13,11 @@ import torch
 import fedcore_ifca.equations
 import fedcore_ifca.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.data import load_dataset
 from fedcore.testing import (
     Cohorts,
     PersonalClassifier,
     StepsOnServer,
+    client_arrays,
     commands_of,
     committed,
     federations,
@@ -27,11 +27,12 @@ from fedcore.testing import (
     killed,
     linear,
     lines_of_code,
+    mean_by_hand,
     model_bytes,
-    partition_of,
     records,
     same_tensors,
     small_config,
+    softmax_by_hand,
     weights,
     with_batch_norm,
 )
@@ -78,35 +79,24 @@ def test_doctests():
 # --- a whole federation ------------------------------------------------------------------------------------------
 
 
-def cross_entropy(w, x, y):
-    z = x @ w["classifier.weight"].T + w["classifier.bias"]
-    z = z - z.max(1, keepdims=True)
-    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
-    return -np.log((p * y).sum(1)).mean(), (p - y) / len(x)
-
-
 def test_a_run_is_the_method_in_numpy(go, tmp_path):
     options = {**FULL, "partition": two_groups, "rounds": 3}
     result = go({"ifca": {"clusters": 3}}, **options)
     still = thetas(go({"ifca": {"clusters": 3}}, **{**options, "rounds": 1, "lr": 1e-30}))
-    data, partition = load_dataset("digits", None), partition_of(result)
+    clients = client_arrays(result)
     w = [{name: tensor.double().numpy() for name, tensor in theta.items()} for theta in still]
     for _ in range(3):
         members = [[] for _ in w]
-        for part in partition.train:
-            x = data.train.gather(part).double().flatten(1).numpy()
-            y = np.eye(10)[data.train.labels[part].numpy()]
-            j = int(np.argmin([cross_entropy(theta, x, y)[0] for theta in w]))
-            own = dict(w[j])
+        for x, y in clients:
+            j = int(np.argmin([softmax_by_hand(theta, x, y)[0] for theta in w]))
+            own = w[j]
             for _ in range(2):
-                g = cross_entropy(own, x, y)[1]
-                own["classifier.weight"] = own["classifier.weight"] - 0.1 * g.T @ x
-                own["classifier.bias"] = own["classifier.bias"] - 0.1 * g.sum(0)
+                gradient = softmax_by_hand(own, x, y)[1]
+                own = {name: own[name] - 0.1 * gradient[name] for name in own}
             members[j].append((len(x), own))
         for j, group in enumerate(members):
             if group:
-                total = sum(n for n, _ in group)
-                w[j] = {name: sum(n * own[name] for n, own in group) / total for name in w[j]}
+                w[j] = mean_by_hand([own for _, own in group], [n for n, _ in group])
     for found, expected in zip(thetas(result), w, strict=True):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)

@@ -14,6 +14,7 @@ from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
+    client_arrays,
     commands_of,
     evaluate,
     federations,
@@ -21,10 +22,11 @@ from fedcore.testing import (
     interrupted,
     linear,
     lines_of_code,
+    mean_by_hand,
     model_bytes,
-    partition_of,
     records,
     small_config,
+    softmax_by_hand,
     steps_without_host_sync,
     weights,
     with_batch_norm,
@@ -77,10 +79,7 @@ def test_the_hand_cases(go, variant, factor, sizes):
 
 
 def gradient(w, x, y):
-    logits = x @ w["classifier.weight"].T + w["classifier.bias"]
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    error = (shares / shares.sum(axis=1, keepdims=True) - y) / len(x)
-    return {"classifier.weight": error.T @ x, "classifier.bias": error.sum(axis=0)}
+    return softmax_by_hand(w, x, y)[1]
 
 
 def step(w, direction, length):
@@ -94,12 +93,11 @@ def test_a_run_is_algorithm_1_in_numpy(go, tmp_path, variant):
     options |= {"momentum": 0.0, "weight_decay": 0.0}
     given = {"alpha": 0.5, "variant": variant, "batches": "shared", "delta": 0.01}
     result = go({"per-fedavg": given}, **options)
-    data = load_dataset(FEW["dataset"], None).train
     w = {n: t.double().numpy() for n, t in initial_weights(small_config(tmp_path, **options)).items()}
+    clients = client_arrays(result)
     for _ in range(2):
         ends = []
-        for part in partition_of(result).train:
-            x, y = data.gather(part).double().flatten(1).numpy(), np.eye(10)[data.labels[part].numpy()]
+        for x, y in clients:
             own = dict(w)
             for _ in range(2):
                 g = gradient(step(own, gradient(own, x, y), -0.5), x, y)
@@ -107,8 +105,8 @@ def test_a_run_is_algorithm_1_in_numpy(go, tmp_path, variant):
                     above, below = (gradient(step(own, g, d), x, y) for d in (1e-5, -1e-5))
                     g = {n: g[n] - 0.5 * (above[n] - below[n]) / 2e-5 for n in g}
                 own = step(own, g, -0.1)
-            ends.append((len(part), own))
-        w = {n: sum(k * own[n] for k, own in ends) / sum(k for k, _ in ends) for n in w}
+            ends.append(own)
+        w = mean_by_hand(ends, [len(x) for x, _ in clients])
     for name, tensor in weights(result).items():
         np.testing.assert_allclose(tensor, w[name], atol=5e-5)
 
@@ -140,13 +138,11 @@ def test_hf_of_a_vanishing_second_derivative_is_fo(go):
 def test_the_evaluated_model_is_one_step_further(go):
     """Softmax regression in NumPy: w - alpha grad f_i(w) over client i's training part, on its held-out part."""
     result = go({"per-fedavg": {"alpha": 2.0}}, model=linear, clients=2, client_test_fraction=0.3)
-    data, partition = load_dataset(FEW["dataset"], None).train, partition_of(result)
-    for client, (part, held) in enumerate(zip(partition.train, partition.test)):
-        w = {n: t.double().numpy() for n, t in weights(result).items()}
-        x, y = data.gather(part).double().flatten(1).numpy(), np.eye(10)[data.labels[part].numpy()]
-        own = step(w, gradient(w, x, y), -2.0)
-        logits = data.gather(held).double().flatten(1).numpy() @ own["classifier.weight"].T + own["classifier.bias"]
-        hits = (logits.argmax(axis=1) == data.labels[held].numpy()).mean()
+    w = {n: t.double().numpy() for n, t in weights(result).items()}
+    for client, (trained, held) in enumerate(zip(client_arrays(result), client_arrays(result, held_out=True))):
+        own, (x, y) = step(w, gradient(w, *trained), -2.0), held
+        logits = x @ own["classifier.weight"].T + own["classifier.bias"]
+        hits = (logits.argmax(axis=1) == y.argmax(axis=1)).mean()
         assert result.metrics["personal"]["per_client"][str(client)] == pytest.approx(hits, abs=1e-6)
     plain = evaluate(result.model, load_dataset(FEW["dataset"], None).test, 10, torch.device("cpu"))
     assert sum(plain["correct"]) / sum(plain["total"]) == result.metrics["global"]["accuracy"], "global is w itself"

@@ -13,12 +13,12 @@ import torch
 import fedcore_qffl.equations
 import fedcore_qffl.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.data import load_dataset
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
     ExchangesClassifier,
     StepsOnServer,
+    client_arrays,
     commands_of,
     committed,
     federations,
@@ -27,8 +27,8 @@ from fedcore.testing import (
     linear,
     lines_of_code,
     model_bytes,
-    partition_of,
     records,
+    softmax_by_hand,
     weights,
 )
 from fedcore_qffl import QFedAvg, QFedAvgOptions, bend, fair_weight, step_factor
@@ -71,33 +71,19 @@ def test_doctests():
 # --- a whole run -------------------------------------------------------------------------------------------------
 
 
-def cross_entropy(w, x, y):
-    z = x @ w["classifier.weight"].T + w["classifier.bias"]
-    z = z - z.max(1, keepdims=True)
-    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
-    return -np.log((p * y).sum(1)).mean(), (p - y) / len(x)
-
-
 def by_hand(result, start, q, lipschitz, uniform):
     """The whole federation in float64, the sums as Algorithm 2 prints them."""
-    data, partition = load_dataset("digits", None), partition_of(result)
-    parts = [
-        (data.train.gather(part).double().flatten(1).numpy(), np.eye(10)[data.train.labels[part].numpy()])
-        for part in partition.train
-    ]
+    clients = client_arrays(result)
     w = {name: tensor.double().numpy() for name, tensor in start.items()}
     for _ in range(3):
         delta, h = dict.fromkeys(w, 0.0), 0.0
-        for x, y in parts:
+        for x, y in clients:
             count = 1.0 if uniform else len(x)
-            loss = cross_entropy(w, x, y)[0] + 1e-10
+            loss = softmax_by_hand(w, x, y)[0] + 1e-10
             own = dict(w)
             for _ in range(2):
-                g = cross_entropy(own, x, y)[1]
-                own = {
-                    "classifier.weight": own["classifier.weight"] - 0.1 * g.T @ x,
-                    "classifier.bias": own["classifier.bias"] - 0.1 * g.sum(0),
-                }
+                gradient = softmax_by_hand(own, x, y)[1]
+                own = {name: own[name] - 0.1 * gradient[name] for name in own}
             moved = {name: lipschitz * (w[name] - own[name]) for name in w}
             square = sum((d**2).sum() for d in moved.values())
             delta = {name: delta[name] + count * loss**q * d for name, d in moved.items()}
