@@ -219,6 +219,12 @@ def client_state(result: RunResult | Path, client: int) -> dict[str, dict[str, A
     return RunDirectory(_directory(result)).clients.read(client, committed(result).manifest.get(client))
 
 
+def plugin_state(result: RunResult | Path, plugin: str, client: int | None = None) -> dict[str, Any]:
+    """Return what a plugin keeps on the server, or on a client, as committed; empty where it keeps nothing."""
+    states = committed(result).plugins if client is None else client_state(result, client)
+    return states.get(plugin, {})
+
+
 def personal_state(result: RunResult | Path, client: int, plugin: str = "fedcore") -> Tensors:
     """Return the parameters and buffers that a client keeps, as committed, by name.
 

@@ -16,6 +16,7 @@ from fedcore.testing import (
     Cohorts,
     EqualWeights,
     FrozenEncoder,
+    OwnTaskLoss,
     PersonalClassifier,
     Quadratic,
     analytic_federation,
@@ -23,6 +24,7 @@ from fedcore.testing import (
     federate,
     interrupted,
     model_bytes,
+    plugin_state,
     records,
     steps_by_hand,
     steps_without_host_sync,
@@ -77,6 +79,29 @@ def test_company_does_what_it_says(tmp_path):
     )
     for name, tensor in kept.items():
         assert torch.equal(tensor, initial[name]) == name.startswith("classifier")
+
+
+def test_its_own_task_loss_is_the_cores(tmp_path):
+    assert model_bytes(federate(tmp_path, OwnTaskLoss)) == model_bytes(federate(tmp_path))
+
+
+class Keeps(Quadratic):
+    """Keeps a number on each side."""
+
+    @hookimpl
+    def begin_round(self, server):
+        server.state["round"] = server.round
+
+    @hookimpl
+    def end_local(self, client):
+        client.state["client"] = client.id
+
+
+def test_what_a_plugin_keeps_on_either_side(tmp_path):
+    result = federate(tmp_path, Keeps, **{**TOY, "rounds": 2})
+    assert plugin_state(result, "keeps") == {"round": 1}
+    assert plugin_state(result, "keeps", 1) == {"client": 1}
+    assert plugin_state(result, "quadratic") == plugin_state(result, "quadratic", 0) == {}
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path):

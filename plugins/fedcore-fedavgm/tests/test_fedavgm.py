@@ -20,12 +20,12 @@ from fedcore.testing import (
     StepsOnServer,
     W,
     analytic_federation,
-    committed,
     federations,
     interrupted,
     killed,
     model_bytes,
     one_sample,
+    plugin_state,
     records,
     same_tensors,
     weights,
@@ -39,10 +39,6 @@ CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2}
 VARIANTS = ["heavy-ball", "nesterov", "ema"]
 go = federations(**DIGITS)
-
-
-def state_of(result):
-    return committed(result).plugins.get("fedavgm", {})
 
 
 class Pull(Plugin):
@@ -126,7 +122,7 @@ def test_beta_0_and_lr_1_are_fedavg_to_the_bit(go, fedavg, variant):
     neutral = go({"fedavgm": {**FedAvgM.neutral, "variant": variant}}, rounds=3, participation=0.75)
     assert model_bytes(neutral) == model_bytes(fedavg)
     assert [line["losses"] for line in records(neutral)] == [line["losses"] for line in records(fedavg)]
-    assert state_of(neutral) == {}
+    assert plugin_state(neutral, "fedavgm") == {}
 
 
 def test_a_heavy_balls_first_round_is_fedavgs_to_the_bit(go):
@@ -151,7 +147,7 @@ def test_buffers_are_fedavgs(go):
     assert len(buffers) == 3
     assert all(torch.equal(fedavgm[name], fedavg[name]) for name in buffers)
     assert not any(torch.equal(fedavgm[name], fedavg[name]) for name in set(fedavg) - set(buffers))
-    assert set(state_of(result)) == set(fedavg) - set(buffers)
+    assert set(plugin_state(result, "fedavgm")) == set(fedavg) - set(buffers)
 
 
 def test_the_running_variance_stays_positive(go):
@@ -162,7 +158,7 @@ def test_the_running_variance_stays_positive(go):
 
 @pytest.mark.parametrize("keeper", [PersonalClassifier, PersonalModel])
 def test_what_stays_on_the_clients_has_no_velocity(go, keeper):
-    kept = state_of(go({"fedavgm": {}, keeper: {}}))
+    kept = plugin_state(go({"fedavgm": {}, keeper: {}}), "fedavgm")
     assert bool(kept) == (keeper is PersonalClassifier)
     assert not any(name.startswith("classifier.") for name in kept)
 
@@ -183,8 +179,8 @@ def test_a_client_of_one_sample(go):
 def test_a_killed_run_goes_on_with_its_velocity(go, tmp_path):
     resumed, straight = killed(tmp_path, "fedavgm", after=1, **LONG), go({"fedavgm": {}}, **LONG)
     assert model_bytes(resumed) == model_bytes(straight)
-    assert state_of(straight)
-    assert same_tensors(state_of(resumed), state_of(straight))
+    assert plugin_state(straight, "fedavgm")
+    assert same_tensors(plugin_state(resumed, "fedavgm"), plugin_state(straight, "fedavgm"))
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -211,7 +207,7 @@ def test_a_round_that_fails_leaves_the_velocity_alone(go, tmp_path):
         go(plugins, out=tmp_path / "run", **LONG)
     resumed, straight = fedcore.resume(tmp_path / "run", allow_code=True), go(plugins, **LONG)
     assert model_bytes(resumed) == model_bytes(straight)
-    assert same_tensors(state_of(resumed), state_of(straight))
+    assert same_tensors(plugin_state(resumed, "fedavgm"), plugin_state(straight, "fedavgm"))
 
 
 # --- options and company -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, hookimpl
-from fedcore.testing import Cohorts, StepsOnServer, interrupted, model_bytes, records
+from fedcore.testing import Cohorts, OwnTaskLoss, StepsOnServer, interrupted, model_bytes, records
 from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
@@ -541,12 +541,6 @@ def test_with_fedprox(go, final):
     assert model_bytes(result) != final({})
 
 
-class OtherTask(Plugin):
-    @hookimpl
-    def task_loss(self, step):
-        return step.logits.logsumexp(1).mean()
-
-
 class OtherOwner(Plugin):
     owns = ("classifier.fine.bias",)
 
@@ -567,7 +561,7 @@ class OtherScale(Plugin):
         return Loss(step.features.sum(), task_scale=0.5)
 
 
-@pytest.mark.parametrize("other", [OtherTask, OtherOwner, OtherShape, OtherScale, StepsOnServer])
+@pytest.mark.parametrize("other", [OwnTaskLoss, OtherOwner, OtherShape, OtherScale, StepsOnServer])
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_cannot_be_combined_is_refused_with_both_names(go, other, order):
     plugins = dict([("fedcd", {}), (other, {})][::order])

@@ -21,13 +21,13 @@ from fedcore.testing import (
     W,
     analytic_federation,
     client_state,
-    committed,
     distance_by_hand,
     federations,
     halves,
     interrupted,
     model_bytes,
     one_sample,
+    plugin_state,
     records,
     steps_by_hand,
     steps_without_host_sync,
@@ -64,14 +64,6 @@ go = federations(**DIGITS)
 @pytest.fixture(scope="module")
 def toy(go):
     return lambda plugins, **options: go({Quadratic: {}, **plugins}, **{**TOY, **options})
-
-
-def server_state(result):
-    return committed(result).plugins.get(NAME, {})
-
-
-def own_state(result, client):
-    return client_state(result, client).get(NAME, {})
 
 
 def near(tensor, values, tolerance=1e-6):
@@ -140,17 +132,17 @@ def test_the_terms_have_the_gradient_of_the_papers():
 def test_the_hand_case(toy):
     one, two = (toy({NAME: {"alpha": 1.0, **UNIFORM}}, rounds=rounds) for rounds in (1, 2))
     near(weights(one)[W], [1.0, 2.0])
-    near(server_state(one)[f"s.{W}"], [-0.5, -1.0])
-    near(own_state(one, 0)[f"h.{W}"], [1.0, 0.0])
-    near(own_state(one, 1)[f"h.{W}"], [0.0, 2.0])
-    near(own_state(one, 0)[f"s.{W}"], [-1.0, 0.0])
-    near(own_state(one, 1)[f"s.{W}"], [0.0, -2.0])
+    near(plugin_state(one, NAME)[f"s.{W}"], [-0.5, -1.0])
+    near(plugin_state(one, NAME, 0)[f"h.{W}"], [1.0, 0.0])
+    near(plugin_state(one, NAME, 1)[f"h.{W}"], [0.0, 2.0])
+    near(plugin_state(one, NAME, 0)[f"s.{W}"], [-1.0, 0.0])
+    near(plugin_state(one, NAME, 1)[f"s.{W}"], [0.0, -2.0])
     near(weights(two)[W], [1.0, 2.0])
-    near(server_state(two)[f"s.{W}"], [0.25, 0.5])
-    near(own_state(two, 0)[f"h.{W}"], [0.75, -0.5])
-    near(own_state(two, 1)[f"h.{W}"], [-0.25, 1.5])
-    near(own_state(two, 0)[f"s.{W}"], [-0.25, 1.5])
-    near(own_state(two, 1)[f"s.{W}"], [0.75, -0.5])
+    near(plugin_state(two, NAME)[f"s.{W}"], [0.25, 0.5])
+    near(plugin_state(two, NAME, 0)[f"h.{W}"], [0.75, -0.5])
+    near(plugin_state(two, NAME, 1)[f"h.{W}"], [-0.25, 1.5])
+    near(plugin_state(two, NAME, 0)[f"s.{W}"], [-0.25, 1.5])
+    near(plugin_state(two, NAME, 1)[f"s.{W}"], [0.75, -0.5])
 
 
 @pytest.mark.parametrize(
@@ -177,24 +169,24 @@ def test_a_simulation_in_numpy(toy, alpha, linear, weighting):
     plugins = {NAME: options, Cohorts: {"rounds": COHORTS}}
     result = toy(plugins, **SIMULATED)
     near(weights(result)[W], w, 1e-5)
-    near(server_state(result)[f"h.{W}"], h.mean(axis=0))
+    near(plugin_state(result, NAME)[f"h.{W}"], h.mean(axis=0))
     for i in range(3):
-        near(own_state(result, i)[f"h.{W}"], h[i])
-    assert (f"s.{W}" in server_state(result)) == (f"s.{W}" in own_state(result, 0)) == linear
+        near(plugin_state(result, NAME, i)[f"h.{W}"], h[i])
+    assert (f"s.{W}" in plugin_state(result, NAME)) == (f"s.{W}" in plugin_state(result, NAME, 0)) == linear
     if linear:
-        near(server_state(result)[f"s.{W}"], s, 5e-5)
+        near(plugin_state(result, NAME)[f"s.{W}"], s, 5e-5)
         for i in range(3):
-            near(own_state(result, i)[f"s.{W}"], own[i], 5e-5)
+            near(plugin_state(result, NAME, i)[f"s.{W}"], own[i], 5e-5)
 
 
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_s_and_the_servers_drift_are_means_over_all_clients(go, participation):
     result = go({NAME: UNIFORM}, participation=participation, rounds=5, alpha=0.1)
-    state = server_state(result)
+    state = plugin_state(result, NAME)
     assert set(state) == {f"{kind}.{name}" for kind in "hs" for name, _ in result.model.named_parameters()}
     assert (len({tuple(line["cohort"]) for line in records(result)}) > 2) == (participation < 1)
     for name, mean in state.items():
-        own = [own_state(result, i).get(name, torch.zeros(())).double() for i in range(4)]
+        own = [plugin_state(result, NAME, i).get(name, torch.zeros(())).double() for i in range(4)]
         scale = float(mean.abs().max())
         assert scale > 0
         near(mean / scale, (sum(own) / 4 / scale).numpy(), 1e-5)
@@ -203,9 +195,9 @@ def test_s_and_the_servers_drift_are_means_over_all_clients(go, participation):
 def test_who_is_not_sampled_keeps_his_state(go):
     cohorts = {Cohorts: {"rounds": [[0, 1], [1, 2], [2, 3]]}}
     first, last = go({NAME: {}, **cohorts}, rounds=1), go({NAME: {}, **cohorts}, rounds=3)
-    assert own_state(first, 2) == {}
-    for name, tensor in own_state(first, 0).items():
-        assert torch.equal(own_state(last, 0)[name], tensor)
+    assert plugin_state(first, NAME, 2) == {}
+    for name, tensor in plugin_state(first, NAME, 0).items():
+        assert torch.equal(plugin_state(last, NAME, 0)[name], tensor)
 
 
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
@@ -247,8 +239,8 @@ def test_what_is_trained_but_does_not_move_is_corrected_all_the_same(toy):
     """In round 1 the rate is too small to change a bit of any y_i; only what is frozen stays as it is."""
     options = {NAME: {"alpha": 1.0, "linear": False}}
     one, two = (toy(options, lr_decay=1e-30, rounds=rounds) for rounds in (1, 2))
-    assert server_state(one)[f"h.{W}"].abs().min() > 0
-    assert torch.equal(weights(two)[W], weights(one)[W] + server_state(one)[f"h.{W}"].float())
+    assert plugin_state(one, NAME)[f"h.{W}"].abs().min() > 0
+    assert torch.equal(weights(two)[W], weights(one)[W] + plugin_state(one, NAME)[f"h.{W}"].float())
 
 
 class Constant(Plugin):
@@ -265,7 +257,7 @@ def test_s_i_is_one_gradient_with_momentum_too(go, monkeypatch):
 
     def gap():
         result = go({Constant: {}, NAME: {"alpha": 1e-6, **UNIFORM}}, **options)
-        return (server_state(result)[f"s.{W}"] - own_state(result, 0)[f"s.{W}"])[0].item()
+        return (plugin_state(result, NAME)[f"s.{W}"] - plugin_state(result, NAME, 0)[f"s.{W}"])[0].item()
 
     assert gap() == pytest.approx(1, rel=1e-3)
     monkeypatch.setattr(eq, "effective_steps", lambda steps, momentum: float(steps))
@@ -285,7 +277,7 @@ def test_without_its_linear_term_it_is_feddyn_to_the_bit(go, participation):
     assert model_bytes(go({NAME: {"alpha": 0.1}}, **options)) != model_bytes(feddyn)
     for i in range(4):
         for name, dual in client_state(feddyn, i)["feddyn"].items():
-            assert torch.equal(own_state(alone, i)[f"h.{name}"], dual)
+            assert torch.equal(plugin_state(alone, NAME, i)[f"h.{name}"], dual)
 
 
 def test_the_local_problem_of_round_1_is_fedproxs(go):
@@ -324,15 +316,15 @@ def test_what_travels(go):
 
 def test_personal_parameters_are_neither_corrected_nor_sent(go):
     result = go({NAME: {}, PersonalClassifier: {}}, rounds=3)
-    assert server_state(result)
-    assert not [name for name in [*server_state(result), *own_state(result, 0)] if "classifier" in name]
+    assert plugin_state(result, NAME)
+    assert not [name for name in [*plugin_state(result, NAME), *plugin_state(result, NAME, 0)] if "classifier" in name]
 
 
 def test_frozen_parameters_keep_their_state(go):
     plugins = {NAME: {}, FrozenEncoder: {}}
     one, two = go(plugins, rounds=1), go(plugins, rounds=2)
-    for name, before in own_state(one, 0).items():
-        assert torch.equal(own_state(two, 0)[name], before) == ("encoder" in name)
+    for name, before in plugin_state(one, NAME, 0).items():
+        assert torch.equal(plugin_state(two, NAME, 0)[name], before) == ("encoder" in name)
         assert torch.equal(weights(two)[name[2:]], weights(one)[name[2:]]) == ("encoder" in name)
 
 
@@ -356,7 +348,7 @@ def test_buffers_have_no_part_in_it(go):
 def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     result = go({NAME: {}}, model=with_batch_norm, rounds=3)
     parameters = {name for name, _ in result.model.named_parameters()}
-    assert plain(server_state(result)) == plain(own_state(result, 0)) == parameters
+    assert plain(plugin_state(result, NAME)) == plain(plugin_state(result, NAME, 0)) == parameters
     norm = result.model.encoder.base.norm
     assert norm.num_batches_tracked.dtype == torch.int64
     assert (norm.running_var > 0).all()
@@ -368,8 +360,8 @@ def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
         assert [line["accepted"] for line in records(result)] == [4, 4, 4]
     skipped = go({NAME: {}}, partition=one_sample, model=with_batch_norm, rounds=3)
     assert [line["failures"][0]["kind"] for line in records(skipped)] == ["no_steps"] * 3
-    assert own_state(skipped, 0) == {}
-    assert all(t.isfinite().all() for t in server_state(skipped).values())
+    assert plugin_state(skipped, NAME, 0) == {}
+    assert all(t.isfinite().all() for t in plugin_state(skipped, NAME).values())
 
 
 # --- options and company -----------------------------------------------------------------------------------------

@@ -20,13 +20,12 @@ from fedcore.testing import (
     StepsOnServer,
     W,
     analytic_federation,
-    client_state,
-    committed,
     federations,
     halves,
     interrupted,
     model_bytes,
     one_sample,
+    plugin_state,
     records,
     steps_by_hand,
     steps_without_host_sync,
@@ -63,14 +62,6 @@ go = federations(**DIGITS)
 @pytest.fixture(scope="module")
 def toy(go):
     return lambda plugins, **options: go({Quadratic: {}, **plugins}, **{**TOY, **options})
-
-
-def server_state(result):
-    return committed(result).plugins.get(NAME, {})
-
-
-def own_state(result, client):
-    return client_state(result, client).get(NAME, {})
 
 
 def near(tensor, values, tolerance=1e-6):
@@ -122,17 +113,17 @@ def test_the_completed_square_has_the_papers_gradient(alpha):
 
 def gradients(result, client, alpha=1.0):
     """g_i = -alpha lambda_i."""
-    return -alpha * own_state(result, client)[W]
+    return -alpha * plugin_state(result, NAME, client)[W]
 
 
 def test_the_hand_case(toy):
     one, two = (toy({NAME: {"alpha": 1.0, **UNIFORM}}, rounds=rounds) for rounds in (1, 2))
     near(weights(one)[W], [1.0, 2.0])
-    near(-server_state(one)[W], [-0.5, -1.0])
+    near(-plugin_state(one, NAME)[W], [-0.5, -1.0])
     near(gradients(one, 0), [-1.0, 0.0])
     near(gradients(one, 1), [0.0, -2.0])
     near(weights(two)[W], [1.0, 2.0])
-    near(-server_state(two)[W], [-0.25, -0.5])
+    near(-plugin_state(two, NAME)[W], [-0.25, -0.5])
     near(gradients(two, 0), [-1.0, 1.0])
     near(gradients(two, 1), [0.5, -2.0])
 
@@ -185,7 +176,7 @@ def test_a_simulation_in_numpy_with_the_papers_g_and_h(toy, alpha, weighting):
         w = np.mean(list(trained.values()), axis=0) - h / alpha
     result = toy({NAME: {"alpha": alpha, "weighting": weighting}, Cohorts: {"rounds": COHORTS}}, **SIMULATED)
     near(weights(result)[W], w, 1e-5)
-    near(-alpha * server_state(result)[W], h)
+    near(-alpha * plugin_state(result, NAME)[W], h)
     for i in range(3):
         near(gradients(result, i, alpha), g[i])
     assert np.abs(h).max() > 0.01
@@ -194,11 +185,11 @@ def test_a_simulation_in_numpy_with_the_papers_g_and_h(toy, alpha, weighting):
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_the_servers_state_is_the_mean_of_all_clients(go, participation):
     result = go({NAME: {}}, participation=participation, rounds=5, alpha=0.1)
-    state = server_state(result)
+    state = plugin_state(result, NAME)
     assert set(state) == {name for name, _ in result.model.named_parameters()}
     assert (len({tuple(line["cohort"]) for line in records(result)}) > 2) == (participation < 1)
     for name, mean_dual in state.items():
-        own = [own_state(result, i).get(name, torch.zeros(())).double() for i in range(4)]
+        own = [plugin_state(result, NAME, i).get(name, torch.zeros(())).double() for i in range(4)]
         scale = float(mean_dual.abs().max())
         assert scale > 0
         near(mean_dual / scale, (sum(own) / 4 / scale).numpy(), 1e-5)
@@ -207,9 +198,9 @@ def test_the_servers_state_is_the_mean_of_all_clients(go, participation):
 def test_who_is_not_sampled_keeps_his_lambda(go):
     cohorts = {Cohorts: {"rounds": [[0, 1], [1, 2], [2, 3]]}}
     first, last = go({NAME: {}, **cohorts}, rounds=1), go({NAME: {}, **cohorts}, rounds=3)
-    assert own_state(first, 2) == {}
-    for name, tensor in own_state(first, 0).items():
-        assert torch.equal(own_state(last, 0)[name], tensor)
+    assert plugin_state(first, NAME, 2) == {}
+    for name, tensor in plugin_state(first, NAME, 0).items():
+        assert torch.equal(plugin_state(last, NAME, 0)[name], tensor)
 
 
 # --- identities --------------------------------------------------------------------------------------------------
@@ -223,7 +214,7 @@ def test_the_local_problem_of_round_1_is_fedproxs(go):
     assert ours["task"] == theirs["task"]
     assert ours["feddyn.dynamic"] == theirs["fedprox.proximal"] > 0
     for name, mean in weights(prox).items():
-        torch.testing.assert_close(weights(dyn)[name] - server_state(dyn)[name].float(), mean)
+        torch.testing.assert_close(weights(dyn)[name] - plugin_state(dyn, NAME)[name].float(), mean)
 
 
 def test_alpha_changes_the_trajectory_and_a_larger_one_holds_the_client_nearer(go):
@@ -274,23 +265,23 @@ def test_what_travels(go):
 
 def test_personal_parameters_are_not_regularized(go):
     result = go({NAME: {}, PersonalClassifier: {}}, rounds=3)
-    assert server_state(result)
-    assert not [name for name in [*server_state(result), *own_state(result, 0)] if "classifier" in name]
+    assert plugin_state(result, NAME)
+    assert not [name for name in [*plugin_state(result, NAME), *plugin_state(result, NAME, 0)] if "classifier" in name]
 
 
 def test_frozen_parameters_keep_their_lambda(go):
     plugins = {NAME: {}, FrozenEncoder: {}}
     one, two = go(plugins, rounds=1), go(plugins, rounds=2)
-    for name, before in own_state(one, 0).items():
-        assert torch.equal(own_state(two, 0)[name], before) == name.startswith("encoder")
+    for name, before in plugin_state(one, NAME, 0).items():
+        assert torch.equal(plugin_state(two, NAME, 0)[name], before) == name.startswith("encoder")
         assert torch.equal(weights(two)[name], weights(one)[name]) == name.startswith("encoder")
 
 
 def test_what_is_trained_but_does_not_move_is_corrected_all_the_same(toy):
     """In round 1 the rate is too small to change a bit of any y_i; only what is frozen stays as it is."""
     one, two = (toy({NAME: {"alpha": 1.0}}, lr_decay=1e-30, rounds=rounds) for rounds in (1, 2))
-    assert server_state(one)[W].abs().min() > 0
-    assert torch.equal(weights(two)[W], weights(one)[W] + server_state(one)[W].float())
+    assert plugin_state(one, NAME)[W].abs().min() > 0
+    assert torch.equal(weights(two)[W], weights(one)[W] + plugin_state(one, NAME)[W].float())
 
 
 def test_with_fedprox(go):
@@ -313,7 +304,7 @@ def test_buffers_have_no_part_in_it(go):
 def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     result = go({NAME: {}}, model=with_batch_norm, rounds=3)
     parameters = {name for name, _ in result.model.named_parameters()}
-    assert set(server_state(result)) == set(own_state(result, 0)) == parameters
+    assert set(plugin_state(result, NAME)) == set(plugin_state(result, NAME, 0)) == parameters
     norm = result.model.encoder.base.norm
     assert norm.num_batches_tracked.dtype == torch.int64
     assert (norm.running_var > 0).all()
@@ -325,8 +316,8 @@ def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
         assert [line["accepted"] for line in records(result)] == [4, 4, 4]
     skipped = go({NAME: {}}, partition=one_sample, model=with_batch_norm, rounds=3)
     assert [line["failures"][0]["kind"] for line in records(skipped)] == ["no_steps"] * 3
-    assert own_state(skipped, 0) == {}
-    assert all(t.isfinite().all() for t in server_state(skipped).values())
+    assert plugin_state(skipped, NAME, 0) == {}
+    assert all(t.isfinite().all() for t in plugin_state(skipped, NAME).values())
 
 
 # --- options and company -----------------------------------------------------------------------------------------

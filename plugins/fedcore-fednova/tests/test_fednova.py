@@ -22,12 +22,12 @@ from fedcore.testing import (
     StepsOnServer,
     W,
     analytic_federation,
-    committed,
     federations,
     interrupted,
     killed,
     model_bytes,
     one_sample,
+    plugin_state,
     records,
     same_tensors,
     steps_without_host_sync,
@@ -44,10 +44,6 @@ STEPWISE = {"rounds": 1, "batch_size": 1, "lr": 0.5}  # a client takes as many s
 TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [2, 1]), **STEPWISE}
 FOUR = {**analytic_federation(CENTRES, SIZES), **STEPWISE}
 go = federations(**DIGITS)
-
-
-def state_of(result):
-    return committed(result).plugins.get("fednova", {})
 
 
 class OneAndThree(Plugin):
@@ -201,8 +197,8 @@ def test_every_option_changes_the_trajectory(go):
 
 
 def test_a_server_momentum_of_0_keeps_nothing(go):
-    assert state_of(go({"fednova": {}})) == {}
-    kept = state_of(go({"fednova": {"gmf": 0.5}}))
+    assert plugin_state(go({"fednova": {}}), "fednova") == {}
+    kept = plugin_state(go({"fednova": {"gmf": 0.5}}), "fednova")
     assert kept
     assert all(name.startswith("momentum.") for name in kept)
 
@@ -285,7 +281,7 @@ def test_a_client_of_one_sample(go, model):
 @pytest.mark.parametrize("keeper", [PersonalModel, PersonalClassifier])
 def test_what_stays_on_the_clients_has_no_step(go, keeper):
     result = go({"fednova": {"gmf": 0.5}, keeper: {}})
-    kept = state_of(result)
+    kept = plugin_state(result, "fednova")
     assert not any("classifier" in name for name in kept)
     assert bool(kept) == (keeper is PersonalClassifier)
 
@@ -320,7 +316,7 @@ def test_a_killed_run_goes_on_with_its_momentum(go, tmp_path):
     options = {"gmf": 0.8}
     resumed, straight = killed(tmp_path, ("fednova", options), after=1, **LONG), go({"fednova": options}, **LONG)
     assert model_bytes(resumed) == model_bytes(straight)
-    assert same_tensors(state_of(resumed), state_of(straight))
+    assert same_tensors(plugin_state(resumed, "fednova"), plugin_state(straight, "fednova"))
 
 
 @pytest.mark.parametrize("at", [0, 2])

@@ -20,12 +20,12 @@ from fedcore.testing import (
     W,
     analytic_federation,
     commands_of,
-    committed,
     federations,
     interrupted,
     killed,
     lines_of_code,
     model_bytes,
+    plugin_state,
     records,
     same_tensors,
     weights,
@@ -39,10 +39,6 @@ LONG = {"clients": 4, "rounds": 4, "participation": 0.75}
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2}
 go = federations(clients=4)
-
-
-def state_of(result, name):
-    return committed(result).plugins.get(name, {})
 
 
 # --- the equations -----------------------------------------------------------------------------------------------
@@ -72,7 +68,7 @@ def test_the_hand_case_through_the_round_loop(go, name):
         result = go({Pull: {}, name: options}, **{**TOY, "lr": 1.0, "rounds": rounds})
         expected = torch.full((2,), sum(steps[:rounds]))
         torch.testing.assert_close(weights(result)[W], expected, rtol=0, atol=1e-6)
-        assert state_of(result, name)[f"v.{W}"].tolist() == pytest.approx([v[rounds - 1]] * 2)
+        assert plugin_state(result, name)[f"v.{W}"].tolist() == pytest.approx([v[rounds - 1]] * 2)
 
 
 def reference(name, cohorts, lr_s, tau, beta1, beta2, lr, epochs):
@@ -158,7 +154,7 @@ def test_buffers_are_fedavgs_and_have_no_moments(go):
     buffers = [name for name in fedavg if "running" in name or "tracked" in name]
     assert len(buffers) == 3
     assert all(torch.equal(fedadam[name], fedavg[name]) for name in buffers)
-    kept = {name.partition(".")[2] for name in state_of(result, "fedadam")}
+    kept = {name.partition(".")[2] for name in plugin_state(result, "fedadam")}
     assert kept == set(fedavg) - set(buffers)
 
 
@@ -180,13 +176,13 @@ def test_nothing_more_travels(go):
 def test_a_killed_run_goes_on_with_its_moments(go, tmp_path, name):
     resumed, straight = killed(tmp_path, name, after=1, **LONG), go({name: {}}, **LONG)
     assert model_bytes(resumed) == model_bytes(straight)
-    assert same_tensors(state_of(resumed, name), state_of(straight, name))
+    assert same_tensors(plugin_state(resumed, name), plugin_state(straight, name))
 
 
 def test_an_interrupted_run_goes_on_with_its_moments(go, tmp_path):
     resumed, straight = interrupted(tmp_path, "fedadam", after=1, **LONG), go({"fedadam": {}}, **LONG)
     assert model_bytes(resumed) == model_bytes(straight)
-    assert same_tensors(state_of(resumed, "fedadam"), state_of(straight, "fedadam"))
+    assert same_tensors(plugin_state(resumed, "fedadam"), plugin_state(straight, "fedadam"))
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from fedcore import ConfigError, Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore.data import load_dataset, load_partition
 from fedcore.testing import (
-    committed,
     create_plugin,
     federate,
     federations,
     installed,
     interrupted,
     model_bytes,
+    plugin_state,
     records,
 )
 from fedcore_fedproc import UnitLength
@@ -48,10 +48,6 @@ go = federations()
 @pytest.fixture(autouse=True)
 def _fresh_log():
     LOG.clear()
-
-
-def state_of(result):
-    return committed(result).plugins["fedproc"]
 
 
 def noted(kind, key):
@@ -146,7 +142,7 @@ def test_two_rounds_by_hand(go, first_round, weights):
         w = {name: sum(sizes[k] * local[k][name] for k in cohort) / sum(sizes.values()) for name in w}
     for name, tensor in result.model.state_dict().items():
         np.testing.assert_allclose(tensor.numpy(), w[name].numpy(), rtol=1e-4, atol=2e-6, err_msg=name)
-    state = state_of(result)
+    state = plugin_state(result, "fedproc")
     assert state["known"].nonzero().flatten().tolist() == sorted(prototypes)
     for c, prototype in prototypes.items():
         np.testing.assert_allclose(state["prototypes"][c].numpy(), prototype, rtol=1e-3, atol=2e-5)
@@ -157,7 +153,7 @@ def test_prototypes_are_those_of_the_trained_models_in_eval_mode_over_all_sample
     result = go({"fedproc": {"prototype_weights": "clients"}, Probe: {}}, rounds=1, alpha=0.1)
     trained = {k: {n: t.double() for n, t in noted("client", k).items()} for k in range(3)}
     expected = over_holders([own_prototypes(trained[k], *d) for k, d in enumerate(clients_of(result))], {})
-    state = state_of(result)
+    state = plugin_state(result, "fedproc")
     for c, prototype in expected.items():
         np.testing.assert_allclose(state["prototypes"][c].numpy(), prototype, rtol=1e-4, atol=1e-5)
 
@@ -248,7 +244,7 @@ def test_a_first_round_of_the_task_is_fedavgs_to_the_bit_and_collects_prototypes
     first = {"first_round": "task", "prototype_weights": weights}
     alone = go({"fedproc": first}, rounds=1)
     assert model_bytes(alone) == model_bytes(go({}, projection=True, rounds=1))
-    assert state_of(alone)["known"].all()
+    assert plugin_state(alone, "fedproc")["known"].all()
     result = go({"fedproc": first})
     assert [sorted(record["losses"]) for record in records(result)] == [["task"], ["fedproc.contrast", "task"]]
     sizes = [record["bytes"]["by_plugin"]["fedproc"] for record in records(result)]
@@ -283,7 +279,7 @@ def test_features_are_of_unit_length_where_they_are_normalized(go):
         assert torch.allclose(z.norm(dim=1), torch.ones(50)) == unit
         torch.testing.assert_close(model(x).logits, model.classifier(z))
     assert (
-        state_of(result)["prototypes"].norm(dim=1) < 1
+        plugin_state(result, "fedproc")["prototypes"].norm(dim=1) < 1
     ).all()  # means of unit vectors, as the authors' code has them
 
 

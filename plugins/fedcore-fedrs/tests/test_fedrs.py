@@ -14,6 +14,7 @@ import fedcore
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.testing import (
+    OwnTaskLoss,
     RunDirectory,
     client_arrays,
     commands_of,
@@ -340,15 +341,9 @@ def test_runs_in_bf16(go):
 # --- options and company -----------------------------------------------------------------------------------------
 
 
-class OtherTask(Plugin):
-    @hookimpl
-    def task_loss(self, step):
-        return F.cross_entropy(step.logits, step.y)
-
-
 def test_another_task_loss_is_refused(go):
-    with pytest.raises(PluginConflictError, match="'fedrs' and 'othertask' cannot be combined: both implement task_l"):
-        go({"fedrs": {}, OtherTask: {}})
+    with pytest.raises(PluginConflictError, match=r"'fedrs' and 'owntaskloss' .*both implement task_loss"):
+        go({"fedrs": {}, OwnTaskLoss: {}})
 
 
 class Small(Plugin):

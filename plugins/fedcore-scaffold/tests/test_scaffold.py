@@ -21,14 +21,13 @@ from fedcore.testing import (
     StepsOnServer,
     W,
     analytic_federation,
-    client_state,
-    committed,
     distance_by_hand,
     federations,
     halves,
     interrupted,
     model_bytes,
     one_sample,
+    plugin_state,
     records,
     steps_by_hand,
     steps_without_host_sync,
@@ -67,17 +66,9 @@ def toy(go):
     return lambda plugins, **options: go({Quadratic: {}, **plugins}, **{**TOY, **options})
 
 
-def server_state(result):
-    return committed(result).plugins.get(NAME, {})
-
-
 def controls(result):
     """c by name, without the clients' sizes."""
-    return {name: value for name, value in server_state(result).items() if name != "sizes"}
-
-
-def own_state(result, client):
-    return client_state(result, client).get(NAME, {})
+    return {name: value for name, value in plugin_state(result, NAME).items() if name != "sizes"}
 
 
 def near(tensor, values, tolerance=1e-6):
@@ -126,13 +117,13 @@ def test_the_wrong_divisor_is_what_the_tests_below_say():
 def test_the_hand_case(toy):
     one, two = toy({NAME: UNIFORM}), toy({NAME: UNIFORM}, rounds=2)
     near(weights(one)[W], [0.75, 1.5])
-    near(server_state(one)[f"c.{W}"], [-0.75, -1.5])
-    near(own_state(one, 0)[W], [-1.5, 0.0])
-    near(own_state(one, 1)[W], [0.0, -3.0])
+    near(plugin_state(one, NAME)[f"c.{W}"], [-0.75, -1.5])
+    near(plugin_state(one, NAME, 0)[W], [-1.5, 0.0])
+    near(plugin_state(one, NAME, 1)[W], [0.0, -3.0])
     near(weights(two)[W], [0.9375, 1.875])
-    near(server_state(two)[f"c.{W}"], [-0.1875, -0.375])
-    near(own_state(two, 0)[W], [-1.125, 1.5])
-    near(own_state(two, 1)[W], [0.75, -2.25])
+    near(plugin_state(two, NAME)[f"c.{W}"], [-0.1875, -0.375])
+    near(plugin_state(two, NAME, 0)[W], [-1.125, 1.5])
+    near(plugin_state(two, NAME, 1)[W], [0.75, -2.25])
     near(weights(toy({NAME: UNIFORM}, rounds=20))[W], [1.0, 2.0], 1e-3)
 
 
@@ -140,8 +131,8 @@ def test_the_hand_case_weighted_by_samples(toy):
     """n = 1 and 3: it ends at the optimum of the mean over samples, (0.5, 3)."""
     one = toy({NAME: {}})
     near(weights(one)[W], [0.375, 2.25])
-    near(server_state(one)[f"c.{W}"] / 2, [-0.375, -2.25])
-    near(own_state(one, 0)[W], [-1.5, 0.0])
+    near(plugin_state(one, NAME)[f"c.{W}"] / 2, [-0.375, -2.25])
+    near(plugin_state(one, NAME, 0)[W], [-1.5, 0.0])
     near(weights(toy({NAME: {}}, rounds=20))[W], [0.5, 3.0], 1e-3)
 
 
@@ -171,9 +162,9 @@ def test_a_simulation_in_numpy(toy, weighting):
     result = toy({NAME: {"weighting": weighting}, Cohorts: {"rounds": COHORTS}}, **SIMULATED)
     near(weights(result)[W], w)
     for i in range(3):
-        near(own_state(result, i)[W], own[i], 2e-5)
-    sizes = server_state(result).get("sizes", {"0": 1})
-    near(server_state(result)[f"c.{W}"] / np.mean(list(sizes.values())), c, 2e-5)
+        near(plugin_state(result, NAME, i)[W], own[i], 2e-5)
+    sizes = plugin_state(result, NAME).get("sizes", {"0": 1})
+    near(plugin_state(result, NAME)[f"c.{W}"] / np.mean(list(sizes.values())), c, 2e-5)
     assert sizes == ({"0": 1} if weighting == "uniform" else {"0": 1, "1": 3, "2": 2})
     assert np.abs(c).max() > 0.1
 
@@ -181,13 +172,13 @@ def test_a_simulation_in_numpy(toy, weighting):
 def test_local_steps_descend_the_corrected_loss(toy):
     """One step of lr 0.5 from w_1 = (0.5, 1) in round 2: w - 0.5 (w - centre + c - c_i)."""
     one, two = (toy({NAME: UNIFORM}, local_epochs=1, rounds=rounds) for rounds in (1, 2))
-    w, c = weights(one)[W], server_state(one)[f"c.{W}"]
+    w, c = weights(one)[W], plugin_state(one, NAME)[f"c.{W}"]
     near(w, [0.5, 1.0])
     expected = np.mean(
-        [w - 0.5 * (w - torch.tensor(z) + c - own_state(one, i)[W]) for i, z in enumerate(CENTRES[:2])], axis=0
+        [w - 0.5 * (w - torch.tensor(z) + c - plugin_state(one, NAME, i)[W]) for i, z in enumerate(CENTRES[:2])], axis=0
     )
     near(weights(two)[W], expected)
-    near(own_state(two, 0)[W], w.numpy() - CENTRES[0])  # the gradient itself, free of the correction
+    near(plugin_state(two, NAME, 0)[W], w.numpy() - CENTRES[0])  # the gradient itself, free of the correction
 
 
 # --- momentum and its divisor ------------------------------------------------------------------------------------
@@ -260,14 +251,14 @@ def test_with_the_wrong_divisor_the_same_run_diverges(go, monkeypatch):
 @pytest.mark.parametrize("participation", [0.5, 1.0])
 def test_c_is_the_mean_of_all_c_i(go, weighting, participation):
     result = go({NAME: {"weighting": weighting}}, participation=participation, rounds=5, alpha=0.1)
-    state = server_state(result)
+    state = plugin_state(result, NAME)
     names = [name.removeprefix("c.") for name in controls(result)]
     assert set(names) == {name for name, _ in result.model.named_parameters()}
     assert (len({tuple(line["cohort"]) for line in records(result)}) > 2) == (participation < 1)
     sizes = {int(k): v for k, v in state.get("sizes", {}).items()}
     assert (len(sizes) == 4) == (weighting == "samples")
     for name in names:
-        own = [own_state(result, i).get(name, torch.zeros(())).double() * sizes.get(i, 1) for i in range(4)]
+        own = [plugin_state(result, NAME, i).get(name, torch.zeros(())).double() * sizes.get(i, 1) for i in range(4)]
         mean = sum(own) / 4
         scale = float(mean.abs().max())
         assert scale > 0
@@ -277,10 +268,10 @@ def test_c_is_the_mean_of_all_c_i(go, weighting, participation):
 def test_who_is_not_sampled_keeps_his_c_i(go):
     cohorts = {Cohorts: {"rounds": [[0, 1], [1, 2], [2, 3]]}}
     first, last = go({NAME: {}, **cohorts}, rounds=1), go({NAME: {}, **cohorts}, rounds=3)
-    assert own_state(first, 2) == {}
-    assert set(own_state(last, 2)) == {name for name, _ in last.model.named_parameters()}
-    for name, tensor in own_state(first, 0).items():
-        assert torch.equal(own_state(last, 0)[name], tensor)
+    assert plugin_state(first, NAME, 2) == {}
+    assert set(plugin_state(last, NAME, 2)) == {name for name, _ in last.model.named_parameters()}
+    for name, tensor in plugin_state(first, NAME, 0).items():
+        assert torch.equal(plugin_state(last, NAME, 0)[name], tensor)
 
 
 # --- identities --------------------------------------------------------------------------------------------------
@@ -336,7 +327,7 @@ def test_buffers_have_no_part_in_it(go):
 def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
     result = go({NAME: {"server_lr": 1.5}}, model=with_batch_norm, rounds=3)
     corrected = {name.removeprefix("c.") for name in controls(result)}
-    assert corrected == set(own_state(result, 0)) == {name for name, _ in result.model.named_parameters()}
+    assert corrected == set(plugin_state(result, NAME, 0)) == {name for name, _ in result.model.named_parameters()}
     norm = result.model.encoder.base.norm
     assert norm.num_batches_tracked.dtype == torch.int64
     assert (norm.running_var > 0).all()
@@ -344,15 +335,15 @@ def test_buffers_are_averaged_as_ever_while_weights_are_corrected(go):
 
 def test_personal_parameters_are_neither_corrected_nor_sent(go):
     result = go({NAME: {}, PersonalClassifier: {}}, rounds=3)
-    assert not [name for name in [*server_state(result), *own_state(result, 0)] if "classifier" in name]
-    assert f"c.{next(name for name, _ in result.model.named_parameters())}" in server_state(result)
+    assert not [name for name in [*plugin_state(result, NAME), *plugin_state(result, NAME, 0)] if "classifier" in name]
+    assert f"c.{next(name for name, _ in result.model.named_parameters())}" in plugin_state(result, NAME)
 
 
 def test_frozen_parameters_keep_their_c_i(go):
     plugins = {NAME: {}, FrozenEncoder: {}}
     one, two = go(plugins, rounds=1), go(plugins, rounds=2)
-    for name, before in own_state(one, 0).items():
-        assert torch.equal(own_state(two, 0)[name], before) == name.startswith("encoder")
+    for name, before in plugin_state(one, NAME, 0).items():
+        assert torch.equal(plugin_state(two, NAME, 0)[name], before) == name.startswith("encoder")
     for name, before in controls(one).items():
         assert torch.equal(controls(two)[name], before) == name.startswith("c.encoder")
 
@@ -363,7 +354,7 @@ def test_clients_of_one_sample_and_classes_that_a_client_lacks(go):
         assert [line["accepted"] for line in records(result)] == [4, 4, 4]
     skipped = go({NAME: {}}, partition=one_sample, model=with_batch_norm, rounds=3)
     assert [line["failures"][0]["kind"] for line in records(skipped)] == ["no_steps"] * 3
-    assert own_state(skipped, 0) == {}
+    assert plugin_state(skipped, NAME, 0) == {}
     assert all(t.isfinite().all() for t in controls(skipped).values())
 
 
