@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.base.system_options import SystemOptions, read_system
+from fedcore.base.validation_errors import describe
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
-_MOST_PROBLEMS, _LONGEST = 20, 200
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -275,30 +275,6 @@ def public_share(public: str | None) -> float | None:
         return float(public or "")
     except ValueError:
         return None
-
-
-def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) -> str:
-    """Render a pydantic error as one line per problem: option, problem, the value given."""
-    lines = []
-    for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
-        path = [str(part) for part in problem["loc"]]
-        name = "--" + path[0].replace("_", "-") if flags and path else ".".join(path)
-        if flags and path[:1] == ["system"]:
-            name = " ".join([name, *path[1:]])
-        message = problem["msg"].removeprefix("Value error, ")
-        message = message[0].lower() + message[1:]
-        given = (
-            ""
-            if problem["type"] == "value_error" or isinstance(problem["input"], dict)
-            else f" (given: {_short(problem['input'])})"
-        )
-        lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}")
-    return "\n".join(lines)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def parse_setting(text: str) -> tuple[str, str, Json]:

@@ -1,14 +1,15 @@
 """Data sets, partitions among clients, and augmentation."""
 
-from fedcore.data.assign import make_partition
+from fedcore.data.assign import Partitioner, make_partition
 from fedcore.data.augment import augment
-from fedcore.data.datasets import default_data_dir, fixed_split, load_dataset
+from fedcore.data.datasets import fixed_split, load_dataset
 from fedcore.data.files import read_npz
 from fedcore.data.index_lists import IndexLists
+from fedcore.data.official_files import default_data_dir
 from fedcore.data.owners import IntArray
 from fedcore.data.partition import DECLARED, Partition
 from fedcore.data.partition_file import load_partition
-from fedcore.data.partitioners import Partitioner, dirichlet_partition
+from fedcore.data.partitioners import dirichlet_partition
 from fedcore.data.rows import TensorSamples, check_labels
 from fedcore.data.samples import JSON, Dataset, PublicSamples, ResidentSamples, Samples
 from fedcore.data.sequences import SequenceBatch, SequenceSamples, check_offsets, gather_runs

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +13,78 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator
 from fedcore.data.index_lists import IndexLists
-from fedcore.data.owners import IntArray
+from fedcore.data.owners import MIN_SIZE, IntArray, PartitionWarning
 from fedcore.data.partition import Partition, labels_sha256, problem_with
-from fedcore.data.partitioners import partition, shares_samples
 from fedcore.data.samples import JSON, Dataset
+
+
+class Partitioner(Protocol):
+    """Divide samples among clients; an entry point of the group ``fedcore.partitioners``.
+
+    ``labels`` (n,) int64. Returns one array of positions into ``labels`` per client: disjoint, none empty, in
+    random order, the same for the same arguments. A scheme ignores the arguments that it does not need. For millions
+    of clients return an :class:`~fedcore.data.IndexLists`. A scheme with the attribute ``shares_samples = True`` may
+    assign one sample to several clients.
+    """
+
+    def __call__(
+        self,
+        labels: IntArray,
+        num_clients: int,
+        *,
+        alpha: float,
+        seed: int,
+        min_size: int = MIN_SIZE,
+        classes_per_client: int = 2,
+    ) -> Sequence[Any]:
+        """Return each client's positions."""
+        ...
+
+
+def partition(
+    name: str,
+    labels: IntArray,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    *,
+    classes_per_client: int = 2,
+    min_size: int = MIN_SIZE,
+    sources: IntArray | None = None,
+) -> tuple[Sequence[Any], list[str]]:
+    """Call the partitioner ``name``; return its index arrays and its warnings, which are also issued.
+
+    :param sources: where each sample comes from, for a partitioner with ``needs_sources = True``.
+    :raises UnknownNameError: no partitioner of that name.
+    :raises ConfigError: impossible numbers, such as more clients than samples.
+    """
+    partitioner: Partitioner = resolve("partitioner", name)
+    more = {"sources": sources} if getattr(partitioner, "needs_sources", False) is True else {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PartitionWarning)
+        parts = call(
+            "partitioner",
+            name,
+            partitioner,
+            labels,
+            num_clients,
+            alpha=alpha,
+            seed=seed,
+            min_size=min_size,
+            classes_per_client=classes_per_client,
+            **more,
+        )
+    for warning in caught:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return parts, [str(w.message) for w in caught if issubclass(w.category, PartitionWarning)]
+
+
+def shares_samples(name: str) -> bool:
+    """Return whether the partitioner ``name`` may assign one sample to several clients."""
+    return getattr(resolve("partitioner", name), "shares_samples", False) is True
 
 
 def make_partition(

@@ -6,11 +6,8 @@ a :class:`~fedcore.data.samples.Dataset`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, TypeAlias
@@ -19,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedcore.base.errors import DataError, PluginContractError
+from fedcore.base.errors import PluginContractError
 from fedcore.base.registry import call, resolve
-from fedcore.data.files import imagefolder, npz, read_npz
+from fedcore.data.files import imagefolder, npz
+from fedcore.data.official_files import expanded, read_cifar, read_idx
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset
-from fedcore.data.split import Split, assemble, span
+from fedcore.data.split import Split, assemble
 from fedcore.data.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -33,11 +31,6 @@ BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 """Classes of EMNIST's balanced split, in the order of its labels."""
 
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_DOWNLOAD_TIMEOUT = 15.0  # seconds without an answer; torchvision sets none and could hang behind a firewall
-_LAYOUT_HINT = (
-    "Run once with network access (torchvision downloads them), copy the files there by hand (unpacked), or "
-    "point --data-dir (or FEDCORE_DATA) to a directory with these files."
-)
 
 
 def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
@@ -48,31 +41,14 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     """
     kind, _, rest = spec.partition(":")
     if kind == "npz":
-        return npz(_expanded(rest, spec))
+        return npz(expanded(rest, spec))
     if kind == "imagefolder":
-        return imagefolder(_expanded(rest, spec))
+        return imagefolder(expanded(rest, spec))
     loader: Callable[[Path | None], Dataset] = resolve("dataset", spec)
     dataset = call("dataset", spec, loader, data_dir)
     if not isinstance(dataset, Dataset):
         raise PluginContractError.of(spec, f"returned {type(dataset).__name__}", kind="dataset", expected="a Dataset")
     return dataset
-
-
-def default_data_dir() -> Path:
-    """Return the directory named by FEDCORE_DATA, else ``~/.cache/fedcore/data``.
-
-    :raises DataError: the path names the home of a user that does not exist.
-    """
-    named = os.environ.get("FEDCORE_DATA")
-    return _expanded(named or "~/.cache/fedcore/data", f"FEDCORE_DATA={named}")
-
-
-def _expanded(path: str, source: str) -> Path:
-    """Return a path with its ``~`` replaced by a home."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise DataError(f"{source}: there is no such user's home; write the full path") from None
 
 
 def digits(data_dir: Path | None = None) -> Dataset:
@@ -138,7 +114,7 @@ def mnist(data_dir: Path | None = None) -> Dataset:
 
     :raises DataError: files are missing and cannot be downloaded, or they are damaged.
     """
-    train, test = _read_idx("mnist", "MNIST", ("train", "t10k"), data_dir)
+    train, test = read_idx("mnist", "MNIST", ("train", "t10k"), data_dir)
     names = tuple(str(digit) for digit in range(10))
     return assemble("mnist", train, test, stats=((0.1307,), (0.3081,)), class_names=names)
 
@@ -148,7 +124,7 @@ def fashion_mnist(data_dir: Path | None = None) -> Dataset:
 
     :raises DataError: files are missing and cannot be downloaded, or they are damaged.
     """
-    train, test = _read_idx("fashion-mnist", "FashionMNIST", ("train", "t10k"), data_dir)
+    train, test = read_idx("fashion-mnist", "FashionMNIST", ("train", "t10k"), data_dir)
     names = tuple(load_torchvision().datasets.FashionMNIST.classes)
     return assemble("fashion-mnist", train, test, stats=((0.2860,), (0.3530,)), class_names=names)
 
@@ -178,7 +154,7 @@ def _emnist(name: str, split: str, class_names: str, data_dir: Path | None, *, f
     last = first + len(class_names) - 1
     train, test = (
         Split(part.images.transpose(2, 3).contiguous(), part.labels - first)
-        for part in _read_idx(name, "EMNIST", prefixes, data_dir, first=first, last=last, split=split)
+        for part in read_idx(name, "EMNIST", prefixes, data_dir, first=first, last=last, split=split)
     )
     return assemble(name, train, test, class_names=tuple(class_names))
 
@@ -188,7 +164,7 @@ def cifar10(data_dir: Path | None = None) -> Dataset:
 
     :raises DataError: files are missing and cannot be downloaded, or they are damaged.
     """
-    train, test, _ = _read_cifar("cifar10", "CIFAR10", 10, data_dir)
+    train, test, _ = read_cifar("cifar10", "CIFAR10", 10, data_dir)
     mean = (125.3 / 255, 123.0 / 255, 113.9 / 255)
     std = (63.0 / 255, 62.1 / 255, 66.7 / 255)
     return assemble(
@@ -207,7 +183,7 @@ def cifar100(data_dir: Path | None = None) -> Dataset:
 
     :raises DataError: files are missing and cannot be downloaded, or they are damaged.
     """
-    train, test, class_names = _read_cifar("cifar100", "CIFAR100", 100, data_dir)
+    train, test, class_names = read_cifar("cifar100", "CIFAR100", 100, data_dir)
     mean = (0.50707516, 0.48654887, 0.44091784)
     std = (0.26733429, 0.25643846, 0.27615047)
     return assemble(
@@ -219,100 +195,3 @@ def cifar100(data_dir: Path | None = None) -> Dataset:
         class_names=class_names,
         augmentation="cifar100",
     )
-
-
-def _read_idx(
-    name: str,
-    reader: str,
-    prefixes: tuple[str, str],
-    data_dir: Path | None,
-    *,
-    first: int = 0,
-    last: int = 9,
-    **options: str,
-) -> tuple[Split, Split]:
-    """Read the IDX files (training, test) of a set in MNIST's format; missing files are downloaded first."""
-    root = data_dir or default_data_dir()
-    raw = root / reader / "raw"
-    files = [(raw / f"{p}-images-idx3-ubyte", raw / f"{p}-labels-idx1-ubyte") for p in prefixes]
-    torchvision = load_torchvision()
-    if not all(file.is_file() for pair in files for file in pair):
-        # torchvision prefers an old processed/*.pt to the raw files; only raw files are read here.
-        base = getattr(torchvision.datasets, reader)
-        fetcher = type(reader, (base,), {"_check_legacy_exist": lambda self: False})
-        expected = [str(file) for pair in files for file in pair]
-        with _explained_download(name, expected):
-            fetcher(str(root), download=True, **options)
-            if not all(Path(file).is_file() for file in expected):
-                raise FileNotFoundError("the download is incomplete")
-    splits = []
-    for image_file, label_file in files:
-        try:
-            images = torchvision.datasets.mnist.read_image_file(str(image_file))
-            labels = torchvision.datasets.mnist.read_label_file(str(label_file))
-            if not images.shape[0] or images.shape[1:] != (28, 28) or len(labels) != len(images):
-                raise ValueError(f"{tuple(images.shape)} images and {len(labels)} labels")
-            if int(labels.min()) < first or int(labels.max()) > last:
-                raise ValueError(f"labels {span(labels)}, expected {first}..{last}")
-        except Exception as error:  # a damaged file may raise anything in the parser
-            raise DataError(
-                f"{name}: {image_file} and {label_file} cannot be used: {error or type(error).__name__}. "
-                "Delete them to download again, or replace them by the official files (unpacked)."
-            ) from error
-        splits.append(Split(images.unsqueeze(1), labels))
-    return splits[0], splits[1]
-
-
-def _read_cifar(
-    name: str, reader: str, num_classes: int, data_dir: Path | None
-) -> tuple[Split, Split, tuple[str, ...] | None]:
-    """Read a CIFAR set from ``name.npz``, else by torchvision; third, its class names if known."""
-    root = data_dir or default_data_dir()
-    archive = root / f"{name}.npz"
-    if archive.is_file():
-        train, test = read_npz(archive)
-        for split in (train, test):
-            if split.images.dtype != torch.uint8 or split.images.shape[1:] != (3, 32, 32):
-                raise DataError(f"{archive}: x_train and x_test must be uint8 of shape (n, 32, 32, 3)")
-            if int(split.labels.max()) >= num_classes:
-                raise DataError(f"{archive}: labels {span(split.labels)}, expected 0..{num_classes - 1}")
-        return train, test, None
-    base = getattr(load_torchvision().datasets, reader)
-    parts = [root / base.base_folder / file for file, _ in (*base.train_list, *base.test_list)]
-    expected = [
-        f"{archive} (x_train, y_train, x_test, y_test)",
-        f"or torchvision's {root / base.base_folder}/",
-    ]
-    with _explained_download(name, expected):
-        missing = not all(part.is_file() for part in parts)
-        sets = [base(str(root), train=train, download=missing and train) for train in (True, False)]
-    splits = [
-        Split(
-            torch.from_numpy(np.ascontiguousarray(s.data.transpose(0, 3, 1, 2))),
-            torch.tensor(s.targets, dtype=torch.int64),
-        )
-        for s in sets
-    ]
-    return splits[0], splits[1], tuple(sets[0].classes)
-
-
-@contextlib.contextmanager
-def _explained_download(name: str, expected: Sequence[str]) -> Iterator[None]:
-    """Turn any error of a torchvision download into a DataError with advice, and remove empty folders."""
-    folder = Path(expected[0]).absolute().parent
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT)
-    try:
-        yield
-    except Exception as error:  # network, proxy, disk, md5, archive: the advice is the same
-        reason = " ".join(str(error).split()) or type(error).__name__
-        for path in missing:
-            with contextlib.suppress(OSError):  # it is not empty
-                path.rmdir()
-        raise DataError(
-            f"{name}: data files are missing or not the official ones, and torchvision could not download them "
-            f"({reason}). Expected: {', '.join(expected)}. {_LAYOUT_HINT}"
-        ) from error
-    finally:
-        socket.setdefaulttimeout(before)

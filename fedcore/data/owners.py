@@ -12,6 +12,9 @@ from fedcore.base.errors import ConfigError
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
+MIN_SIZE = 10
+"""Samples that schemes with random sizes give every client at least, where there are enough."""
+
 
 class PartitionWarning(UserWarning):
     """The data could not be split exactly as requested; the message states the deviation."""

@@ -1,26 +1,23 @@
 """Schemes that split a training set among clients, vectorised over the clients.
 
-A partitioner (entry-point group ``fedcore.partitioners``) is a function with the signature :class:`Partitioner`.
-It reports deviations from the requested split as a :class:`PartitionWarning`; :func:`partition` collects these as
-notes in the partition file.
+Each is a :class:`~fedcore.data.assign.Partitioner`; it reports deviations from the requested split as a
+:class:`~fedcore.data.owners.PartitionWarning`.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.base.errors import ConfigError
-from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator
 from fedcore.data.owners import (
+    MIN_SIZE,
     IntArray,
-    PartitionWarning,
     assign_by_counts,
     check_alpha,
     checked_labels,
@@ -30,77 +27,10 @@ from fedcore.data.owners import (
     report,
 )
 
-MIN_SIZE = 10
 MAX_REDRAWS = 1000
 # The most (client, class) cells that are drawn: a few seconds of work for any number of clients.
 _REDRAW_BUDGET = 20_000_000
 _FEWEST_REDRAWS = 10
-
-
-class Partitioner(Protocol):
-    """Divide samples among clients.
-
-    ``labels`` (n,) int64. Returns one array of positions into ``labels`` per client: disjoint, none empty, in
-    random order, the same for the same arguments. A scheme ignores the arguments that it does not need. For millions
-    of clients return an :class:`~fedcore.data.IndexLists`. A scheme with the attribute ``shares_samples = True`` may
-    assign one sample to several clients.
-    """
-
-    def __call__(
-        self,
-        labels: IntArray,
-        num_clients: int,
-        *,
-        alpha: float,
-        seed: int,
-        min_size: int = MIN_SIZE,
-        classes_per_client: int = 2,
-    ) -> Sequence[Any]:
-        """Return each client's positions."""
-        ...
-
-
-def partition(
-    name: str,
-    labels: IntArray,
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    *,
-    classes_per_client: int = 2,
-    min_size: int = MIN_SIZE,
-    sources: IntArray | None = None,
-) -> tuple[Sequence[Any], list[str]]:
-    """Call the partitioner ``name``; return its index arrays and its warnings, which are also issued.
-
-    :param sources: where each sample comes from, for a partitioner with ``needs_sources = True``.
-    :raises UnknownNameError: no partitioner of that name.
-    :raises ConfigError: impossible numbers, such as more clients than samples.
-    """
-    partitioner: Partitioner = resolve("partitioner", name)
-    more = {"sources": sources} if getattr(partitioner, "needs_sources", False) is True else {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", PartitionWarning)
-        parts = call(
-            "partitioner",
-            name,
-            partitioner,
-            labels,
-            num_clients,
-            alpha=alpha,
-            seed=seed,
-            min_size=min_size,
-            classes_per_client=classes_per_client,
-            **more,
-        )
-    for warning in caught:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return parts, [str(w.message) for w in caught if issubclass(w.category, PartitionWarning)]
-
-
-def shares_samples(name: str) -> bool:
-    """Return whether the partitioner ``name`` may assign one sample to several clients."""
-    return getattr(resolve("partitioner", name), "shares_samples", False) is True
 
 
 def iid(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:

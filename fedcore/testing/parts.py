@@ -11,7 +11,7 @@ import torch
 
 from fedcore.base.seeding import random_stream
 from fedcore.data import Dataset, Samples
-from fedcore.data.partitioners import Partitioner
+from fedcore.data.assign import Partitioner
 from fedcore.models import SplitModel
 from fedcore.storage.serial import dumps, loads
 from fedcore.testing.fingerprint import fingerprint, random_states

@@ -21,8 +21,9 @@ from fedcore.runs.experiment import RunResult
 from fedcore.server.round import Notify
 from fedcore.testing import problems
 from fedcore.testing.federation import Choice, federate, name_of, records
+from fedcore.testing.findings import Finding
 from fedcore.testing.fingerprint import shared_places
-from fedcore.testing.watch import Finding, watched
+from fedcore.testing.watch import watched
 
 HERE = f"module:{problems.__name__}."
 RUN: dict[str, Any] = {

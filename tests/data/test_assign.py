@@ -36,6 +36,6 @@ def outside(labels, num_clients, **_):
 
 @pytest.mark.parametrize("partitioner", [overlapping, too_few, outside])
 def test_a_partitioner_that_breaks_its_contract(monkeypatch, partitioner):
-    monkeypatch.setattr("fedcore.data.partitioners.resolve", lambda kind, name: partitioner)
+    monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: partitioner)
     with pytest.raises(PluginContractError, match="invalid partition"):
         partitioned(partitioner="mine")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.data import load_dataset, make_partition
+from fedcore.data.assign import partition
 from fedcore.data.client_shares import (
     MAX_REDRAWS,
     TOLERANCE,
@@ -17,7 +18,6 @@ from fedcore.data.client_shares import (
     split_by_shares,
 )
 from fedcore.data.owners import PartitionWarning
-from fedcore.data.partitioners import partition
 
 LABELS = np.repeat(np.arange(10), 600)
 TINY = 1e-300

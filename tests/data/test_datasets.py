@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedcore.base.errors import DataError, PluginContractError, UnknownNameError
-from fedcore.data import Dataset, datasets, load_dataset
+from fedcore.data import Dataset, datasets, default_data_dir, load_dataset
 from fedcore.data.vision import load_torchvision
 
 RNG = np.random.default_rng(0)
@@ -138,7 +138,7 @@ def test_default_directory(tmp_path, monkeypatch, offline):
     assert len(load_dataset("mnist").train) == 20
     monkeypatch.delenv("FEDCORE_DATA")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert datasets.default_data_dir() == Path("/home/somebody/.cache/fedcore/data")
+    assert default_data_dir() == Path("/home/somebody/.cache/fedcore/data")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ class Sharing:
 @pytest.fixture
 def sharing(monkeypatch):
     partitioner = Sharing()
-    monkeypatch.setattr("fedcore.data.partitioners.resolve", lambda kind, name: partitioner)
+    monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: partitioner)
     return partitioner
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.data import dirichlet_partition
+from fedcore.data.assign import partition
 from fedcore.data.owners import PartitionWarning, fill_up
-from fedcore.data.partitioners import capped_counts, partition
+from fedcore.data.partitioners import capped_counts
 
 ALL = ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity"]
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)

@@ -26,6 +26,7 @@ TESTED_BY = {
     "cli/test_flags.py": [
         "base/config.py",
         "base/system_options.py",
+        "base/validation_errors.py",
         "cli/fields.py",
         "cli/options.py",
         "cli/settings.py",
@@ -40,7 +41,7 @@ TESTED_BY = {
         "client/step.py",
         "client/working_model.py",
     ],
-    "data/test_datasets.py": ["data/split.py"],
+    "data/test_datasets.py": ["data/official_files.py", "data/split.py"],
     "data/test_index_lists.py": ["data/picture.py"],
     "data/test_other_samples.py": [
         "client/worker_spec.py",
@@ -101,6 +102,9 @@ TESTED_BY = {
         "testing/problems.py",
         "testing/sync.py",
         "testing/trial.py",
+        "testing/findings.py",
+        "testing/inspectors.py",
+        "testing/sensors.py",
         "testing/watch.py",
     ],
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedcore.testing.checks.base import NotApplicable, check
+from fedcore.testing.findings import Rule
 from fedcore.testing.trial import Trial
-from fedcore.testing.watch import Rule
 
 
 def _require(trial: Trial, rule: Rule) -> None:

@@ -16,8 +16,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from fedcore import ConfigError
 from fedcore.base import registry
-from fedcore.base.config import Json, describe
+from fedcore.base.config import Json
 from fedcore.base.identity import digest, method, settings
+from fedcore.base.validation_errors import describe
 from fedcore.storage.files import parse_json, write_text
 from fedcore_study.compare.records import RunRecord, Warn
 from fedcore_study.reproduce.recipe import Scale

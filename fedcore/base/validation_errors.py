@@ -1,0 +1,33 @@
+"""What pydantic found wrong with options, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+_MOST_PROBLEMS, _LONGEST = 20, 200
+
+
+def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) -> str:
+    """Render a pydantic error as one line per problem: option, problem, the value given."""
+    lines = []
+    for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
+        path = [str(part) for part in problem["loc"]]
+        name = "--" + path[0].replace("_", "-") if flags and path else ".".join(path)
+        if flags and path[:1] == ["system"]:
+            name = " ".join([name, *path[1:]])
+        message = problem["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:]
+        given = (
+            ""
+            if problem["type"] == "value_error" or isinstance(problem["input"], dict)
+            else f" (given: {_short(problem['input'])})"
+        )
+        lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
