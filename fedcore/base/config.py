@@ -231,6 +231,13 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"system option stragglers needs --local-{unit} 2 or more: clients complete at least one {unit[:-1]}"
             )
+        concurrency = None if self.system is None else self.system.concurrency
+        if concurrency is not None and self.clients < concurrency + self.cohort_size - 1:
+            raise ValueError(
+                f"system option concurrency: {concurrency} clients that train and up to {self.cohort_size - 1} whose "
+                f"updates wait for a cohort of {self.cohort_size} are more than the run's {self.clients}; lower "
+                "concurrency or participation"
+            )
         if self.warmup_rounds and self.warmup_rounds >= self.rounds:
             raise ValueError(f"warmup_rounds is {self.warmup_rounds}, but the run has {self.rounds} rounds")
         if self.min_clients > self.cohort_size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.safe_yaml import read_yaml
@@ -15,7 +15,8 @@ class SystemOptions(BaseModel):
     """Simulated faults of clients and connections, on four axes; the defaults are ideal clients.
 
     Availability (``availability``, ``day``), connectivity (``no_show``, ``dropout``), completeness (``stragglers``,
-    ``partial``) and responsiveness (``slow``, ``slow_factor``, ``step_seconds``, ``latency``, ``deadline``).
+    ``partial``) and responsiveness (``slow``, ``slow_factor``, ``step_seconds``, ``latency``, ``deadline``,
+    ``concurrency``).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -53,6 +54,24 @@ class SystemOptions(BaseModel):
     deadline: float | None = Field(
         None, gt=0, le=1e9, description="Virtual seconds after which the server accepts no more updates of a round."
     )
+    concurrency: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 20,
+        description="Clients that train at the same time without waiting for each other, for a method that starts "
+        "clients from older models (fedbuff): the server steps when a cohort's number of updates is there.",
+    )
+
+    @model_validator(mode="after")
+    def _check_concurrency(self) -> SystemOptions:
+        ideal = {"availability": 1.0, "no_show": 0.0, "dropout": 0.0, "stragglers": 0.0, "deadline": None}
+        beside = [name for name, value in ideal.items() if getattr(self, name) != value]
+        if self.concurrency is not None and beside:
+            raise ValueError(
+                f"concurrency has no rounds in which clients could be lost or late, but {beside[0]} is set: use it "
+                "with slow, slow_factor, step_seconds and latency"
+            )
+        return self
 
 
 def read_system(value: Any) -> Any:

@@ -243,6 +243,10 @@ class ServerContext(Protocol):
         """This plugin's tensors and JSON values; what is written in a round counts when the round commits."""
 
     @property
+    def shared(self) -> list[str]:
+        """The names of the parameters and buffers that travel, in the model's order: neither personal nor fixed."""
+
+    @property
     def trainable(self) -> list[str]:
         """The names of the trainable shared parameters, in the model's order; the others are buffers or fixed."""
 
@@ -255,6 +259,13 @@ class ServerContext(Protocol):
         """The averaged shared buffers (BatchNorm's statistics) of the next model; in ``server_step`` only, else empty.
 
         ``server.network({**mean, **server.buffers})`` is then the next model as it stands.
+        """
+
+    @property
+    def staleness(self) -> Mapping[int, int]:
+        """Client of the cohort -> server steps since it got its model, where clients do not wait for each other.
+
+        That is with ``--system concurrency``, for plugins that declare ``uses_staleness``; empty otherwise.
         """
 
     @property

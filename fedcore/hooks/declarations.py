@@ -123,6 +123,10 @@ ATTRIBUTES = (
         },
     ),
     Declaration("uses_public", "Whether the method needs public samples (``--public``)."),
+    Declaration(
+        "uses_staleness",
+        "Whether clients start from models of ``server.staleness`` steps ago, as ``--system concurrency`` needs it.",
+    ),
     Declaration("neutral", "Options under which the method is FedAvg, bit by bit; None if there are none."),
 )
 """The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`."""

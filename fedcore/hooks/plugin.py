@@ -86,6 +86,8 @@ class Plugin(Generic[OptionsT]):
     """Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate`` puts back."""
     uses_public: bool = False
     """Whether the method needs public samples (``--public``)."""
+    uses_staleness: bool = False
+    """Whether clients start from models of ``server.staleness`` steps ago, as ``--system concurrency`` needs it."""
 
     name: str
     _sealed = False

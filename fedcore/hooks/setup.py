@@ -76,6 +76,7 @@ class Setup:
         setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
         _check_fixed(setup)
         _check_public(setup)
+        _check_concurrency(setup)
         plugins.call_all("check_run", setup=setup)
         return setup
 
@@ -123,6 +124,24 @@ def _check_public(setup: Setup) -> None:
                 f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "
                 "the clients' data, --public NAME takes another data set of the same shape"
             )
+
+
+def _check_concurrency(setup: Setup) -> None:
+    """Refuse clients that do not wait for each other beside methods that assume that they do."""
+    if setup.config.system is None or setup.config.system.concurrency is None:
+        return
+    if not any(plugin.uses_staleness for plugin in setup.plugins):
+        raise ConfigError(
+            "system option concurrency: clients train from older models, but no plugin of the run starts them there; "
+            "use --plugin fedbuff, or leave the option out"
+        )
+    breaking = [setup.plugins[name] for names in setup.breaks.values() for name in names]
+    for plugin in [*setup.plugins.implementers("select_clients"), *breaking]:
+        does = "exchanges layers in mid-epoch" if plugin in breaking else "selects clients"
+        raise ConfigError(
+            f"system option concurrency: clients do not wait for each other, but plugin {plugin.name!r} {does}; leave "
+            "one of the two out"
+        )
 
 
 def _check_fixed(setup: Setup) -> None:

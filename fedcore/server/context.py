@@ -64,6 +64,11 @@ class ScopeContext(ServerContext):
         return self._scope.states.of(self._plugin)
 
     @property
+    def shared(self) -> list[str]:
+        """The names of the parameters and buffers that travel, in the model's order: neither personal nor fixed."""
+        return list(self._scope.federation.setup.layout.shared)
+
+    @property
     def trainable(self) -> list[str]:
         """The names of the trainable shared parameters, in the model's order; the others are buffers or fixed."""
         layout = self._scope.federation.setup.layout
@@ -77,6 +82,11 @@ class ScopeContext(ServerContext):
     @property
     def buffers(self) -> Mapping[str, Tensor]:
         """The averaged buffers of the next model, in ``server_step``: none outside of a round."""
+        return {}
+
+    @property
+    def staleness(self) -> Mapping[int, int]:
+        """Server steps since each client of the cohort got its model, with ``--system concurrency``; else none."""
         return {}
 
     @property
@@ -236,6 +246,11 @@ class RoundContext(ScopeContext):
     def buffers(self) -> Mapping[str, Tensor]:
         """The averaged buffers of the next model; empty before ``server_step``."""
         return self._scope.buffers
+
+    @property
+    def staleness(self) -> Mapping[int, int]:
+        """Server steps since each client of the cohort got its model, with ``--system concurrency``; else none."""
+        return self._scope.staleness
 
     def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
         """Return the mean of some accepted updates as the core makes it; empty without a weight above 0."""

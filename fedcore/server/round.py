@@ -80,8 +80,15 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
 
 
 def _select(current: Round) -> None:
-    """Select the cohort and simulate its outcomes; without an available client no plugin is asked."""
-    setup = current.federation.setup
+    """Select the cohort and simulate its outcomes; without an available client no plugin is asked.
+
+    With ``--system concurrency`` the cohort are the clients whose updates arrive.
+    """
+    setup, arrivals = current.federation.setup, current.federation.simulator.arrivals
+    if arrivals is not None:
+        current.staleness = arrivals[current.number].staleness
+        current.select(dict.fromkeys(current.staleness))
+        return
     if not current.available:
         return
     current.phase = "select_clients"
@@ -112,7 +119,7 @@ def _next_state(current: Round, collector: Collector, model: Tensors | None) -> 
         plugins=committed.plugins if model is None else current.states.snapshot(),
         manifest=Manifest.of(committed.manifest).updated(versions),
         ledger=Ledger(committed.ledger).add(current.ledger).as_json(),
-        virtual_time=committed.virtual_time + simulator.round_seconds(current.simulated.values()),
+        virtual_time=committed.virtual_time + simulator.round_seconds(current.number, current.simulated.values()),
     )
 
 
@@ -138,7 +145,7 @@ def _participation(current: Round) -> dict[str, Any]:
     """Return the record of the simulated system: who was available, who took part, with how much work."""
     config, simulator = current.federation.config, current.federation.simulator
     _, everything = config.local_work
-    took_part = sorted(current.accepted)
+    took_part, staleness = sorted(current.accepted), current.staleness
     return {
         "available": len(current.available),
         "took_part": took_part,
@@ -147,5 +154,6 @@ def _participation(current: Round) -> dict[str, Any]:
             for client in took_part
             if current.simulated[client].completed < current.epochs.get(client, everything)
         },
-        "seconds": simulator.round_seconds(current.simulated.values()),
+        "seconds": simulator.round_seconds(current.number, current.simulated.values()),
+        **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),
     }

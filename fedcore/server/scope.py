@@ -132,6 +132,7 @@ class Round(ServerScope):
     :param accepted: clients whose updates were accepted so far; ``frozen`` what none of them trained.
     :param weights: of the accepted updates in the mean, by client.
     :param buffers: of the next model, once they are averaged.
+    :param staleness: of the cohort's clients, where they train without waiting for each other.
     :param epochs: the local epochs of clients that ``select_clients`` gave another number than the run's.
     """
 
@@ -142,6 +143,7 @@ class Round(ServerScope):
     frozen: frozenset[str] = frozenset()
     weights: dict[int, float] = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     _away: set[int] = field(default_factory=set)
 

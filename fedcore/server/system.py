@@ -16,6 +16,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.seeding import derive_seed, numpy_generator
 from fedcore.base.system_options import SystemOptions
 from fedcore.client.messages import FailureKind
+from fedcore.server.arrivals import Arrivals
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Simulator:
     """Draws which clients are available, and the outcomes of those that were selected."""
 
     def __init__(self, config: RunConfig, samples: NDArray[np.int64], breaks: Collection[int] = ()) -> None:
-        """Draw what holds for the whole run: the slow clients.
+        """Draw what holds for the whole run: the slow clients, and with ``concurrency`` who arrives when.
 
         :param samples: training samples of each client.
         :param breaks: local epochs at whose start the cohort pauses for an exchange.
@@ -54,8 +55,13 @@ class Simulator:
         self._config, self._samples, self._last_break = config, samples, max(breaks, default=0)
         clients = config.clients
         slow = round(self.options.slow * clients)
+        self.arrivals: Arrivals | None = None
         self._slow = set(self._stream("slow").permutation(clients)[:slow].tolist()) if slow else set[int]()
         self._present: tuple[int, NDArray[np.bool_]] | None = None
+        if self.options.concurrency is not None:
+            self.arrivals = Arrivals(
+                config, self.options.concurrency, lambda round, c: self.simulated(round, c).seconds
+            )
 
     def available(self, round: int) -> Sequence[int]:
         """Return the clients that can be selected in a round, in ascending order."""
@@ -107,11 +113,14 @@ class Simulator:
             return SimulatedOutcome(completed, latency + completed * pace, ("dropped", why))
         return SimulatedOutcome(completed, latency + completed * pace)
 
-    def round_seconds(self, simulated: Iterable[SimulatedOutcome]) -> float:
+    def round_seconds(self, round: int, simulated: Iterable[SimulatedOutcome]) -> float:
         """Return the seconds of a round: until the last client answered or is known to be lost, at most the deadline.
 
-        A round without clients lasts until the deadline; without a deadline it takes no time.
+        A round without clients lasts until the deadline; without a deadline it takes no time. With ``concurrency`` it
+        lasts from the server's last step to the arrival of its last update.
         """
+        if self.arrivals is not None:
+            return self.arrivals[round].clock - (self.arrivals[round - 1].clock if round else 0.0)
         return max((outcome.seconds for outcome in simulated), default=self.options.deadline or 0.0)
 
     def _unit_seconds(self, client: int) -> float:

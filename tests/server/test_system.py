@@ -193,9 +193,9 @@ def test_partial_work_without_an_epoch_after_the_last_exchange_is_lost():
 
 def test_a_round_lasts_until_the_last_client_is_in():
     there = simulator(slow=0.5)
-    assert there.round_seconds([there.simulated(0, c) for c in range(200)]) == 400
-    assert there.round_seconds([]) == 0
-    assert simulator(deadline=30).round_seconds([]) == 30
+    assert there.round_seconds(0, [there.simulated(0, c) for c in range(200)]) == 400
+    assert there.round_seconds(0, []) == 0
+    assert simulator(deadline=30).round_seconds(0, []) == 30
 
 
 # --- runs ----------------------------------------------------------------------------------------------------

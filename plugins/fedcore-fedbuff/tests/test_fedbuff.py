@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedcore_fedbuff
-from fedcore import Plugin, PluginConflictError, generator, hookimpl
+from fedcore import Plugin, PluginConflictError, RejectUpdate, generator, hookimpl
 from fedcore.testing import (
     Quadratic,
     StepsOnServer,
@@ -127,6 +127,63 @@ def test_a_late_client_starts_from_the_model_of_so_many_rounds_ago(go):
         assert start == after[round - drawn(0, round, client, 3)]
 
 
+class RejectsARound(Plugin):
+    """Round 1 has no update."""
+
+    @hookimpl
+    def pre_aggregate(self, server):
+        if server.round == 1:
+            raise RejectUpdate("not in round 1")
+
+
+def test_a_round_without_an_update_is_no_gap_among_the_older_models(go):
+    STARTED.clear()
+    plugins = {Quadratic: {}, "fedbuff": {"staleness": 3}, Started: {}, RejectsARound: {}}
+    options = {**TOY, "min_clients": 0}
+    go(plugins, **options, rounds=6)
+    noted = list(STARTED)
+    after = [[0.0, 0.0]]
+    after += [weights(go(plugins, **options, rounds=rounds))[W].double().tolist() for rounds in (1, 2, 3, 4, 5)]
+    assert after[1] == after[2] != after[3]
+    for round, client, start in noted:
+        assert start == after[round - drawn(0, round, client, 3)]
+    assert any(round - drawn(0, round, client, 3) == 1 for round, client, _ in noted)
+
+
+CONCURRENT = {"rounds": 8, "participation": 0.5, "system": {"concurrency": 3, "slow": 0.5, "slow_factor": 6}}
+
+
+def test_with_concurrent_clients_staleness_is_the_simulated_systems(go):
+    STARTED.clear()
+    plugins = {Quadratic: {}, "fedbuff": {"staleness": 8}, Started: {}}
+    lines = records(go(plugins, **TOY, **CONCURRENT))
+    noted = list(STARTED)
+    after = [[0.0, 0.0]]
+    for rounds in range(1, 8):
+        after.append(weights(go(plugins, **TOY, **{**CONCURRENT, "rounds": rounds}))[W].double().tolist())
+    ages = {(line["round"], int(c)): tau for line in lines for c, tau in line["system"]["staleness"].items()}
+    assert len(noted) == len(ages) == 16
+    assert max(ages.values()) > 1
+    for round, client, start in noted:
+        assert start == after[round - ages[round, client]]
+
+
+def test_what_is_older_than_the_models_that_are_kept_is_refused(go):
+    result = go({"fedbuff": {"staleness": 1}}, clients=4, min_clients=0, **CONCURRENT)
+    for line in records(result):
+        old = {int(client) for client, tau in line["system"]["staleness"].items() if tau > 1}
+        assert {failure["client"] for failure in line["failures"]} == old
+        assert all("server steps old, more than fedbuff.staleness" in f["message"] for f in line["failures"])
+    assert any(line["failures"] for line in records(result))
+
+
+def test_a_concurrent_run_that_is_interrupted_goes_on_with_the_same_arrivals(go, tmp_path):
+    options = {"clients": 6, **CONCURRENT, "rounds": 4}
+    resumed, straight = interrupted(tmp_path, "fedbuff", after=1, **options), go({"fedbuff": {}}, **options)
+    assert model_bytes(resumed) == model_bytes(straight)
+    assert [line["virtual_time"] for line in records(resumed)] == [line["virtual_time"] for line in records(straight)]
+
+
 def test_the_last_models_are_kept_and_no_more(go):
     kept = committed(go({"fedbuff": {"staleness": 2}}, rounds=4)).plugins["fedbuff"]
     assert {key.partition(":")[0] for key in kept} == {"2", "3"}
@@ -176,6 +233,22 @@ def test_refused_beside_what_measures_movements_from_the_received_model(go):
         go({"fedbuff": {}, installed("scaffold"): {}})
     with pytest.raises(PluginConflictError, match="both are server optimizers"):
         go({"fedbuff": {"lr": 0.5}, StepsOnServer: {}})
+
+
+class FrozenEncoder(Plugin):
+    """What is frozen from the start does not travel."""
+
+    @hookimpl
+    def configure_model(self, model):
+        model.encoder.requires_grad_(False)
+
+
+def test_a_frozen_encoder_is_neither_kept_nor_sent(go):
+    result = go({FrozenEncoder: {}, "fedbuff": {"staleness": 2}}, rounds=3, model=with_batch_norm)
+    assert {key.partition(":")[2] for key in committed(result).plugins["fedbuff"]} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
 
 
 def test_the_readmes_commands_are_valid():

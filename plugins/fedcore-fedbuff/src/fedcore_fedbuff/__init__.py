@@ -10,7 +10,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Plugin, PluginOptions, ServerContext, Tensors, generator, hookimpl
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Plugin,
+    PluginOptions,
+    RejectUpdate,
+    ServerContext,
+    Tensors,
+    generator,
+    hookimpl,
+)
 
 __all__ = ["FedBuff", "FedBuffOptions", "discount", "server_update", "transplanted"]
 
@@ -53,7 +63,7 @@ def server_update(current: Tensor, mean: Tensor, lr: float) -> Tensor:
     return torch.lerp(current, mean, lr)
 
 
-class FedBuff(Plugin):
+class FedBuff(Plugin[FedBuffOptions]):
     """FedBuff (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, AISTATS 2022, arXiv 2106.06639).
 
     A round is one filling of the buffer: its K clients arrive with movements Delta_i = y_i - w_{t - tau_i} from models
@@ -61,10 +71,9 @@ class FedBuff(Plugin):
     drawn from the run's seed: no client waits for a clock, and the same seed gives the same bits.
     """
 
-    Options = FedBuffOptions
-    options: FedBuffOptions
     neutral = {"staleness": 0, "lr": 1.0}
     starts = ("*",)
+    uses_staleness = True
 
     def __init__(self, options: FedBuffOptions) -> None:
         super().__init__(options)
@@ -74,7 +83,7 @@ class FedBuff(Plugin):
     def broadcast(self, server: ServerContext, client: int) -> Tensors | None:
         """Send w_{t - tau_i} to a client that trains and is late."""
         tau = self._staleness(server, client) if client in server.cohort else 0
-        return None if tau == 0 else {name: server.state[f"{server.round - tau}:{name}"] for name in server.model}
+        return _model(server, tau) if 0 < tau <= self.options.staleness else None
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> Mapping[str, Tensor] | None:
@@ -87,10 +96,11 @@ class FedBuff(Plugin):
         tau = self._staleness(server, update.client)
         if tau == 0:
             return None
-        share, start = discount(tau, self.options.discount), f"{server.round - tau}:"
+        if tau > self.options.staleness:
+            raise RejectUpdate(f"its model is {tau} server steps old, more than {self.name}.staleness allows")
+        share, start = discount(tau, self.options.discount), _model(server, tau)
         moved = {
-            name: transplanted(server.model[name], server.state[start + name], update.model[name], share)
-            for name in server.trainable
+            name: transplanted(server.model[name], start[name], update.model[name], share) for name in server.trainable
         }
         return replace(update, model={**update.model, **moved})
 
@@ -98,16 +108,18 @@ class FedBuff(Plugin):
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> Tensors | None:
         """Step by eta_g, and keep w_t for clients that will come late."""
         if self.options.staleness > 0:
-            for name, w in server.model.items():
-                server.state[f"{server.round}:{name}"] = w
-                server.state.pop(f"{server.round - self.options.staleness}:{name}", None)
+            for key in [key for key in server.state if _round(key) <= server.round - self.options.staleness]:
+                del server.state[key]
+            server.state.update({f"{server.round}:{name}": server.model[name] for name in server.shared})
         if self.options.lr == 1:
             return None
         return {name: server_update(server.model[name], y, self.options.lr) for name, y in mean.items()}
 
     def _staleness(self, server: ServerContext, client: int) -> int:
-        """Return tau_i, drawn from (seed, round, client), at most the rounds so far."""
+        """Return tau_i: of the simulated system, or drawn from (seed, round, client), at most the rounds so far."""
         most = self.options.staleness
+        if server.staleness:
+            return server.staleness[client]
         if most == 0:
             return 0
         stream = generator(server.config.seed, "staleness", round=server.round, client=client)
@@ -116,3 +128,13 @@ class FedBuff(Plugin):
         else:
             tau = int(torch.randn((), generator=stream).abs() * (most / 3) + 0.5)
         return min(tau, most, server.round)
+
+
+def _round(key: str) -> int:
+    return int(key.partition(":")[0])
+
+
+def _model(server: ServerContext, tau: int) -> Tensors:
+    """Return w_{t - tau}, the oldest kept from there on: a round without an update keeps none and changes none."""
+    kept = sorted({_round(key) for key in server.state if _round(key) >= server.round - tau})
+    return {name: server.state[f"{kept[0]}:{name}"] if kept else server.model[name] for name in server.shared}
