@@ -186,7 +186,7 @@ def test_a_stopped_run_has_the_same_bits(go, tmp_path, method):
     assert model_bytes(interrupted(tmp_path, method, after=0, **FEW)) == model_bytes(go(method))
 
 
-@pytest.mark.parametrize("other", ["fedper", "scaffold", "fednova"])
+@pytest.mark.parametrize("other", ["fedper", "scaffold", "fednova", "fedbabu"])
 def test_what_cannot_be_combined_is_refused(go, other):
     with pytest.raises(PluginConflictError, match=rf"'(fedrep|{other})'.*cannot be combined: "):
         go("fedrep", other)

@@ -212,6 +212,22 @@ def test_refused_beside_others_with_the_reason(go, other, reason):
         go({"ifca": {}, (installed(other) if isinstance(other, str) else other): {}})
 
 
+class FrozenEncoder(Plugin):
+    """What is frozen from the start does not travel."""
+
+    @hookimpl
+    def configure_model(self, model):
+        model.encoder.requires_grad_(False)
+
+
+def test_a_frozen_encoder_is_neither_kept_nor_sent(go):
+    result = go({FrozenEncoder: {}, "ifca": {}}, rounds=3, model=with_batch_norm)
+    assert {key.partition(":")[2] for key in committed(result).plugins["ifca"]} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+
+
 def test_the_readmes_commands_are_valid():
     for config in commands_of(Path(__file__).parents[1] / "README.md"):
         IFCAOptions(**config.plugins["ifca"])

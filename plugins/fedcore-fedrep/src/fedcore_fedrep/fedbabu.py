@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from fedcore import ClientContext, Plugin, PluginOptions, SplitModel, hookimpl
+from fedcore import ClientContext, Plugin, PluginConflictError, PluginOptions, RunSetup, SplitModel, hookimpl
 
 
 class FedBABUOptions(PluginOptions):
@@ -28,6 +28,14 @@ class FedBABU(Plugin[FedBABUOptions]):
     The head stays as it was initialized on all clients, and the body alone is trained and averaged. A client's own
     model is the global one, head and body, after some epochs of SGD on its training part.
     """
+
+    @hookimpl
+    def check_run(self, setup: RunSetup) -> None:
+        """Refuse a plugin by which the body is frozen, too, in some epochs: nothing would be left to train."""
+        for plugin in setup.plugins:
+            if plugin.freezes_epochs:
+                reason = f"{self.name!r} trains the body alone, but {plugin.name!r} freezes parts in some local epochs"
+                raise PluginConflictError.of(self.name, plugin.name, reason)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

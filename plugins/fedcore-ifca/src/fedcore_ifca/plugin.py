@@ -46,7 +46,8 @@ class IFCA(Plugin[IFCAOptions]):
         """Draw theta_1 to theta_{k-1} before the first round; theta_0 is w_0."""
         for j in range(1, self.options.clusters if server.round == 0 else 1):
             stream, drawn = server.generator(f"cluster-{j}"), set(server.trainable)
-            for name, w in server.model.items():
+            for name in server.shared:
+                w = server.model[name]
                 server.state[f"{j}:{name}"] = eq.redrawn(w, stream) if name in drawn else w
 
     @hookimpl
@@ -78,7 +79,7 @@ class IFCA(Plugin[IFCAOptions]):
         for j in range(self.options.clusters):
             mean = server.mean_of([u for u in updates if int(u.payload["cluster"]) == j])
             if j == 0:
-                first = mean or dict(server.model)
+                first = mean or {name: server.model[name] for name in server.shared}
             else:
                 server.state.update({f"{j}:{name}": tensor for name, tensor in mean.items()})
         return first
@@ -96,10 +97,10 @@ class IFCA(Plugin[IFCAOptions]):
             _, logits, labels = client.forward(model=model)
             losses.append(float(F.cross_entropy(logits.double(), labels)))
         best = eq.best_cluster(losses)
-        model.load_state_dict(_theta(client, best) or client.model.state_dict())
+        model.load_state_dict(_theta(client, best) or client.model.state_dict(), strict=False)
         return best, model
 
 
 def _theta(client: ClientContext, j: int) -> Tensors:
     """Return theta_j as received; empty for theta_0, which is the model that the client has."""
-    return {name: client.received[f"{j}:{name}"] for name in client.model.state_dict()} if j > 0 else {}
+    return {key.partition(":")[2]: w for key, w in client.received.items() if key.startswith(f"{j}:")}
