@@ -33,19 +33,12 @@ def describe(name: str) -> dict[str, Any]:
     """
     cls = registry.resolve("plugin", name)
     check_class(name, cls)
-    point = registry.available("plugin").get(name)
-    dist = point.dist if point else None
     source: Plugin | type[Plugin] = cls
     with suppress(ConfigError):  # an option without a default: the class's declarations are used
         source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
     hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
     return {
-        "name": name,
-        "class": f"{cls.__module__}.{cls.__qualname__}",
-        "package": dist.name if dist else None,
-        "version": dist.version if dist else None,
-        "description": prose(cls),
-        "options": [_option(option, cls.Options.model_fields[field]) for option, field in option_names(cls).items()],
+        **_origin_and_options("plugin", name, cls),
         "hooks": [
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
             for hook in hooks
@@ -63,15 +56,20 @@ def describe_part(kind: str, name: str) -> dict[str, Any]:
     :raises PluginContractError: it cannot be imported, or is not a tracker.
     """
     part = tracker_class(name) if kind == "tracker" else registry.resolve(kind, name)
-    dist = registry.available(kind)[name].dist
-    options = option_names(part) if hasattr(part, "Options") else {}
+    return _origin_and_options(kind, name, part)
+
+
+def _origin_and_options(kind: str, name: str, cls: Any) -> dict[str, Any]:
+    point = registry.available(kind).get(name)
+    dist = point.dist if point else None
+    options = option_names(cls) if hasattr(cls, "Options") else {}
     return {
         "name": name,
-        "class": f"{part.__module__}.{part.__qualname__}",
+        "class": f"{cls.__module__}.{cls.__qualname__}",
         "package": dist.name if dist else None,
         "version": dist.version if dist else None,
-        "description": prose(part),
-        "options": [_option(option, part.Options.model_fields[field]) for option, field in options.items()],
+        "description": prose(cls),
+        "options": [_option(option, cls.Options.model_fields[field]) for option, field in options.items()],
     }
 
 
