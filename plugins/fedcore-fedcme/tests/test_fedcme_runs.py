@@ -15,14 +15,13 @@ from fedcore.data import load_dataset
 from fedcore.models import build_model
 from fedcore.testing import (
     PersonalClassifier,
-    client_state,
     commands_of,
-    committed,
     federations,
     installed,
     interrupted,
     model_bytes,
     partition_of,
+    plugin_state,
     records,
     settings_of,
     weights,
@@ -33,12 +32,8 @@ README = Path(__file__).parents[1] / "README.md"
 go = federations(local_epochs=2, batch_size=200)
 
 
-def server_state(run):
-    return committed(run).plugins.get("fedcme", {})
-
-
 def evaluation_part(run, client):
-    return client_state(run, client)["fedcme"]["evaluation"]
+    return plugin_state(run, "fedcme", client)["evaluation"]
 
 
 class Recorder(Plugin):
@@ -296,7 +291,7 @@ def test_a_run_is_the_paper_computed_by_hand(go):
     run = go({"fedcme": options}, **HAND)
     w, zeta, vectors, matches = analytic_federation(run, mu=0.1)
     assert distance(weights(run), w) < 2e-5
-    state = server_state(run)
+    state = plugin_state(run, "fedcme")
     assert state["known"].tolist() == [c in zeta for c in range(10)]
     for c, feature in zeta.items():
         torch.testing.assert_close(state["features"][c].double(), feature, rtol=1e-4, atol=1e-5)
@@ -322,7 +317,7 @@ def test_a_classifier_of_two_layers_by_hand(go):
     found = as_unmoved(weights(run))
     w, zeta, vectors, matches = analytic_federation(run, mu=0.1, head=2)
     assert distance(found, w) < 2e-5
-    state = server_state(run)
+    state = plugin_state(run, "fedcme")
     assert state["features"].shape == (10, 128)
     for c, feature in zeta.items():
         torch.testing.assert_close(state["features"][c].double(), feature, rtol=1e-4, atol=1e-5)
@@ -348,7 +343,7 @@ def test_alignment_alone_and_exchange_alone_by_hand(go):
 def test_local_features_are_means_over_all_batches_and_epochs(go, recorded):
     run = go({"fedcme": {"mu": 1.0}, Recorder: {}}, **{**DISJOINT, "clients": 1, "classes_per_client": 7})
     z, y = (np.concatenate(parts) for parts in zip(*recorded.batches[0, 0]))
-    state, held = server_state(run), set(y.tolist())
+    state, held = plugin_state(run, "fedcme"), set(y.tolist())
     assert len(y) == 4 * len(partition_of(run).train[0])
     assert len(held) == 7
     for c in range(10):
@@ -359,9 +354,11 @@ def test_local_features_are_means_over_all_batches_and_epochs(go, recorded):
 
 def test_memory_fills_in_for_the_accepted_clients_only(go, recorded):
     options = {"clients": 4, "partition": "classes", "classes_per_client": 5}
-    before = server_state(go({"fedcme": {"exchange": "none"}, Recorder: {}}, **options, rounds=1))
+    before = plugin_state(go({"fedcme": {"exchange": "none"}, Recorder: {}}, **options, rounds=1), "fedcme")
     recorded.batches.clear()
-    after = server_state(go({"fedcme": {"exchange": "none"}, Fails: {"round": 1}, Recorder: {}}, **options, rounds=2))
+    after = plugin_state(
+        go({"fedcme": {"exchange": "none"}, Fails: {"round": 1}, Recorder: {}}, **options, rounds=2), "fedcme"
+    )
     filled = {c: [] for c in range(10)}
     for client in (0, 2, 3):
         z, y = (np.concatenate(parts) for parts in zip(*recorded.batches[1, client]))
@@ -375,7 +372,7 @@ def test_alignment_starts_once_there_are_global_features(go, recorded):
     run = go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=2)
     assert "fedcme.alignment" not in records(run)[0]["losses"]
     assert records(run)[1]["losses"]["fedcme.alignment"] > 0
-    first = server_state(go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=1))
+    first = plugin_state(go({"fedcme": {"mu": 0.01}, Recorder: {}}, rounds=1), "fedcme")
     sizes, means = [], []
     for client, part in enumerate(partition_of(run).train):
         values = []
@@ -405,7 +402,7 @@ def test_the_server_keeps_the_last_vector_of_a_client_that_sits_out(go):
     vectors, cohorts = [], []
     for rounds in (1, 2, 3):
         run = go({"fedcme": {}}, **{**options, "rounds": rounds})
-        vectors.append(server_state(run)["vectors"])
+        vectors.append(plugin_state(run, "fedcme")["vectors"])
         cohorts.append(records(run)[-1]["cohort"])
     assert cohorts[0] != cohorts[1]
     for number, cohort in enumerate(cohorts):
@@ -425,7 +422,7 @@ def test_ledger_counts_what_the_card_says(go):
     assert sent[1] == {"down": 2 * classifier + 3 * (features + held), "up": sent[0]["up"]}
     quiet = go({"fedcme": OFF})
     assert "fedcme" not in records(quiet)[0]["bytes"]["by_plugin"]
-    assert not server_state(quiet)
+    assert not plugin_state(quiet, "fedcme")
 
 
 # --- counterparts that fail -----------------------------------------------------------------------------------
@@ -436,7 +433,7 @@ def test_ledger_counts_what_the_card_says(go):
 def test_a_survivor_keeps_its_own_classifier(go, trouble, matching):
     with pytest.warns(ExchangeWarning, match=r"round 0\): client 0 keeps its own classifier.*client 1, failed"):
         run = go({"fedcme": {"mu": 0.0, "matching": matching}, trouble: {}}, **DISJOINT)
-    assert server_state(run)["left_alone"] == [[0, 0, 1]]
+    assert plugin_state(run, "fedcme")["left_alone"] == [[0, 0, 1]]
     assert [failure["client"] for failure in records(run)[0]["failures"]] == [1]
     assert records(run)[0]["accepted"] == 1
     assert model_bytes(run) == model_bytes(go({"fedcme": OFF, trouble: {}}, **DISJOINT))
@@ -446,7 +443,7 @@ def test_the_others_go_on_exchanging(go, recorded):
     options = {**DISJOINT, "clients": 4, "rounds": 2}
     with pytest.warns(ExchangeWarning):
         run = go({"fedcme": {"mu": 0.0}, Fails: {"client": 1}, Recorder: {}}, **options)
-    assert server_state(run)["left_alone"] == [[0, 0, 1]]  # 0 and 1, 2 and 3 in the first round
+    assert plugin_state(run, "fedcme")["left_alone"] == [[0, 0, 1]]  # 0 and 1, 2 and 3 in the first round
     swapped = dict(recorded.begun)
     recorded.begun.clear()
     go({"fedcme": OFF, Fails: {"client": 1}, Recorder: {}}, **options)
@@ -562,7 +559,7 @@ def test_fedprox_keeps_its_reference_over_the_exchange(go):
 def test_runs_in_bf16(go):
     run = go({"fedcme": {"mu": 0.1}}, precision="bf16")
     assert records(run)[1]["losses"]["fedcme.alignment"] > 0
-    assert server_state(run)["features"].dtype == torch.float32
+    assert plugin_state(run, "fedcme")["features"].dtype == torch.float32
 
 
 # --- the method card ------------------------------------------------------------------------------------------
