@@ -8,7 +8,7 @@ from torch import nn
 
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import SplitModel
-from fedcore.testing.analytic import Point, PointModel
+from fedcore.testing.analytic import PointModel
 
 
 def _samples(points, labels=None) -> ResidentSamples:
@@ -64,32 +64,12 @@ def by_class(labels, num_clients, **_) -> list:
     return [low, *np.array_split(np.flatnonzero(labels >= 2), num_clients - 1)]
 
 
-class _Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.h = nn.Parameter(torch.zeros(1))
-
-    def forward(self, features):
-        return torch.cat([features, self.h.expand(len(features), 1)], dim=1)
-
-
-class BaseAndHead(SplitModel):
-    """Logits are (``encoder.base.w``, ``classifier.h``)."""
-
-    def make_classifier(self, feature_dim):
-        return _Head()
-
-
 def at_origin(num_classes, input_shape):
     return PointModel([0.0, 0.0])
 
 
 def at_ones(num_classes, input_shape):
     return PointModel([1.0, 1.0])
-
-
-def base_and_head(num_classes, input_shape):
-    return BaseAndHead(Point([0.0]), 1, 2)
 
 
 def dropout_mlp(num_classes, input_shape):

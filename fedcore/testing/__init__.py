@@ -3,7 +3,14 @@
 from fedcore.client.evaluation import evaluate
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
-from fedcore.testing.analytic import Quadratic, W, analytic_federation, distance_by_hand, steps_by_hand
+from fedcore.testing.analytic import (
+    Quadratic,
+    W,
+    analytic_federation,
+    base_and_head,
+    distance_by_hand,
+    steps_by_hand,
+)
 from fedcore.testing.checks import CHECKS, CheckFailed, NotApplicable
 from fedcore.testing.engine_contract import check_engine
 from fedcore.testing.federation import (
@@ -71,6 +78,7 @@ __all__ = [
     "Verdict",
     "W",
     "analytic_federation",
+    "base_and_head",
     "check_dataset",
     "check_engine",
     "check_model",

@@ -53,6 +53,27 @@ class PointModel(SplitModel):
         return nn.Identity()
 
 
+class _Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.Parameter(torch.zeros(1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the features and h for each sample."""
+        return torch.cat([features, self.h.expand(len(features), 1)], dim=1)
+
+
+class _BaseAndHead(SplitModel):
+    def make_classifier(self, feature_dim: int) -> nn.Module:
+        """Return h beside the features."""
+        return _Head()
+
+
+def base_and_head(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    """Return a model with logits (``encoder.base.w``, ``classifier.h``), both 0: one part to share, one to keep."""
+    return _BaseAndHead(Point([0.0]), 1, 2)
+
+
 class Quadratic(Plugin):
     """The loss |w - c|^2 / 2, c being the sample; the mean over the batch."""
 

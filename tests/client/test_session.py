@@ -75,7 +75,7 @@ class TwoStages(Plugin):
 
 
 def test_a_parameter_whose_first_gradient_comes_late(tmp_path):
-    options = {"dataset": "module:tests.toy.middle", "model": "module:tests.toy.base_and_head", "clients": 1}
+    options = {"dataset": "module:tests.toy.middle", "model": "module:fedcore.testing.base_and_head", "clients": 1}
     result = weights(support.run(tmp_path, TwoStages, **{**support.TOY, **options, "momentum": 0.5}))
     assert result[W].item() == 2.0  # 1, then - 0.5 * (0.5 * -2 - 1)
     assert result["classifier.h"].item() == 1.0

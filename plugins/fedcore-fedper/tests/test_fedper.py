@@ -22,6 +22,7 @@ from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
+    base_and_head,
     client_arrays,
     commands_of,
     committed,
@@ -45,33 +46,6 @@ go = federations()
 
 
 # --- the hand case -----------------------------------------------------------------------------------------------
-
-
-class Base(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return self.w.expand(len(x), 1)
-
-
-class Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.h = nn.Parameter(torch.zeros(1))
-
-    def forward(self, features):
-        return torch.cat([features, self.h.expand(len(features), 1)], dim=1)
-
-
-class BaseAndHead(SplitModel):
-    def make_classifier(self, feature_dim):
-        return Head()
-
-
-def base_and_head(num_classes, input_shape):
-    return BaseAndHead(Base(), 1, 2)
 
 
 TOY = {
