@@ -73,7 +73,12 @@ class RunDirectory:
                 out, number = base.with_name(f"{base.name}-{number}"), number + 1
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise _exists(out)
-        return out.resolve()
+        out = out.resolve()
+        try:
+            str(out).encode()
+        except UnicodeEncodeError:  # config.yaml names it, in UTF-8
+            raise RunDirectoryError(f"--out {str(out)!a} is no text in UTF-8; choose another directory") from None
+        return out
 
     @classmethod
     @contextlib.contextmanager

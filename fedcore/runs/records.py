@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.errors import RunDirectoryError, StorageError
-from fedcore.storage.files import finite, open_inside, parse_json, read_bytes, sealed, storing, sync_inside, unsealed
+from fedcore.storage.files import (
+    finite,
+    open_inside,
+    parse_json,
+    read_bytes,
+    replacing,
+    sealed,
+    storing,
+    sync_inside,
+    unsealed,
+)
 
 
 class RecordFile:
@@ -41,10 +51,15 @@ class RecordFile:
     def append(self, record: Mapping[str, Any]) -> int:
         """Append a line and return the file's new length in bytes.
 
-        :raises StorageError: it cannot be written; a part of it may be, which :meth:`restore` drops.
+        :raises StorageError: it cannot be written; a part of it may be, which :meth:`restore` drops. Or it is not as
+            this process left it: somebody moved or deleted the directory, or writes to it, too.
         """
         line = (json.dumps(sealed(finite(record), self._mark())) + "\n").encode()
-        with storing(self.path), self._open(os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+        flags = os.O_WRONLY | os.O_APPEND | (0 if self.length else os.O_CREAT)
+        with storing(self.path), self._open(flags) as file:
+            found = os.fstat(file).st_size
+            if found != self.length:
+                raise OSError(f"another process writes to it: it has {found} bytes, and this one wrote {self.length}")
             left = line
             while left:
                 left = left[os.write(file, left) :]
@@ -62,9 +77,14 @@ class RecordFile:
         if self.path.exists():
             end = b"\n" if content and not content.endswith(b"\n") else b""
             with storing(self.path), self._open(os.O_WRONLY) as file:
-                os.ftruncate(file, len(content))
-                os.pwrite(file, end, len(content))
+                shared = os.fstat(file).st_nlink > 1
+                if not shared:
+                    os.ftruncate(file, len(content))
+                    os.pwrite(file, end, len(content))
             content += end
+            if shared:  # the directory is a copy made of hard links; the other one stays as it is
+                with replacing(self.path, sync=False, inside=self.path.parent) as temporary:
+                    temporary.write_bytes(content)
         self._written = hashlib.sha256(content)
         self._digests = {len(content): self._written.hexdigest()}
 

@@ -1,0 +1,94 @@
+"""What others do to a run's directory while it is trained, and copies that share their files with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fedcore
+from fedcore.base.errors import RunDirectoryError
+from fedcore.runs.experiment import started
+from tests.reliability import damages, kills
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> damages.Made:
+    return damages.make(tmp_path_factory.mktemp("made"), "stateful", finished=False)
+
+
+def moved(out: Path) -> None:
+    out.rename(out.with_name("elsewhere"))
+
+
+def replaced(out: Path) -> None:
+    shutil.copytree(out, out.with_name("elsewhere"))
+    (out / "metrics.jsonl").write_bytes(b"")
+
+
+def written_to(out: Path) -> None:
+    shutil.copytree(out, out.with_name("elsewhere"))
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write("{}\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (moved, "No such file or directory"),
+        (shutil.rmtree, "No such file or directory"),
+        (replaced, "another process writes to it: it has 0 bytes"),
+        (written_to, "another process writes to it"),
+    ],
+)
+def test_a_run_whose_directory_is_taken_away_stops(
+    made: damages.Made, tmp_path: Path, change: Callable[[Path], None], words: str
+) -> None:
+    """It does not go on in silence with a directory that lacks what was in it; what was moved is as good as before."""
+    out = tmp_path / "run"
+    with started(damages.configured(made.path.parent, "stateful", out=out)) as (experiment, state):
+        state = experiment.one_round(state)
+        change(out)
+        with pytest.raises(RunDirectoryError, match=words):
+            experiment.one_round(state)
+    assert not (out / "summary.json").exists()
+    if change is not shutil.rmtree:
+        resumed = fedcore.resume(tmp_path / "elsewhere").directory
+        assert kills.differences(damages.left(resumed), made.whole) == []
+
+
+def test_a_copy_made_of_hard_links_leaves_the_other_alone(made: damages.Made, tmp_path: Path) -> None:
+    """As ``cp -al`` and backups make them; metrics.jsonl and sessions.jsonl are the files that are appended to."""
+    copy = Path(shutil.copytree(made.path, tmp_path / "copy", copy_function=os.link))
+    before = files_of(made.path)
+    resumed = damages.run("resume", copy, "--quiet")
+    assert resumed.exit_code == 0, resumed.output
+    assert kills.differences(damages.left(copy), made.whole) == []
+    assert files_of(made.path) == before
+
+
+def test_a_path_that_is_no_text_is_refused_for_a_new_run_and_read(made: damages.Made, tmp_path: Path) -> None:
+    """Linux takes any bytes for names; config.yaml, which names the directory, is UTF-8."""
+    odd = Path(os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    with pytest.raises(RunDirectoryError, match="no text in UTF-8"):
+        fedcore.run(damages.configured(made.path.parent, "stateful", out=odd))
+    assert not odd.exists()
+    shutil.copytree(made.path, odd)
+    page = tmp_path / "page.html"
+    commands = [
+        ("evaluate", odd),
+        ("compare", odd, *damages.COMPARED),
+        ("report", odd, "--out", page),
+        ("resume", odd, "--rounds", 4),
+    ]
+    for command in commands:
+        result = damages.run(*command)
+        assert result.exit_code == 0, result.output
+    assert kills.rounds_done(odd) == 4
