@@ -146,12 +146,14 @@ def alive(pid):
         return False
 
 
-def until(condition):
+def until(condition, server=None):
+    """Wait for a condition; one that needs a server fails with what the server said when it has ended."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         found = condition()
         if found:
             return found
+        assert server is None or server.poll() is None, server.communicate()[0]
         time.sleep(0.02)
     raise AssertionError("it did not happen in time")
 
@@ -206,7 +208,7 @@ def test_the_bits_are_those_of_one_machine(federation, tmp_path, plugins):
 def test_a_killed_server_goes_on_to_the_same_bits(federation, tmp_path):
     here = federate(tmp_path, "moon", client_test_fraction=FRACTION, **{**SMALL, "rounds": 4})
     server = federation.serve(tmp_path / "run", "moon", **{**SMALL, "rounds": 4})
-    until(lambda: len(metrics(tmp_path / "run")) >= 2)
+    until(lambda: len(metrics(tmp_path / "run")) >= 2, server)
     superlink = children(server.pid)["fedcore_flower.superlink_app"]
     server.kill()
     server.communicate()
@@ -218,7 +220,7 @@ def test_a_killed_server_goes_on_to_the_same_bits(federation, tmp_path):
 
 def test_ctrl_c_leaves_a_checkpoint_and_no_process(federation, tmp_path):
     server = federation.serve(tmp_path / "run", **{**SMALL, "rounds": ENDLESS})
-    until(lambda: metrics(tmp_path / "run"))
+    until(lambda: metrics(tmp_path / "run"), server)
     below = children(server.pid)
     server.send_signal(signal.SIGINT)
     output, _ = server.communicate(timeout=PATIENCE)
@@ -236,7 +238,7 @@ HALVES = {1: "fit_begin-1", 2: "fit_resume-1"}
 def test_a_killed_training_process_is_named_and_takes_part_again(federation, tmp_path, half):
     reached = federation.gate("birch", HALVES[half])
     server = federation.serve(tmp_path / "run", "fedcme", **SMALL)
-    until(reached.exists)
+    until(reached.exists, server)
     os.kill(children(federation.clients["birch"].pid)["fedcore_flower.trainer"], signal.SIGKILL)
     output, _ = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0, output
@@ -254,10 +256,12 @@ def test_a_killed_supernode_is_replaced_and_nothing_is_lost(federation, tmp_path
     worked = federation.log("birch").count(f"round {round}: {task}")
     reached = federation.gate("birch", HALVES[half])
     server = federation.serve(tmp_path / "run", "fedcme", more=["--grace", PATIENCE], **SMALL)
-    until(reached.exists)
+    until(reached.exists, server)
     killed = children(federation.clients["birch"].pid)["fedcore_flower.supernode_app"]
     os.kill(killed, signal.SIGKILL)
-    until(lambda: children(federation.clients["birch"].pid).get("fedcore_flower.supernode_app", killed) != killed)
+    until(
+        lambda: children(federation.clients["birch"].pid).get("fedcore_flower.supernode_app", killed) != killed, server
+    )
     reached.unlink()
     output, _ = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0, output
@@ -268,15 +272,15 @@ def test_a_killed_supernode_is_replaced_and_nothing_is_lost(federation, tmp_path
 
 def test_a_killed_client_leaves_no_process_is_named_and_comes_back(federation, tmp_path):
     server = federation.serve(tmp_path / "run", "fedcme", more=["--grace", "1"], **{**SMALL, "rounds": ENDLESS})
-    until(lambda: metrics(tmp_path / "run"))
+    until(lambda: metrics(tmp_path / "run"), server)
     below = children(federation.clients["birch"].pid)
     assert len(below) == 2
     federation.clients["birch"].kill()
     federation.clients["birch"].wait()
     until(lambda: not any(map(alive, below.values())))
-    until(lambda: any(failures(tmp_path / "run").values()))
+    until(lambda: any(failures(tmp_path / "run").values()), server)
     federation.join("birch")
-    until(lambda: list(failures(tmp_path / "run").values())[-1] == [])
+    until(lambda: list(failures(tmp_path / "run").values())[-1] == [], server)
     server.send_signal(signal.SIGINT)
     output, _ = server.communicate(timeout=PATIENCE)
     assert server.returncode == 130, output
@@ -304,7 +308,7 @@ def test_strangers_are_kept_out(federation, tmp_path):
     make_keys(tmp_path / "other", ["localhost"], ["stranger"])
     server = federation.serve(tmp_path / "run", **{**SMALL, "rounds": ENDLESS})
     try:
-        until(lambda: metrics(tmp_path / "run"))
+        until(lambda: metrics(tmp_path / "run"), server)
         refused = federation.join("stranger", "--patience", 3)
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"http://127.0.0.1:{federation.port}/health")

@@ -48,7 +48,9 @@ from fedcore_flower.node import ACQUIRE
 from fedcore_flower.processes import Child
 from fedcore_flower.superlink_app import HEADER, SECRET_FILE
 
-READY_WITHIN = 120.0
+READY_WITHIN = 600.0
+"""Seconds for Flower's first imports, on a busy machine too; a SuperLink that ends is noticed at once."""
+
 HEARTBEAT_EVERY = 8.0
 ANYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what the user asks for, named here to be recognised
 
@@ -201,12 +203,19 @@ class SuperLink:
             with contextlib.suppress(OSError), socket.create_connection(_pair(self._address), timeout=1):
                 break
             time.sleep(0.1)
+        else:
+            raise FedcoreError(
+                f"the SuperLink does not answer at {self._address} within {READY_WITHIN:.0f} s; it says:\n"
+                f"{self._tail()}"
+            )
         try:
             with contextlib.closing(self._runtime(RuntimeTokenHttpInterceptor("none"))) as client:
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except httpx.HTTPStatusError:
             return  # it answers, and knows no such token
         except httpx.HTTPError as error:
+            if "certificate" not in str(error).lower():
+                raise FedcoreError(self._lost() or f"the SuperLink failed: {type(error).__name__}: {error}") from error
             raise ConfigError(
                 f"the SuperLink's certificate {self._tls.certificate} is not for {self._address.rpartition(':')[0]}, "
                 f"under which this process talks to it, or {self._tls.ca} did not sign it: {error}"
