@@ -1,9 +1,10 @@
-"""Start and end of a process that imports torch, without walking its modules in search of garbage."""
+"""Start and end of a process: standard streams, and imports of torch without garbage collections."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,3 +32,16 @@ def importing() -> Iterator[None]:
 def end_without_collecting() -> None:
     """Let the process end without a last garbage collection, of memory that the kernel takes back anyway."""
     atexit.register(gc.freeze)
+
+
+def open_standard_streams() -> None:
+    """Open those of stdin, stdout and stderr that the parent has closed, as /dev/null.
+
+    Else the files that are opened next would take their numbers, and what libraries print would go into these files.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, this one
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as the process lives

@@ -10,8 +10,9 @@ def main() -> None:
     """Run the ``fedcore`` command; exits by SystemExit with an exit code of ``fedcore.cli.guard``."""
     import sys
 
-    from fedcore.base.startup import end_without_collecting
+    from fedcore.base.startup import end_without_collecting, open_standard_streams
 
+    open_standard_streams()
     end_without_collecting()
     try:
         from fedcore.cli.app import app

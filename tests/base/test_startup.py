@@ -1,4 +1,4 @@
-"""Imports without garbage collections, and a process that ends without one."""
+"""Imports without garbage collections, a process that ends without one, and standard streams that were closed."""
 
 from __future__ import annotations
 
@@ -48,3 +48,16 @@ def test_it_does_nothing_where_torch_is_there():
     with importing():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
+
+
+def test_streams_that_are_closed_are_opened(tmp_path):
+    """Files that are opened next do not take the numbers of the streams, into which libraries print."""
+    script = (
+        "import os, sys; from fedcore.base.startup import open_standard_streams; open_standard_streams();"
+        "os.write(2, b'warning'); print('said'); print('said', file=sys.stderr); sys.stdin.read();"
+        "print(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT) > 2, file=open(sys.argv[1], 'w'))"
+    )
+    command = f'exec "{sys.executable}" -P -c "$1" "$2" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command, "sh", script, tmp_path / "file"], check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "file").read_text() == "True\n"
