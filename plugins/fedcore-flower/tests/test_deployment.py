@@ -239,7 +239,7 @@ def test_a_killed_training_process_is_named_and_takes_part_again(federation, tmp
     reached = federation.gate("birch", HALVES[half])
     server = federation.serve(tmp_path / "run", "fedcme", **SMALL)
     until(reached.exists, server)
-    os.kill(children(federation.clients["birch"].pid)["fedcore_flower.trainer"], signal.SIGKILL)
+    os.kill(children(federation.clients["birch"].pid)["gated"], signal.SIGKILL)
     output, _ = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0, output
     found = failures(tmp_path / "run")

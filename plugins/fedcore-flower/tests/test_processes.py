@@ -152,6 +152,7 @@ def test_a_killed_training_process_is_an_answer_and_is_replaced(tmp_path):
         os.kill(first, signal.SIGKILL)
         answer = trainer.ask({"head": b""}, lambda: None)
         assert answer == {"lost": b"the training process ended (signal 9)"}
+        trainer.keep()
         assert trainer.pid != first
         assert "head" in trainer.ask({"head": b"nonsense"}, lambda: None)
     finally:

@@ -53,7 +53,7 @@ class Membership:
 
 
 class Trainer:
-    """The resident process, started again where it ended."""
+    """The resident process; :meth:`keep` starts it again where it ended."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = json.dumps(options)
@@ -66,32 +66,32 @@ class Trainer:
         return self._child.pid
 
     def ask(self, blobs: dict[str, bytes], meanwhile: Callable[[], None]) -> dict[str, bytes]:
-        """Return its answer to a request; ``meanwhile`` is called every now and then."""
+        """Return its answer to a request; ``meanwhile`` is called every now and then.
+
+        That it has ended is an answer, too, given before another one is started: that takes a while, in which nobody
+        would tell the SuperNode that its task is being worked on.
+        """
         try:
             send_blobs(self._connection, blobs)
             while not self._connection.poll(POLL):
                 meanwhile()
             return receive_blobs(self._connection)
         except (EOFError, ConnectionError):
-            ended = self._restart(meanwhile)
-            return {"lost": LOST + f" ({ended})".encode()}
+            self.stop()
+            code = self._child.exit_code or 0
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            return {"lost": LOST + f" ({how})".encode()}
 
     def keep(self) -> None:
-        """Start it again where it ended while it had nothing to do."""
+        """Start it again where it has ended."""
         if self._child.exit_code is not None:
-            self._restart(lambda: None)
+            self.stop()
+            self._start()
 
     def stop(self) -> None:
         """End it, in mid-epoch too."""
         self._connection.close()
         self._child.stop(at_once=True)
-
-    def _restart(self, meanwhile: Callable[[], None]) -> str:
-        self.stop()
-        code = self._child.exit_code or 0
-        meanwhile()
-        self._start()
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
