@@ -35,13 +35,10 @@ from fedcore.client.working_model import WorkingModel
 from fedcore.data import Dataset
 from fedcore.data.client import ClientData
 from fedcore.hooks.plugin import Plugin
-from fedcore.hooks.setup import Setup
+from fedcore.hooks.setup import READ_UPDATES, Setup
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.state import States, unflatten
-
-READ_UPDATES = ("pre_aggregate", "weight", "accumulate", "aggregate")
-"""Hooks that get the tensors of updates, which are on the CPU for them."""
 
 
 class Failed(Exception):
@@ -238,7 +235,7 @@ class ClientRuntime:
         kept = KeptModels(previous, self.working.personal()).pack()
         update = ClientUpdate(
             client=session.client,
-            model=self.working.shared(),
+            model=self.setup.uploads.join(self.working.state),
             samples=len(session.data),
             steps=session.steps,
             lr=session.lr,

@@ -79,10 +79,6 @@ class WorkingModel:
         """Return a copy of all parameters and buffers, without the fixed ones."""
         return clone({name: tensor for name, tensor in self.state.items() if name not in self.layout.fixed})
 
-    def shared(self) -> Tensors:
-        """Return a copy of the parameters and buffers that travel."""
-        return clone({name: self.state[name] for name in self.layout.shared})
-
     def personal(self) -> Tensors:
         """Return a copy of those that stay on the client."""
         return clone({name: self.state[name] for name in sorted(self.layout.personal)})

@@ -16,9 +16,13 @@ from fedcore.hooks.declarations import TABLE
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
+from fedcore.models.flat import FlatLayout
 from fedcore.models.layout import Layout
 
 Tune = Callable[[RunConfig, SplitModel], RunConfig]
+
+READ_UPDATES = ("pre_aggregate", "weight", "accumulate", "aggregate")
+"""The server's hooks that get the tensors of updates."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,12 @@ class Setup:
         _check_concurrency(setup)
         plugins.call_all("check_run", setup=setup)
         return setup
+
+    @cached_property
+    def uploads(self) -> Layout:
+        """The layout of updates: by name where plugins read them, else with the parameters in one flat tensor."""
+        read = any(map(self.plugins.implementers, ("pre_upload", *READ_UPDATES)))
+        return self.layout if read else FlatLayout.flat(self.layout)
 
     @cached_property
     def fixed_digest(self) -> str:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
-from fedcore.base.tensors import first_nonfinite
+from fedcore.base.tensors import clone, first_nonfinite
+from fedcore.base.types import Tensors
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,18 @@ class Layout:
         """The names that are exchanged: all that are neither personal nor fixed."""
         return [name for name in self.shapes if name not in self.personal and name not in self.fixed]
 
+    def join(self, state: Mapping[str, Tensor]) -> Tensors:
+        """Return copies of a model's shared tensors in this layout."""
+        return clone({name: state[name] for name in self.shared})
+
+    def split(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Return tensors in this layout by their names in the model."""
+        return dict(tensors)
+
+    def first_nonfinite(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Return the first name in the model whose tensor holds nan or inf, or None."""
+        return first_nonfinite(tensors)
+
     def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str) -> None:
         """Refuse tensors that are not exactly these names in this layout, or not finite.
 
@@ -67,7 +80,7 @@ class Layout:
                 raise RejectUpdate(
                     f"{what}: {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype}"
                 )
-        broken = first_nonfinite(tensors)
+        broken = self.first_nonfinite(tensors)
         if broken is not None:
             raise NonFiniteUpdate(f"{what}: {broken!r} has values that are not finite")
 

@@ -26,7 +26,7 @@ def aggregate(current: Round, collector: Collector) -> Tensors:
     setup = current.federation.setup
     plugins = setup.plugins
     try:
-        mean = on_cpu(collector.running_mean.mean())
+        mean = setup.uploads.split(on_cpu(collector.running_mean.mean()))
     except ZeroDivisionError as error:
         raise RoundFailedError(f"round {current.number}: {error}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}

@@ -39,7 +39,7 @@ class Collector:
         }
         touching = {p.name: None for hook in PER_UPDATE for p in setup.plugins.implementers(hook)}
         self._touching = list(touching)
-        self.running_mean = RunningMean(setup.layout, setup.layout.shared)
+        self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
         self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
         self.versions: dict[int, int | None] = {}
         self.seconds = 0.0

@@ -89,9 +89,10 @@ class UpdateValidator:
 
     def __init__(self, setup: Setup, partition: Partition, store: ClientStore, updates_on: torch.device) -> None:
         self._updates_on = updates_on
-        self._layout, self._config, self._partition, self._store = setup.layout, setup.config, partition, store
+        self._layout, self._uploads = setup.layout, setup.uploads
+        self._config, self._partition, self._store = setup.config, partition, store
         self._trainable = setup.layout.trainable.intersection(setup.layout.shared)
-        self._shared = frozenset(setup.layout.shared)
+        self._shared = frozenset(setup.uploads.shared)
         self._plugins = {plugin.name for plugin in setup.plugins}
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
         senders = [*setup.plugins.implementers("end_local"), *setup.plugins.implementers("pre_upload")]
@@ -133,7 +134,7 @@ class UpdateValidator:
             if type(number) is not int or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
         absent = self.encoded.difference(update.model) if encoded else frozenset[str]()
-        self._layout.check(update.model, self._shared - absent, what)
+        self._uploads.check(update.model, self._shared - absent, what)
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
                 raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is no plugin of this run")
@@ -187,7 +188,7 @@ class UpdateValidator:
                     f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
                     f"expected a dense tensor on the {device.type.upper()} of a common dtype"
                 )
-        return {name: tensor.detach() for name, tensor in outcome.tensors.items()}
+        return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in outcome.tensors.items()}
 
     def _check_claims(self, meta: UpdateMeta, task: ClientTask, lr: float) -> None:
         config, held = self._config, self._partition.train.size(task.client)

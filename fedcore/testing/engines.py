@@ -11,6 +11,7 @@ from torch import Tensor
 from fedcore.client.messages import ClientResult, ClientTask, Outcome
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.local import InProcessEngine
+from fedcore.storage.state import unflatten
 
 Run = Iterator[tuple[ClientTask, Outcome]]
 
@@ -46,7 +47,7 @@ class Listening(InProcessEngine):
 class Echoing(InProcessEngine):
     """Replaces every update of a round with the first one's.
 
-    :ivar sent: the first update's tensors by name, of the last round.
+    :ivar sent: the model in the first update of the last round, by name.
     """
 
     sent: dict[str, Tensor]
@@ -58,7 +59,8 @@ class Echoing(InProcessEngine):
             if is_update(task, outcome):
                 assert isinstance(outcome, ClientResult)
                 first = first or outcome
-                self.sent = {name: tensor.clone() for name, tensor in first.tensors.items()}
+                model = unflatten(first.tensors).get("model", {})
+                self.sent = self._runtime.setup.uploads.split({name: tensor.clone() for name, tensor in model.items()})
                 outcome = _with_contents(outcome, first)
             yield task, outcome
 
