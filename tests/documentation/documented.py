@@ -1,4 +1,4 @@
-"""Commands that README, documentation and cards show, as they stand there."""
+"""The commands that README, CONTRIBUTING, documentation and cards show."""
 
 from __future__ import annotations
 
@@ -27,8 +27,13 @@ class Shown(NamedTuple):
 
 
 def documents() -> list[Path]:
-    """Return every file that people read for its commands."""
-    found = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md")]
+    """Return every page that shows commands."""
+    found = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("plugins/*/README.md"),
+    ]
     return sorted([*found, *ROOT.glob("examples/*/README.md")])
 
 
