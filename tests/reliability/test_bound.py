@@ -110,10 +110,22 @@ def test_the_digest_of_data_sees_one_bit_a_swap_and_a_class() -> None:
     flipped, swapped, other = rows.clone(), rows[torch.arange(200).roll(1)], labels.clone()
     flipped.view(torch.int32)[117, 41] ^= 1
     other[3] ^= 1
+    neighbours, columns = torch.arange(200), torch.arange(300)
+    neighbours[6:8], columns[6:8] = neighbours[[7, 6]], columns[[7, 6]]
     found = [digest(rows, labels), digest(flipped, labels), digest(swapped, labels), digest(rows, other)]
-    found.append(digest(rows, labels, 3))
+    found += [digest(rows, labels, 3), digest(rows, labels[neighbours]), digest(rows[:, columns], labels)]
+    small = rows[:, :10].contiguous()  # hundred of them in a block
+    found += [digest(small, labels), digest(small[neighbours], labels), digest(small[neighbours], labels[neighbours])]
     assert len(set(found)) == len(found)
     assert digest(rows.clone(), labels.clone()) == found[0]
+
+
+def test_a_directory_that_was_begun_with_sums_without_weights_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("fedcore.runs.start.data_digest", lambda dataset: data_digest(dataset, ordered=False))
+        out = fedcore.run(damages.configured(tmp_path, "stateless", out=tmp_path / "run")).directory
+    result = cli("resume", out, "--rounds", 4, "--quiet")
+    assert (result.exit_code, "note:" in said(result)) == (0, False), result.output
 
 
 def test_the_digest_of_data_is_that_of_the_content_and_not_of_the_name() -> None:
