@@ -65,6 +65,11 @@ def main(fd: int, spool: Path, engine: int) -> None:
             shutil.rmtree(spool, ignore_errors=True)  # the engine could not clean up
 
 
+def begin(fd: int, spool: str) -> None:
+    """Serve the parent, from a fork of another process."""
+    main(fd, Path(spool), os.getppid())
+
+
 if __name__ == "__main__":
     end_without_collecting()
     main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
 from fedcore.storage.serial import read_tensors
 from fedcore.testing import importable as offered
+from fedcore.testing.forked import fork_server
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",
@@ -44,15 +46,7 @@ SMALL: dict[str, Any] = {
 }
 """A run of a second: digits, in this process; a larger rate than the default, as there are few steps."""
 
-_KILLED = """
-import os, signal, sys, fedcore
-
-def kill(event, details):
-    if event == "round" and details["round"] == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-fedcore.run(fedcore.RunConfig.model_validate_json(sys.argv[1]), notify=kill)
-"""
+_KILLED = "import sys; from fedcore.testing.federation import run_and_die; run_and_die(*sys.argv[1:])"
 
 _KINDS = {"dataset": "dataset", "model": "model", "partition": "partitioner"}
 
@@ -136,11 +130,26 @@ def killed(folder: Path, *plugins: Choice, after: int, **options: Any) -> RunRes
     :param after: the round, from 0.
     """
     config = small_config(folder, *plugins, **options)
-    command = [sys.executable, "-P", "-c", _KILLED, config.model_dump_json(), str(after)]
-    found = subprocess.run(command, env=environment(), timeout=120, check=False)  # noqa: S603 - our own interpreter
-    assert found.returncode == -signal.SIGKILL, f"the run in {config.out} ended before round {after} did"
+    arguments, server = [config.model_dump_json(), str(after)], fork_server()
+    if server is not None:
+        call = f"{__name__}:{run_and_die.__name__}"
+        code = server.fork(call, arguments, environment=environment(), descriptors={}).wait(120)
+    else:
+        command = [sys.executable, "-P", "-c", _KILLED, *arguments]
+        code = subprocess.run(command, env=environment(), timeout=120, check=False).returncode  # noqa: S603 - our own
+    assert code == -signal.SIGKILL, f"the run in {config.out} ended before round {after} did"
     assert config.out is not None
     return resume(config.out, allow_code=True)
+
+
+def run_and_die(config: str, after: str) -> None:
+    """Run a configuration, as JSON, and kill this process after a round: what :func:`killed` starts."""
+
+    def kill(event: str, details: Mapping[str, Any]) -> None:
+        if event == "round" and details["round"] == int(after):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(RunConfig.model_validate_json(config), notify=kill)
 
 
 def name_of(plugin: object, kind: str = "plugin") -> str:

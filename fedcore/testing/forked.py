@@ -1,4 +1,4 @@
-"""Worker processes that start by a fork, for tests that start many."""
+"""Processes that start by a fork, for tests that start many."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ def forked_workers() -> Iterator[None]:
     server = ForkServer()
 
     def fork(connection: socket.socket, spool: Path) -> ForkedProcess:
-        return server.fork(connection, spool, local.worker_environment())
+        fd = connection.fileno()
+        return server.fork(
+            "fedcore.engines.worker:begin",
+            [fd, str(spool)],
+            environment=local.worker_environment(),
+            descriptors={fd: fd},
+        )
 
     _servers.append(server)
     try:
@@ -37,3 +43,8 @@ def forked_workers() -> Iterator[None]:
     finally:
         _servers.remove(server)
         server.close()
+
+
+def fork_server() -> ForkServer | None:
+    """Return the server of the block of :func:`forked_workers` that this is called in; None outside of one."""
+    return _servers[-1] if _servers else None

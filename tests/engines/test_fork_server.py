@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
+from fedcore.base.subprocesses import environment
 from fedcore.engines import local
 from fedcore.engines.fork_server import ForkedProcess
 from fedcore.testing import client_state, federate, forked_workers
+from fedcore.testing.forked import fork_server
 
 PLACE = []
 """Filled by a worker that was forked for an earlier engine, were it to serve a second one."""
@@ -70,6 +72,22 @@ def processes(monkeypatch):
 
     monkeypatch.setattr(local, "start_worker", started)
     return found
+
+
+def tell(number, word):
+    os.write(number, f"{word} {os.getsid(0) == os.getpid()}".encode())
+    return 3
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_a_function_is_called_with_open_files_by_their_numbers(session):
+    read, write = os.pipe()
+    options = {"environment": environment(), "descriptors": {0: write, 50: write}, "session": session}
+    process = fork_server().fork(f"{__name__}:tell", [50, "hello"], **options)
+    os.close(write)
+    assert process.wait(60) == 3
+    with os.fdopen(read) as told:
+        assert told.read() == f"hello {session}"
 
 
 class Dies(Plugin):

@@ -42,6 +42,21 @@ class Outcome:
     message: str = ""
 
 
+def start_process(
+    command: list[str], log: int, environment: Mapping[str, str], keep: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start a job's process; the tests of this package replace this by a fork."""
+    return subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        pass_fds=keep,
+        start_new_session=True,  # Ctrl-C in the terminal is the sweep's business
+        env=environment,
+    )
+
+
 class _Process:
     """A running job. It ends by itself when this process dies: its stdin closes."""
 
@@ -51,15 +66,8 @@ class _Process:
         self.message = ""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with open(open_inside(job.log, flags, inside=job.log.parents[1]), "ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                job.command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                pass_fds=keep,
-                start_new_session=True,  # Ctrl-C in the terminal is the sweep's business
-                env=subprocesses.environment(**environment, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
-            )
+            given = subprocesses.environment(**environment, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+            self.process = start_process(job.command, log.fileno(), given, keep)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
