@@ -32,6 +32,14 @@ TOY = {
     "weight_decay": 0.0,
 }
 
+CORRECTED = {name: {"per_class": 4, "epochs": 1} for name in ("ccvr", "uscc", "fedeccr")}
+"""Short corrections of the classifier, for tests that do not look at what these make of it."""
+
+
+def brief(name: str) -> Choice:
+    """Return a plugin's name with options that make its correction short, where it has one."""
+    return name, CORRECTED.get(name, {})
+
 
 def config(tmp_path: Path, *plugins: Choice, **options) -> RunConfig:
     """Return the configuration of a small run on digits."""

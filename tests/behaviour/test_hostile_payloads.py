@@ -19,14 +19,13 @@ from fedcore.engines.local import InProcessEngine
 from fedcore.functional.statistics import check_statistics
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing.fingerprint import fingerprint
+from tests.support import CORRECTED
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg", "dp", "local-dp"})
 HONEST = 3
 """Clients 0 to 2 behave; each of the others sends one thing that is wrong."""
 RUN = {"model": "mlp", "workers": 0, "device": "cpu", "rounds": 2, "local_epochs": 2, "batch_size": 32}
-RETRAINED = {name: {"per_class": 4, "epochs": 1} for name in ("ccvr", "uscc", "fedeccr")}
-"""What a correction of the classifier makes of what was taken does not matter here, so it is a short one."""
-OPTIONS = {**RETRAINED, "fedproc": {"first_round": "contrast"}}
+OPTIONS = {**CORRECTED, "fedproc": {"first_round": "contrast"}}
 """With which a method both asks and receives updates."""
 # Sends the model's names as far as they were trained: one less is a client that froze it.
 MAY_BE_ABSENT = {"scaffold", "feddc"}

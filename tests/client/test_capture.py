@@ -9,6 +9,8 @@ import torch
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.client.loop import train_batch
 from fedcore.testing import HostSync, forbid_host_sync, steps_without_host_sync
+from fedcore.testing.problems import few_digits
+from tests.support import brief
 
 LOOKS = {  # methods whose packages do not ask this themselves
     (): set(),
@@ -27,7 +29,7 @@ LOOKS = {  # methods whose packages do not ask this themselves
 @pytest.mark.parametrize("plugins", LOOKS, ids="+".join)
 def test_a_step_neither_waits_for_the_device_nor_looks_at_more_than_it_needs(go, plugins):
     with steps_without_host_sync() as looked:
-        go(*plugins, rounds=2, local_epochs=2)
+        go(*map(brief, plugins), dataset=few_digits, batch_size=8, rounds=2, local_epochs=2)
     assert max(looked, key=len) == LOOKS[plugins]
 
 
