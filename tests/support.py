@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 from fedcore import RunConfig
+from fedcore.base.subprocesses import environment
 from fedcore.testing import Quadratic, client_state, committed, federate, model_bytes, name_of, small_config, weights
 from fedcore.testing import records as lines
 from fedcore.testing.federation import Choice
+from fedcore.testing.forked import fork_server
 
 __all__ = [
     "client_state",
@@ -59,3 +64,21 @@ def run_toy(tmp_path: Path, *plugins, **options):
 def flipped(content: bytes, position: int, bit: int = 0) -> bytes:
     """Return the bytes with one bit the other way round."""
     return content[:position] + bytes([content[position] ^ 1 << bit]) + content[position + 1 :]
+
+
+def run_code(code: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own that has imported what a worker imports; ``more`` is its environment."""
+    given, server = environment(**more), fork_server()
+    if server is None:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, check=False)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        outputs = {1: out.fileno(), 2: errors.fileno()}
+        ended = server.fork(f"{__name__}:execute", [code], environment=given, descriptors=outputs).wait()
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess([], ended, out.read(), errors.read())
+
+
+def execute(code: str) -> None:
+    """Be a script, in a forked process."""
+    exec(code, {"__name__": "__main__"})  # noqa: S102 - a test's own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -39,8 +39,10 @@ class PluginSet:
     def __init__(self, plugins: Iterable[Plugin]) -> None:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
-        manager = _Manager("fedcore")
-        manager.add_hookspecs(hookspecs)
+        hooks = {name for name in HOOKS if any(hasattr(type(plugin), name) for plugin in self.plugins)}
+        manager = _Manager(hooks)
+        if hooks:
+            manager.add_hookspecs(hookspecs)
         for plugin in reversed(self.plugins):  # pluggy calls the last registered first
             manager.register(_Hooks(plugin), plugin.name)
         self._calls = {name: _calls(manager, name, self.plugins) for name in HOOKS}
@@ -201,13 +203,17 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
 
 
 class _Manager(pluggy.PluginManager):
-    """Looks at hooks alone: pluggy would look up every attribute of the module and the objects, in each run."""
+    """Looks at the hooks that the plugins have; pluggy would parse every attribute of the module and the objects."""
+
+    def __init__(self, hooks: Collection[str]) -> None:
+        super().__init__("fedcore")
+        self._hooks = hooks
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
-        return super().parse_hookspec_opts(module_or_class, name) if name in HOOKS else None
+        return super().parse_hookspec_opts(module_or_class, name) if name in self._hooks else None
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        return super().parse_hookimpl_opts(plugin, name) if name in HOOKS else None
+        return super().parse_hookimpl_opts(plugin, name) if name in self._hooks else None
 
 
 class _Hooks:
@@ -220,7 +226,8 @@ class _Hooks:
 def _calls(manager: pluggy.PluginManager, hook: str, plugins: tuple[Plugin, ...]) -> tuple[_Call, ...]:
     by_name = {plugin.name: plugin for plugin in plugins}
     calls = []
-    for found in reversed(getattr(manager.hook, hook).get_hookimpls()):
+    caller = getattr(manager.hook, hook, None)  # None: no plugin has the hook
+    for found in reversed(caller.get_hookimpls() if caller else []):
         plugin = by_name[found.plugin_name]
         own_view = frozenset(() if plugin.name == BUILTIN else found.argnames)
         if plugin.guards_uploads and hook == "pre_upload":

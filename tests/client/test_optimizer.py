@@ -1,7 +1,5 @@
 """The lean optimizers: torch's to the bit, without torch's compiler; a run with each, and what refuses them."""
 
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -13,6 +11,7 @@ from fedcore import ConfigError, RunConfig
 from fedcore.base.identity import digest
 from fedcore.client.optimizer import SGD, Optimizer, ParameterGroup
 from fedcore.testing import Quadratic, W, analytic_federation, federate, interrupted, model_bytes, weights
+from tests.support import run_code
 
 
 def parameters(seed: int) -> list[nn.Parameter]:
@@ -77,8 +76,8 @@ def test_a_run_loads_no_compiler(tmp_path):
             run(RunConfig.create({{**options, "optimizer": optimizer, "out": {str(tmp_path)!r} + "/" + optimizer}}))
             print(sorted(name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor"))))
     """
-    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-2:] == ["[]", "[]"]
+    ran = run_code(textwrap.dedent(script))
+    assert ran.stdout.splitlines()[-2:] == ["[]", "[]"], ran.stderr
 
 
 # --- in a run ----------------------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """torchvision is imported late, and its defects are explained."""
 
 import os
-import subprocess
-import sys
+
+from fedcore.base.subprocesses import search_path
+from tests.support import run_code
 
 
 def run_python(code, path=None):
-    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    return run_code(code, PYTHONPATH=os.pathsep.join(filter(None, [path and str(path), search_path()])))
 
 
 def test_torchvision_is_imported_late_and_always_works():

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from fedcore.base.subprocesses import environment
+from fedcore.cli import main
 from fedcore.engines.channel import Spool
+from fedcore.engines.fork_server import ForkedProcess
+from fedcore.testing.forked import fork_server
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where the local engine's spools are
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def start(
-    *words: object, log: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start ``fedcore WORDS`` in a session of its own; what it prints goes to ``log``."""
+def start(*words: object, log: Path) -> subprocess.Popen[bytes] | ForkedProcess:
+    """Start ``fedcore WORDS`` in a session of its own, by a fork if there is a server; its output goes to ``log``."""
+    given, server = list(map(str, words)), fork_server()
     with log.open("ab") as file:
+        if server is not None:
+            outputs = {1: file.fileno(), 2: file.fileno()}
+            call = f"{__name__}:{run_command.__name__}"
+            return server.fork(call, [given], environment=environment(), descriptors=outputs, session=True)
         return subprocess.Popen(
-            [sys.executable, "-m", "fedcore.cli", *map(str, words)],
+            [sys.executable, "-m", "fedcore.cli", *given],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            cwd=cwd,
-            env=env,
             start_new_session=True,
         )
+
+
+def run_command(words: list[str]) -> None:
+    """Be ``fedcore WORDS``, in a forked process; the server may have begun with Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["fedcore", *words]
+    main()
 
 
 def wait_for(
