@@ -11,9 +11,11 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
+from fedcore.base.subprocesses import search_path
 from fedcore.base.version import __version__
 from fedcore.cli.app import app
 from fedcore.cli.scaffold import KINDS
+from tests.support import run_code
 
 FLAGS = {
     "method": "--plugin",
@@ -84,8 +86,11 @@ def test_the_whole_kit_passes_on_a_new_method(new, tmp_path):
 
 def own_tests(package, spec, *options):
     """Run a package's own tests: no failure, no warning."""
-    told = python(package, "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *options, path=spec)
-    assert re.search(r"\d+ passed", told), told
+    arguments = ["-q", "-p", "no:cacheprovider", "-W", "error", *options]
+    code = f"import os, sys, pytest; os.chdir({str(package)!r}); sys.exit(pytest.main({arguments!r}))"
+    done = run_code(code, PYTHONPATH=os.pathsep.join([str(spec), search_path()]), NO_COLOR="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ passed", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)

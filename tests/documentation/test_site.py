@@ -15,6 +15,7 @@ import pytest
 
 from fedcore.base.registry import available
 from fedcore.hooks.checks import HOOKS
+from tests.support import run_code
 
 sys.path.insert(0, str(Path(__file__).parent))
 import documented
@@ -28,9 +29,9 @@ PACKAGE = ROOT / "examples" / "third_party_plugin"
 def site(tmp_path_factory):
     """The built site; any warning of mkdocs is an error."""
     folder = tmp_path_factory.mktemp("site")
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    code = f"import os, sys; os.chdir({str(ROOT)!r}); sys.argv = {command!r}; from mkdocs.__main__ import cli; cli()"
+    done = run_code(code, NO_MKDOCS_2_WARNING="1", NO_COLOR="1")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

@@ -52,7 +52,8 @@ OF_THE_SERVER = {
 )
 def test_every_method_trains_on_graphs(go, plugin):
     noised = {"dp", "local-dp"} & {plugin}  # refuses BatchNorm's statistics beside noised weights
-    result = go(plugin, client_test_fraction=0.2, buffers="local" if noised else "global", **needs_of(plugin))
+    options = {"clients": 3, "batch_size": 16, "client_test_fraction": 0.2, **needs_of(plugin)}
+    result = go(plugin, buffers="local" if noised else "global", **options)
     assert all(not record.get("failures") for record in records(result)), records(result)
     held_out = [name for name in ("personal", "global_local") if name in result.metrics]
     assert held_out
