@@ -65,7 +65,7 @@ def test_shapes_of_the_large_models(name: str, shape: tuple[int, ...]) -> None:
     factory = {"alexnet": zoo.alexnet, "fedlab-alexnet": fedlab_alexnet, "resnet50": zoo.resnet50}[name]
     width = 2048 if name == "resnet50" else 4096
     with torch.device("meta"):  # shapes only: no weight is drawn, nothing is computed
-        for classes in (3, 10, 100):
+        for classes in (3, 10, 100) if shape == SHAPES[0] else (10,):
             features, logits = factory(classes, shape)(torch.empty(2, *shape))
             assert features.shape == (2, width)
             assert logits.shape == (2, classes)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -21,6 +18,7 @@ from fedcore.runs.trackers.memory import Memory, memory_file
 from fedcore.testing import SMALL, check_tracker, federate, model_bytes, records
 from fedcore_study.sweep.run import run_sweep
 from fedcore_study.sweep.spec import SweepSpec
+from tests.reliability.processes import start, wait_for
 
 RECORDER = "module:odd_trackers.Recorder"
 
@@ -127,14 +125,17 @@ def test_a_killed_runs_tracker_learns_of_it_and_goes_on_after_a_resume(tmp_path,
     out = tmp_path / "run"
     flags = {**SMALL, "rounds": 500, "checkpoint_every": 7, "eval_every": 100, "out": out}
     command = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "fedcore.cli", "train", "--quiet", "--tracker", RECORDER, *command],
-        stderr=subprocess.PIPE,
-    )
-    wait_for(lambda: (out / "calls.jsonl").exists() and len(rounds_of(calls(out))) > 9, run)
+    log = tmp_path / "log"
+    run = start("train", "--quiet", "--tracker", RECORDER, *command, log=log)
+
+    def far_enough():
+        assert run.poll() is None, log.read_text()
+        return (out / "calls.jsonl").exists() and len(rounds_of(calls(out))) > 9
+
+    wait_for(far_enough, every=0.05)
     run.kill()
-    run.communicate()
-    wait_for(lambda: Memory.read(memory_file(out, RECORDER)).status == "stopped")
+    run.wait()
+    wait_for(lambda: Memory.read(memory_file(out, RECORDER)).status == "stopped", every=0.05)
     before = rounds_of(calls(out))
     assert before == list(range(len(before)))
     result = resume(out, allow_code=True, allow_outside=True, changes={"rounds": len(before) + 5})
@@ -242,11 +243,3 @@ def test_the_check_finds_what_is_wrong_with_a_tracker(tmp_path, name, words, mon
 
 def test_the_check_passes_on_a_good_one(tmp_path):
     check_tracker(RECORDER, tmp_path)
-
-
-def wait_for(condition, process=None, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
