@@ -8,6 +8,7 @@ Between the server and each process stands a keeper, which waits for it and repo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import importlib
@@ -21,6 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from fedcore.base.errors import FedcoreError
@@ -144,7 +146,7 @@ def main(fd: int) -> None:
     with importing():  # a collection in a worker would copy all pages
         import fedcore.engines.serving  # noqa: F401 - for the workers
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
+    signal.signal(signal.SIGCHLD, _collect)
     with socket.socket(fileno=fd) as channel:
         while True:
             message, descriptors, _, _ = socket.recv_fds(channel, _MOST, _DESCRIPTORS)
@@ -155,6 +157,13 @@ def main(fd: int) -> None:
                 _keep(json.loads(message), *descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _collect(number: int, frame: FrameType | None) -> None:
+    """Collect the keepers that ended: their processor time counts as the server's."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _keep(request: dict[str, Any], status: int, *descriptors: int) -> None:

@@ -36,8 +36,9 @@ EXTENDS = {
             "fedcore.models",
             "fedcore.runs",
             "fedcore.storage",
+            "fedcore.testing",
         },
-        "its commands read, start and compare runs",
+        "its commands read, start and compare runs; its tests fork these",
     ),
     "fedcore-flower": (
         {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.server", "fedcore.storage"},
