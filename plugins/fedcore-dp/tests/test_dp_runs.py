@@ -88,11 +88,13 @@ def initial(folder, *plugins, **options):
 
 def models(tap, number=0):
     """Return what the clients of a round trained: client -> name -> array."""
-    return {
-        client: {n.removeprefix("model/"): t.double().numpy() for n, t in outcome.tensors.items() if "model/" in n}
-        for (at, client), outcome in sorted(tap.sent.items())
-        if at == number
-    }
+    found = {}
+    for (at, client), outcome in sorted(tap.sent.items()):
+        if at == number:
+            sent = {n.removeprefix("model/"): t for n, t in outcome.tensors.items() if n.startswith("model/")}
+            model = tap._runtime.setup.uploads.split(sent)
+            found[client] = {name: tensor.double().numpy() for name, tensor in model.items()}
+    return found
 
 
 def clipped(start, end, bound):
