@@ -82,8 +82,10 @@ class Federation:
     def gate(self, name, task):
         """Close a gate of a client's training process; returns the file that is there while it stands there."""
         gate = self._gates(name) / task
+        reached = gate.with_suffix(".reached")
+        reached.unlink(missing_ok=True)  # of a process that was killed there
         gate.touch()
-        return gate.with_suffix(".reached")
+        return reached
 
     def _gates(self, name):
         folder = self.folder / f"{name}-gates"
