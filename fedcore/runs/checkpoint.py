@@ -39,8 +39,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "before_correction": (dict, type(None)),
 }
 
-Report = Callable[[str], None]
-"""Called with a message for the user."""
+Note = Callable[[str], None]
+"""Called with a message for the user, as ``notify`` is with the event ``note``."""
 
 Check = Callable[[ServerState, Mapping[str, Any]], object]
 
@@ -101,7 +101,7 @@ class CheckpointStore:
         self,
         *,
         check: Check | None = None,
-        report: Report | None = None,
+        note: Note | None = None,
         phase: str | None = None,
     ) -> ServerState | None:
         """Return the newest checkpoint that is whole with all that it names; None where there is none. Writes nothing.
@@ -110,7 +110,7 @@ class CheckpointStore:
         older checkpoint does not help, and their readers check them.
 
         :param check: raises RunDirectoryError for what else has to fit; it is given the JSON part, too.
-        :param report: told of damaged ones, those that were passed over and the one before.
+        :param note: told of damaged ones, those that were passed over and the one before.
         :param phase: of the run, whose checkpoints alone count; default all.
         :raises RunDirectoryError: there are checkpoints, but none is whole.
         """
@@ -130,10 +130,10 @@ class CheckpointStore:
             self._kept, self.found, self._stamps = {path: manifest}, meta, stamps
             if older is not None and before is not None:
                 self._kept = {older: before, path: manifest}
-            if damage and report is not None:
-                report(f"{damage}. It is the checkpoint before the last one, which is whole")
-            if problems and report is not None:
-                report(
+            if damage and note is not None:
+                note(f"{damage}. It is the checkpoint before the last one, which is whole")
+            if problems and note is not None:
+                note(
                     f"{'; '.join(problems)}. The checkpoint before is whole: going on from it, after "
                     f"{state.round} round{'s' * (state.round != 1)}"
                 )

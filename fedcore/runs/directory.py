@@ -21,7 +21,7 @@ from torch import Tensor
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, RunDirectoryError
 from fedcore.base.safe_yaml import write_yaml
-from fedcore.runs.checkpoint import CheckpointStore, Report
+from fedcore.runs.checkpoint import CheckpointStore, Note
 from fedcore.runs.records import RecordFile
 from fedcore.runs.saved import Binding, SavedConfig, read_saved
 from fedcore.runs.trust import check_links, code_in, objects_in, places_in
@@ -189,26 +189,26 @@ class RunDirectory:
             os.close(descriptor)
 
     def recover(
-        self, report: Report, fits: Callable[[ServerState], None] = lambda state: None, *, phase: str | None = None
+        self, note: Note, check: Callable[[ServerState], None] = lambda state: None, *, phase: str | None = None
     ) -> ServerState | None:
         """Return what to go on from, None for the start, and put the directory back to it.
 
-        :param report: told of damaged files that were passed over.
-        :param fits: raises an error for a state that is none of this run, before anything is written.
+        :param note: told of damaged files that were passed over.
+        :param check: raises an error for a state that is none of this run, before anything is written.
         :param phase: go on from a checkpoint of this phase only.
         :raises RunDirectoryError: there are checkpoints, but none can be used.
         """
         try:
-            state = self.checkpoints.load(check=self._check_metrics, report=report, phase=phase)
+            state = self.checkpoints.load(check=self._check_metrics, note=note, phase=phase)
         except RunDirectoryError:
             damaged = self.metrics.damaged()
             if not damaged:
                 raise  # an older checkpoint does not help either, but the round's records are all that is lost
-            state = self.checkpoints.load(check=self._check_length, report=report, phase=phase)
-            report(f"{self.metrics.path}: damaged in line {', '.join(map(str, damaged))}. {KEPT_LINES}")
+            state = self.checkpoints.load(check=self._check_length, note=note, phase=phase)
+            note(f"{self.metrics.path}: damaged in line {', '.join(map(str, damaged))}. {KEPT_LINES}")
         if state is not None:
-            fits(state)
-        self._report_sessions(report)
+            check(state)
+        self._note_sessions(note)
         self.metrics.restore(state.metrics_bytes if state else 0)  # what came after it will be written again
         self.sessions.restore()
         self.checkpoints.tidy()
@@ -237,7 +237,7 @@ class RunDirectory:
     def _check_length(self, state: ServerState, meta: Mapping[str, Any]) -> None:
         self.metrics.check_length(state.metrics_bytes)
 
-    def _report_sessions(self, report: Report) -> None:
+    def _note_sessions(self, note: Note) -> None:
         """Say where sessions.jsonl is not what the checkpoint counts; nothing reads it for training."""
         counted = self.checkpoints.found.get("sessions")
         try:
@@ -247,7 +247,7 @@ class RunDirectory:
             if damaged:
                 raise RunDirectoryError(f"sessions.jsonl is damaged in line {', '.join(map(str, damaged))}")
         except RunDirectoryError as error:
-            report(f"{self.path}: {error}. {KEPT_LINES}")
+            note(f"{self.path}: {error}. {KEPT_LINES}")
 
     def write_model(self, model: dict[str, Tensor]) -> None:
         """Write the global model."""
@@ -264,10 +264,10 @@ class RunDirectory:
         except (OSError, ValueError, KeyError) as error:
             raise RunDirectoryError(f"{file} cannot be read: {error}") from error
 
-    def read_summary(self, report: Report | None = None) -> dict[str, Any] | None:
+    def read_summary(self, note: Note | None = None) -> dict[str, Any] | None:
         """Return summary.json, or None where there is none that is whole.
 
-        :param report: told where there is one that is damaged.
+        :param note: told where there is one that is damaged.
         """
         file = self.path / "summary.json"
         try:
@@ -275,8 +275,8 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            if report is not None:
-                report(f"{file} is damaged: {error}. It is written again when the run is finished")
+            if note is not None:
+                note(f"{file} is damaged: {error}. It is written again when the run is finished")
             return None
 
     def reopen_finished(self) -> None:

@@ -14,7 +14,7 @@ from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
 from fedcore.data import Partition
 from fedcore.models.placement import Placement, resolve_device
-from fedcore.runs.checkpoint import Report
+from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, name_objects, objects_again
 from fedcore.runs.notebook import notebook_display
@@ -81,7 +81,7 @@ def run(
         changed = given.workers(config)
         config = config.model_copy(update=changed)
         if changed:
-            _notes(notify or _only_notes)(given.note)
+            _noting(notify or _only_notes)(given.note)
     with given.lent(), started(config, notify=notify, engine=engine, partition=partition) as (experiment, state):
         return experiment.train(state)
 
@@ -136,7 +136,7 @@ def resume(
     saved, given = _given_again(path, model, plugins, dataset)
     if saved is not None and (changed := given.workers(saved)):
         changes = {**(changes or {}), **changed}
-        _notes(notify)(given.note)
+        _noting(notify)(given.note)
     with one_thread(), given.lent():
         opened = reopen(
             path,
@@ -151,13 +151,14 @@ def resume(
 
 def go_on(opened: OpenedRun, *, notify: Notify | None = None, engine: Make | None = None) -> RunResult:
     """Train what is left of a reopened run; see :func:`resume`."""
-    report = _notes(notify)
+    note = _noting(notify)
     with one_thread(), opened.directory.lock():
-        _tell(opened, report)
-        finished = opened.directory.read_summary(report) is not None
-        state = opened.recover(report) or opened.initial()
+        for message in opened.notes:
+            note(message)
+        finished = opened.directory.read_summary(note) is not None
+        state = opened.recover(note) or opened.initial()
         if finished and state.phase != "done" and not opened.changed:
-            report(UNFINISHED)
+            note(UNFINISHED)
         with _running(opened, state, notify, engine) as experiment:
             opened.record_changes(state)
             return experiment.train(state)
@@ -182,19 +183,18 @@ def evaluate_run(
     path = Path(path)
     _, given = _given_again(path, model, plugins, dataset)
     with one_thread(), given.lent():
-        opened, report = reopen(path, allow_code=allow_code), _notes(notify)
-        _tell(opened, report)
-        state = opened.directory.checkpoints.load(report=report)
+        opened, note = reopen(path, allow_code=allow_code), _noting(notify)
+        for message in opened.notes:
+            note(message)
+        state = opened.directory.checkpoints.load(note=note)
         if state is None:
             raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")
         opened.check(state)
         recorded = sum("round" in record for record in opened.directory.read_metrics())
-        if state.phase != "done" and opened.directory.read_summary(report) is not None:
-            report(UNFINISHED)
+        if state.phase != "done" and opened.directory.read_summary(note) is not None:
+            note(UNFINISHED)
         elif recorded > state.round:
-            report(
-                f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated"
-            )
+            note(f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated")
         with federation(opened) as running:
             return Experiment(running, opened.directory, _silent).final_metrics(state)
 
@@ -254,12 +254,7 @@ def _given_again(
     return saved, objects_again(saved, model, plugins, dataset)
 
 
-def _tell(opened: OpenedRun, report: Report) -> None:
-    for note in opened.notes:
-        report(note)
-
-
-def _notes(notify: Notify | None) -> Report:
+def _noting(notify: Notify | None) -> Note:
     """Return a message callback that calls ``notify``."""
     return lambda message: (notify or _silent)("note", {"message": message})
 

@@ -13,7 +13,7 @@ from fedcore.base.errors import RunDirectoryError
 from fedcore.base.tensors import clone
 from fedcore.data import Dataset, Partition
 from fedcore.hooks.setup import Setup
-from fedcore.runs.checkpoint import Report
+from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import HOW_TO_CHANGE, Binding
 from fedcore.server.state import ServerState
@@ -50,14 +50,14 @@ class OpenedRun:
         now = self.config.model_dump(mode="json")
         return {name: (self.values.get(name), now[name]) for name in sorted(self.changes)}
 
-    def recover(self, report: Report) -> ServerState | None:
+    def recover(self, note: Note) -> ServerState | None:
         """Return what to go on from, None for the start, and put the directory back to it.
 
         A run that is finished goes on from where its training ended when it is to have more rounds.
 
         :raises RunDirectoryError: there are checkpoints, but none can be used, or it has had as many rounds already.
         """
-        state = self.directory.recover(report, self.check)
+        state = self.directory.recover(note, self.check)
         if "rounds" not in self.changes or state is None:
             return state
         rounds = self.config.rounds
@@ -66,7 +66,7 @@ class OpenedRun:
         if state.phase == "train" or rounds == state.round:
             return replace(state, phase="post_train") if rounds == state.round and state.phase == "train" else state
         if state.phase == "done":
-            state = self.directory.recover(report, self.check, phase="post_train")
+            state = self.directory.recover(note, self.check, phase="post_train")
         if state is None:
             raise RunDirectoryError(
                 f"--rounds {rounds}: {self.directory.path} is finished, and the checkpoint of before its end, from "

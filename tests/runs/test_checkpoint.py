@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
     store.save(state(2))
     _, new = sorted(store.root.iterdir())
     new.write_bytes(DAMAGES[damage](new.read_bytes()))
-    assert store.load(report=said.append).round == 1
+    assert store.load(note=said.append).round == 1
     (sentence,) = said
     assert sentence.startswith("000002-0-train.safetensors: ")
     assert "going on from it, after 1 round" in sentence
@@ -159,7 +159,7 @@ def test_a_clock_that_stands_nowhere_makes_a_checkpoint_damaged(tmp_path, time):
     later = {"round": 2, "virtual_time": time}
     write_tensors(store.root / "000002-0-train.safetensors", tensors, {**meta, **later})
     heard = []
-    assert store.load(report=heard.append).round == 1
+    assert store.load(note=heard.append).round == 1
     assert "000002-0-train" in heard[0]
 
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_is_no_better_than_the_clients_states_it_names(tmp_path, da
     store.save(newer, touched=[0])
     path = store.clients.path(0, 7)
     path.unlink() if damage == "missing" else path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    assert store.load(report=said.append).round == 1
+    assert store.load(note=said.append).round == 1
     assert "client 0's state of round 7 is lost" in said[0]
     store.clients.path(12, 0).unlink()  # both checkpoints name this one
     with pytest.raises(RunDirectoryError, match=r"no checkpoint .* client 12's state of round 0 is lost"):
