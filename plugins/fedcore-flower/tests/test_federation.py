@@ -14,8 +14,9 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedcore import ConfigError, DataError, RunDirectoryError
+from fedcore import ConfigError, DataError, RunConfig, RunDirectoryError
 from fedcore.cli.app import app
+from fedcore.data import load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
@@ -34,9 +35,10 @@ from fedcore_flower.agreement import (
 from fedcore_flower.courier import Errand, Trouble
 from fedcore_flower.engine import FederationEngine
 from fedcore_flower.history import History
-from fedcore_flower.own_data import OwnData
+from fedcore_flower.own_data import OwnData, _public
 from fedcore_flower.resident import Resident, _Run
 from fedcore_flower.roll import Roll
+from fedcore_flower.server import _checked
 
 
 def _helpers():
@@ -48,7 +50,8 @@ def _helpers():
 
 helpers = _helpers()
 Here, NAMES, SETTINGS, RUN = helpers.Here, helpers.NAMES, helpers.SETTINGS, helpers.RUN
-METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",)]
+# fedamp and fedbuff send each client something else.
+METHODS = [(), ("moon",), ("fedcd",), ("fedcme",), ("fedeccr",), ("fedamp",), ("fedbuff",)]
 
 
 def records(result):
@@ -71,6 +74,43 @@ def test_the_bits_are_those_of_one_machine(tmp_path, plugins):
         assert there.metrics.get(protocol) == here.metrics.get(protocol)
 
 
+def test_what_is_for_one_client_goes_to_that_client_alone(tmp_path):
+    """FedAMP's mixtures travel with the task of their client, and not with what all clients share."""
+    link = Sizes(helpers.make_residents(tmp_path / "own"))
+    result = helpers.run_over(link, tmp_path / "run", "fedamp")
+    model = sum(tensor.nbytes for tensor in result.model.state_dict().values())
+    assert [sorted(link.tasks[round].values()) for round in (0, 1, 2)] == [[0, 0, 0], [model] * 3, [model] * 3]
+
+
+def test_public_samples_are_a_data_set_that_server_and_clients_have(tmp_path):
+    settings = {**SETTINGS, "public": "digits"}
+    here = federate(tmp_path, "feddf", **settings)
+    there = helpers.run_over(
+        Here(helpers.make_residents(tmp_path / "own")), tmp_path / "there", "feddf", public="digits"
+    )
+    assert model_bytes(there) == model_bytes(here)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("npz:/etc/samples.npz", "names a file or code"),
+        ("module:os.system", "names a file or code"),
+        ("0.1", "unknown dataset '0.1'"),
+        ("digits", "not of the run's kind and shape"),
+    ],
+)
+def test_a_client_s_public_samples_are_an_installed_data_set_that_fits(tmp_path, name, words):
+    setup = setup_of(tmp_path, "feddf", public="digits")
+    data, config = helpers.own_data(0), accepted(setup)
+    public = data.spec(config, setup, tmp_path).dataset.public
+    assert torch.equal(public.inputs(torch.arange(5)), load_dataset("digits", None).train.gather(torch.arange(5)))
+    if name == "digits":
+        setup = setup.model_copy(update={"input_shape": [1, 9, 9]})
+    with pytest.raises(ConfigError, match=words):
+        _public(name, setup, None)
+
+
 def test_a_round_s_payload_goes_once_to_each_client(tmp_path):
     link = Here(helpers.make_residents(tmp_path / "own"))
     helpers.run_over(link, tmp_path / "run", "fedcme")
@@ -80,6 +120,27 @@ def test_a_round_s_payload_goes_once_to_each_client(tmp_path):
     # client is repeated, with what it asks for.
     assert len(tasks) == 3 * 3 * 3 + 3
     assert sum("shared" in blobs for blobs in tasks) == 2 * 3 * 3 + 3
+
+
+def test_a_share_of_the_clients_own_samples_cannot_be_public():
+    with pytest.raises(ConfigError, match=r"--public 0.1: the samples stay with the clients"):
+        _checked(RunConfig(public="0.1"))
+    assert _checked(RunConfig(public="digits")).public == "digits"
+
+
+class Sizes(Here):
+    """Notes how many bytes of tensors a training task carries for its client alone, by round and client."""
+
+    def __init__(self, residents):
+        super().__init__(residents)
+        self.tasks = {}
+
+    def deliver(self, client, blobs):
+        op, tensors, header = wire.unpack(blobs)
+        if op == "task" and header["task"]["kind"] == "fit_begin":
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            self.tasks.setdefault(header["task"]["round"], {})[client] = size
+        return super().deliver(client, blobs)
 
 
 class Losing(Here):
@@ -300,8 +361,8 @@ def test_a_client_whose_connection_breaks_may_come_back_within_its_grace(tmp_pat
 # What a client takes part in
 
 
-def setup_of(tmp_path, *plugins, **changes):
-    config, dataset = helpers.resolved(tmp_path, *plugins)
+def setup_of(tmp_path, *plugins, public=None, **changes):
+    config, dataset = helpers.resolved(tmp_path, *plugins, public=public)
     _, _, header = wire.unpack({"setup": helpers.setups_for(config, dataset)[1]}, "setup")
     return Setup.model_validate({**header["setup"], **changes})
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.base.config import public_share
 from fedcore.base.threads import one_thread
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import WorkerSpec
@@ -168,6 +169,11 @@ def _checked(config: RunConfig) -> RunConfig:
     """Refuse options that a federation has no place for."""
     if config.system is not None:
         raise ConfigError("--system simulates clients; those of a federation are as they are")
+    if public_share(config.public) is not None:
+        raise ConfigError(
+            f"--public {config.public}: the samples stay with the clients, and no share of them can be public; name a "
+            "data set that the server and every client have, such as --public digits"
+        )
     for name in code_in(config.model_copy(update={"dataset": ""})):
         raise ConfigError(f"{name}: clients run installed packages only, and refuse code that is named by its path")
     return config
