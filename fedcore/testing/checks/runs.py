@@ -149,6 +149,8 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
     plugin = create_plugin(trial.name, {})
     if plugin.server_optimizer:
         raise NotApplicable("a server optimizer steps elsewhere")
+    if set(plugin.owns) & set(plugin.starts):
+        raise NotApplicable("clients start from several models of the plugin's, and each gets its own clients' mean")
     engines: list[Echoing] = []
 
     def echoing(spec: WorkerSpec) -> Echoing:
