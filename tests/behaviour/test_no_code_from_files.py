@@ -18,9 +18,11 @@ CALLS = {
 }
 IMPORTS_BY_NAME = {
     *("fedcore/__init__.py", "fedcore/engines/__init__.py", "fedcore/base/registry.py"),
+    "fedcore/engines/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
 }
-"""Where import_module is called: the registry imports what a user may name; the others have names of their own."""
+"""Where import_module is called: the registry imports what a user may name; the others have names of their own, or of
+the program that started them."""
 
 EXECUTES = {"fedcore/base/objects.py": ["exec", "compile"]}
 """A worker process defines the classes that the program which started the run gave to it. Their source comes from that
