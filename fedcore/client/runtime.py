@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
@@ -70,13 +70,6 @@ class ClientRuntime:
         self.updates_on = torch.device("cpu")
         self._sessions: dict[str, LocalSession] = {}
         self._spent: dict[str, dict[str, float]] = {}
-        self._handlers = {
-            "fit_begin": self._fit_begin,
-            "fit_resume": self._fit_resume,
-            "ask": self._ask,
-            "evaluate": self._evaluate,
-            "end_session": self._end_session,
-        }
 
     def keep_updates_on_device(self) -> None:
         """Leave updates where they were trained, for a server in this process, unless a plugin there reads them."""
@@ -91,7 +84,7 @@ class ClientRuntime:
         began, before = time.perf_counter(), dict(self.setup.plugins.seconds)
         try:
             with self.graphs.recorder.running() if self.graphs else nullcontext():
-                result = self._handlers[task.kind](task, shared)
+                result = TASKS[task.kind](self, task, shared)
                 stays = self.updates_on.type != "cpu" and "version" in result.meta
                 tensors = result.tensors if stays else on_cpu(result.tensors)
         except Failed as failed:
@@ -212,7 +205,8 @@ class ClientRuntime:
         self._sessions.pop(task.session or "", None)
         if self.graphs:
             self.graphs.forget(session)
-        return self._finish(task, session)
+        with closing(session):
+            return self._finish(task, session)
 
     def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:
         if session.steps == 0:
@@ -254,21 +248,21 @@ class ClientRuntime:
         return ClientResult(task.id, *pack_update(update, version))
 
     def _ask(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
-        session = self._session(task, shared, read_only="answer")
         plugin = str(task.meta["plugin"])
-        answer = self.setup.plugins.call(
-            plugin,
-            "answer",
-            client=context_of(session, plugin),
-            question=task.meta["question"],
-            tensors={name: tensor.to(self.working.device) for name, tensor in task.tensors.items()},
-        )
+        with closing(self._session(task, shared, read_only="answer")) as session:
+            answer = self.setup.plugins.call(
+                plugin,
+                "answer",
+                client=context_of(session, plugin),
+                question=task.meta["question"],
+                tensors={name: tensor.to(self.working.device) for name, tensor in task.tensors.items()},
+            )
         return ClientResult(task.id, {name: tensor.detach().clone() for name, tensor in (answer or {}).items()})
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
-        session = self._session(task, shared, read_only="personal_model")
         held_out = self.partition.test[task.client]
-        return ClientResult(task.id, {}, evaluate_client(session, self.dataset, held_out, task.meta))
+        with closing(self._session(task, shared, read_only="personal_model")) as session:
+            return ClientResult(task.id, {}, evaluate_client(session, self.dataset, held_out, task.meta))
 
     def _end_session(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
         self._sessions.pop(task.session or "", None)
@@ -277,6 +271,16 @@ class ClientRuntime:
     def _exchanged(self, plugin_name: str) -> list[str]:
         plugin = self.setup.plugins[plugin_name]
         return self.setup.claimed(plugin, "exchanges")
+
+
+TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], ClientResult]] = {
+    "fit_begin": ClientRuntime._fit_begin,
+    "fit_resume": ClientRuntime._fit_resume,
+    "ask": ClientRuntime._ask,
+    "evaluate": ClientRuntime._evaluate,
+    "end_session": ClientRuntime._end_session,
+}
+"""What does a task of each kind; no bound methods, with which a runtime would refer to itself and outlive its run."""
 
 
 def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:

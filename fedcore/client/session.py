@@ -110,6 +110,10 @@ class LocalSession:
         """Choose where the losses are summed."""
         self.losses = LossTotals(None if self.fixed is None or self.own_tensors else self.fixed.losses)
 
+    def close(self) -> None:
+        """Forget what plugins see of the client; it refers back to the session, which would outlive its use."""
+        self.contexts.clear()
+
     @property
     def own_tensors(self) -> bool:
         """Whether the session needs tensors that no other one writes to, so that its captured steps serve it alone."""
