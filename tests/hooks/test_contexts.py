@@ -108,7 +108,7 @@ def implemented(found: object, protocol: type) -> set[str]:
         ("server in a round", ServerContext, {"scoped"}),
         ("server after training", ServerContext, {"scoped"}),
         # The constructor, and what the two sides share beside it.
-        ("setup", RunSetup, {"build", "breaks", "claimed", "fixed_digest"}),
+        ("setup", RunSetup, {"build", "breaks", "claimed", "fixed_digest", "uploads"}),
     ],
 )
 def test_what_is_declared_is_what_there_is(seen, name, protocol, internal):

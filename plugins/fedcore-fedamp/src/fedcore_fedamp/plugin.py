@@ -24,15 +24,12 @@ CLIENTS = "clients"
 """The clients whose models the server has, in ascending order."""
 
 
-class FedAMP(Plugin):
+class FedAMP(Plugin[FedAMPOptions]):
     """FedAMP (Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021, arXiv 2007.03797).
 
     Every client keeps a model w_i. The server mixes u_i = sum_j xi_ij w_j, more of those that resemble w_i, and client
     i minimises F_i(w_i) + lambda / (2 alpha) |w_i - u_i|^2 from its w_i on (Algorithm 1). There is no global model.
     """
-
-    Options = FedAMPOptions
-    options: FedAMPOptions
 
     @hookimpl
     def personal_parameters(self) -> list[str]:

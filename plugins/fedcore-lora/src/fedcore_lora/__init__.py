@@ -48,15 +48,12 @@ class LoRAOptions(PluginOptions):
     )
 
 
-class LoRA(Plugin):
+class LoRA(Plugin[LoRAOptions]):
     """LoRA (Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, ICLR 2022, arXiv 2106.09685), in a federation.
 
     The encoder is frozen: it neither travels nor is kept per client. Clients train and average the adapters'
     A and B (Eq. 3) and the classifier.
     """
-
-    Options = LoRAOptions
-    options: LoRAOptions
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:

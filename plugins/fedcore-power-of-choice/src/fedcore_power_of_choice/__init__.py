@@ -47,14 +47,11 @@ class PowerOfChoiceOptions(PluginOptions):
     )
 
 
-class PowerOfChoice(Plugin):
+class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
     """Power-of-Choice (Cho, Wang, Joshi, 2020, arXiv 2010.01243), pow-d and cpow-d.
 
     d candidates, drawn in proportion to their data, compute F_k(w_t); the m of them with the highest loss train.
     """
-
-    Options = PowerOfChoiceOptions
-    options: PowerOfChoiceOptions
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
