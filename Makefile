@@ -10,21 +10,22 @@ PROFILE ?= dev
 # make setup TORCH=cpu: torch without CUDA. TORCH_INDEX is the address of an index, or a folder, with its wheels.
 TORCH ?= default
 TORCH_INDEX ?=
-STAMP := $(VENV)/.installed$(if $(filter core,$(PROFILE)),-core)
+DEV := $(VENV)/.installed
+CORE := $(VENV)/.installed-core
 
 # Where this is set, each of the processes that tests start would compile all our sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup train test test-slow test-reliability test-flower test-dist lint types docs results dist audit check clean
 
-setup: $(STAMP)
+setup: $(if $(filter core,$(PROFILE)),$(CORE),$(DEV))
 
-$(STAMP): pyproject.toml constraints.txt tools/install.py $(addsuffix /pyproject.toml,$(PLUGINS))
+$(DEV) $(CORE): pyproject.toml constraints.txt tools/install.py $(addsuffix /pyproject.toml,$(PLUGINS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedcore needs Python 3.11 or newer; name it with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python tools/install.py --profile $(PROFILE) --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
-	@touch $(STAMP)
+	$(BIN)/python tools/install.py --profile $(if $(filter $(CORE),$@),core,dev) --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
+	@touch $@
 
 FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.installed
@@ -37,7 +38,8 @@ $(FLOWER_STAMP): pyproject.toml $(FLOWER)/constraints.txt $(addsuffix /pyproject
 	  types-PyYAML $(foreach plugin,$(FLOWER_WITH),-e $(plugin))
 	@touch $(FLOWER_STAMP)
 
-train: setup
+# The first round needs no development tools: without an environment the core profile is installed.
+train: $(or $(wildcard $(DEV)),$(CORE))
 	$(BIN)/fedcore train --plugin fedcd
 
 test: setup
