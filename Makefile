@@ -42,8 +42,9 @@ $(FLOWER_STAMP): pyproject.toml $(FLOWER)/constraints.txt $(addsuffix /pyproject
 train: $(or $(wildcard $(DEV)),$(CORE))
 	$(BIN)/fedcore train --plugin fedcd
 
+# Three processes on two cores: one often waits for a process that its test started.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
