@@ -15,10 +15,10 @@ COPY . /opt/fedcore
 WORKDIR /opt/fedcore
 RUN python -m venv /opt/venv \
  && /opt/venv/bin/python tools/install.py --profile core --torch "${TORCH}" --torch-index "${TORCH_INDEX}"
-RUN useradd --create-home fedcore && install -d -o fedcore /work
+RUN useradd --uid 1000 --create-home fedcore && install -d -o fedcore /work
 
 ENV PATH="/opt/venv/bin:${PATH}"
-USER fedcore
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["fedcore"]
 CMD ["--help"]

@@ -64,6 +64,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/hadolint Dockerfile
 
 types: setup
 	$(BIN)/mypy

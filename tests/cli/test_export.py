@@ -68,8 +68,6 @@ def test_torch_loads_without_pickled_code_for_batches_of_any_size(cli, tmp_path:
 
 
 def test_onnx_gives_the_same_logits(cli, trained, tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
     from onnx.reference import ReferenceEvaluator
 
     assert cli("export", trained.directory, "--to", "onnx", "--out", "model").exit_code == 0

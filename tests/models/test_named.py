@@ -63,7 +63,7 @@ def resolve_split(name):
 
 class TestTimm:
     def test_an_image_of_any_size_and_number_of_channels(self):
-        timm()
+        load_torchvision()
         model = built("timm:test_vit", (2, 64, 48))
         x = torch.randn(2, 2, 64, 48, generator=torch.Generator().manual_seed(0))
         features, logits = model.eval()(x)
@@ -77,11 +77,6 @@ class TestTimm:
         monkeypatch.setitem(sys.modules, "timm", None)
         with pytest.raises(ConfigError, match="pip install timm"):
             built("timm:resnet18")
-
-
-def timm():
-    load_torchvision()
-    return pytest.importorskip("timm")
 
 
 class TestWeights:

@@ -24,7 +24,7 @@ def test_it_has_one_base_with_a_version_and_does_not_run_as_root():
     found = steps()
     assert [arguments for name, arguments in found if name == "FROM"] == ["python:${PYTHON}-slim"]
     assert ("ARG", "PYTHON=3.11") in found
-    assert [arguments for name, arguments in found if name == "USER"] == ["fedcore"]
+    assert [arguments for name, arguments in found if name == "USER"] == ["1000"]
     assert found[-2:] == [("ENTRYPOINT", '["fedcore"]'), ("CMD", '["--help"]')]
 
 
