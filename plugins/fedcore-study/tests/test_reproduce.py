@@ -353,6 +353,7 @@ class TestPlan:
         assert planned.runs.keys() == {("FedAvg", "b"), ("FedProx", "b")}
         whole = reproducing.plan(recipe, "paper")
         assert all(whole.runs[place] == runs for place, runs in planned.runs.items())  # the same runs, found again
+        assert len(list(reproducing.plan(recipe, "paper", rows=["FedAvg"], columns=["b"]).sweep.cells())) == 3
         nothing = reproducing.plan(recipe, "paper", columns=["c"])
         assert (nothing.sweep, {cell.reason for cell in nothing.cells}) == (None, {"there is no such data set"})
 

@@ -198,7 +198,10 @@ class Recipe(_Part):
         layers = [column.options, {"plugins": row.plugins}, row.options]
         if scale == "quick":
             layers += [self.quick.options, self.quick.columns.get(column.name, {})]
-        return {axis_name(name): value for layer in layers for name, value in layer.items()}
+        plugins = _plugins(row.plugins)
+        named = {axis_name(name): value for layer in layers for name, value in layer.items()}
+        # A column's option of a plugin is for the rows that have the plugin; a sweep of other rows would refuse it.
+        return {name: v for name, v in named.items() if "." not in name or name.rpartition(".")[0] in plugins}
 
     def _choices(self) -> Iterator[Options]:
         yield from (column.options for column in self.columns)
