@@ -66,3 +66,8 @@ ON_CLIENTS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.on_c
 
 VALIDATION = ("personal", "global_local")
 """Protocols on held-out parts, by which the best round is chosen: the first that a run has."""
+
+
+def confusion_key(protocol: str) -> str:
+    """Return the key of a protocol's confusion matrix in summary.json."""
+    return "confusion" if protocol == "global" else f"confusion_{protocol}"

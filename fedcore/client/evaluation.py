@@ -30,7 +30,7 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Quantiles of the clients' accuracies that are recorded for any number of clients."""
 
 MAX_CONFUSION = 100
-"""Up to this many classes, a finished run's summary has the confusion matrix of the global model."""
+"""Up to this many classes, a finished run's summary has confusion matrices."""
 
 MAX_PER_CLIENT = 1000
 """Up to this many clients, every evaluated round records each client's accuracy."""
@@ -118,13 +118,14 @@ def evaluate_client(
     """Evaluate one client, whose session is loaded; returns counts by protocol.
 
     :param held_out: the client's held-out samples, positions in the training set, int64 (m,).
-    :param meta: the task's ``protocols``, and whether the client ``took_part`` in training before.
+    :param meta: the task's ``protocols``, whether the client ``took_part`` in training before, and whether
+        ``confusion`` is to be counted for its own model.
     """
     protocols, found = set(meta["protocols"]), {}
     device, working = session.working.device, session.working.module
 
-    def on_held_out(model: nn.Module) -> dict[str, Any]:
-        return evaluate(model, dataset.train, dataset.num_classes, device, indices=held_out)
+    def on_held_out(model: nn.Module, *, confusion: bool = False) -> dict[str, Any]:
+        return evaluate(model, dataset.train, dataset.num_classes, device, indices=held_out, confusion=confusion)
 
     if "global_local" in protocols and len(held_out):
         found["global_local"] = on_held_out(working)
@@ -133,9 +134,9 @@ def evaluate_client(
         own = session.plugins.first("personal_model", client=context_of(session, ""))
     own = own or working
     if "personal" in protocols and len(held_out):
-        found["personal"] = on_held_out(own)
+        found["personal"] = on_held_out(own, confusion=meta["confusion"])
     if "personal_global" in protocols:
-        found["personal_global"] = evaluate(own, dataset.test, dataset.num_classes, device)
+        found["personal_global"] = evaluate(own, dataset.test, dataset.num_classes, device, confusion=meta["confusion"])
     return found
 
 
@@ -154,12 +155,14 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
         accuracies = np.array([sum(c["correct"]) for c in counts.values()], dtype=np.float64) / totals
         losses = np.array([c["loss"] for c in counts.values()], dtype=np.float64)
         weights = totals if PROTOCOLS[protocol].held_out else np.ones_like(totals)
-        worst = np.sort(accuracies)[: max(1, round(0.1 * len(accuracies)))]
+        ordered, tenth = np.sort(accuracies), max(1, round(0.1 * len(accuracies)))
         row: dict[str, Any] = {
             "accuracy": float((weights * accuracies).sum() / weights.sum()),
             **_loss(float(losses.sum() / totals.sum())),
+            "mean": float(accuracies.mean()),
             "std": float(accuracies.std()),
-            "worst10": float(worst.mean()),
+            "worst10": float(ordered[:tenth].mean()),
+            "best10": float(ordered[-tenth:].mean()),
             "quantiles": [float(value) for value in np.quantile(accuracies, QUANTILES)],
             "clients": len(accuracies),
             "untrained": sum(client in untrained for client in counts) if PROTOCOLS[protocol].own_model else 0,

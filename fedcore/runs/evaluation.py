@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, evaluate, rates, silhouette, summarise_clients
@@ -21,19 +24,24 @@ from fedcore.server.state import ServerState
 class Evaluator:
     """Evaluates committed states; changes nothing.
 
-    :ivar confusion: confusion matrix of the global model on the test set, as the last evaluation counted it; None
-        without a global model, and for more than ``MAX_CONFUSION`` classes.
+    :ivar confusions: protocol -> confusion matrix that the last evaluation counted, a row per class: of the global
+        model on the test set, and of the clients' own models, all clients added up. Empty where the evaluation
+        was not asked for them, and for more than ``MAX_CONFUSION`` classes.
     """
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.placement = Placement.of(federation.config, federation.setup.model)
         self.device = self.placement.device
-        self.confusion: list[list[int]] | None = None
+        self.confusions: dict[str, npt.NDArray[np.int64]] = {}
 
-    def evaluate(self, state: ServerState, *, with_silhouette: bool = False) -> dict[str, Any]:
+    def evaluate(
+        self, state: ServerState, *, with_silhouette: bool = False, with_confusion: bool = False
+    ) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
         federation, layout = self.federation, self.federation.setup.layout
+        with_confusion = with_confusion and federation.dataset.num_classes <= MAX_CONFUSION
+        self.confusions = {}
         metrics: dict[str, Any] = {"global": None}
         if layout.personal:
             metrics["global_reason"] = (
@@ -47,16 +55,17 @@ class Evaluator:
                 dataset.num_classes,
                 self.device,
                 threads=cores() if cpu else 1,
-                confusion=dataset.num_classes <= MAX_CONFUSION,
+                confusion=with_confusion,
             )
             metrics["global"] = rates(counts)
-            self.confusion = counts.get("confusion")
-        metrics.update(self.evaluate_clients(state))
+            if with_confusion:
+                self.confusions["global"] = np.array(counts["confusion"], dtype=np.int64)
+        metrics.update(self.evaluate_clients(state, with_confusion=with_confusion))
         if with_silhouette:
             metrics.update(self.silhouette(state))
         return metrics
 
-    def evaluate_clients(self, state: ServerState) -> dict[str, Any]:
+    def evaluate_clients(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of the protocols that run on clients."""
         federation, plugins = self.federation, self.federation.setup.plugins
         personal = bool(federation.setup.layout.personal or plugins.implementers("personal_model"))
@@ -82,7 +91,11 @@ class Evaluator:
                     version=state.manifest.get(client),
                     shared=key,
                     tensors=broadcasts.to(client),
-                    meta={"protocols": protocols, "took_part": client in state.manifest},
+                    meta={
+                        "protocols": protocols,
+                        "took_part": client in state.manifest,
+                        "confusion": with_confusion,
+                    },
                 )
                 for client in (range(federation.config.clients) if personal else held_out)
             ]
@@ -90,12 +103,25 @@ class Evaluator:
             def counts(task: ClientTask, outcome: Any) -> dict[str, Any]:
                 return federation.validator.counts(task, outcome, self._samples(task), classes)
 
-            answers = scope.answers(tasks, counts)
-            results = {task.client: found for task, found in answers if found is not None}
-        found = summarise_clients(results, set(range(federation.config.clients)) - set(state.manifest))
+            results: dict[int, dict[str, Any]] = {}
+            for task, found in scope.answers(tasks, counts):
+                if found is not None:
+                    results[task.client] = found
+                    self._add_confusions(found)
+        summary = summarise_clients(results, set(range(federation.config.clients)) - set(state.manifest))
         if scope.failures:
-            found |= {"failed": len(scope.failures), "failures": scope.failures}
-        return found
+            summary |= {"failed": len(scope.failures), "failures": scope.failures}
+        return summary
+
+    def _add_confusions(self, counts: Mapping[str, dict[str, Any]]) -> None:
+        """Move the confusion matrices out of a client's counts into the sums over all clients.
+
+        Those of all clients together would take more memory than all other counts.
+        """
+        for protocol, counted in counts.items():
+            if "confusion" in counted:
+                matrix = np.array(counted.pop("confusion"), dtype=np.int64)
+                self.confusions[protocol] = matrix + self.confusions.get(protocol, np.int64(0))
 
     def _samples(self, task: ClientTask) -> dict[str, int]:
         """Return how many samples a client has for each protocol that its task asks for."""

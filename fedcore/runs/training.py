@@ -10,6 +10,7 @@ import torch
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
+from fedcore.base.protocols import confusion_key
 from fedcore.base.tensors import copy_into
 from fedcore.models.placement import Placement
 from fedcore.runs import participation
@@ -70,7 +71,11 @@ class Experiment:
         metrics = None
         if last or state.round % self.config.eval_every == 0:
             every = self.config.silhouette_every
-            metrics = self.evaluator.evaluate(state, with_silhouette=bool(every) and state.round % every == 0)
+            metrics = self.evaluator.evaluate(
+                state,
+                with_silhouette=bool(every) and state.round % every == 0,
+                with_confusion=last or self.config.patience is not None,  # which may make this round the last one
+            )
             state = replace(state, best=self.evaluator.best(state, metrics))
             if not last and out_of_patience(self.config, state):
                 last, state = True, replace(state, phase="post_train")
@@ -121,7 +126,7 @@ class Experiment:
             "seconds": time.perf_counter() - self._began,
             "finished": now(),
             "metrics": metrics,
-            **({"confusion": self.evaluator.confusion} if self.evaluator.confusion else {}),
+            **{confusion_key(name): matrix.tolist() for name, matrix in self.evaluator.confusions.items()},
             "bytes": {**state.ledger, "per_round": per_round(state.ledger, state.round)},
             "time": self._times.split(self.federation.engine.workers),
         }
@@ -142,7 +147,7 @@ class Experiment:
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
-        metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state)
+        metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state, with_confusion=True)
         if "silhouette" not in metrics:
             metrics = {**metrics, **self.evaluator.silhouette(state)}
         if state.before_correction is not None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
+from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientResult, ClientTask
@@ -74,6 +75,7 @@ class _Counts(_Strict):
     correct: list[Count]
     total: list[Count]
     loss: Annotated[float, Field(allow_inf_nan=True)]  # a model that diverged
+    confusion: list[list[Count]] = []
 
 
 class UpdateValidator:
@@ -159,6 +161,7 @@ class UpdateValidator:
         """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` gives them.
 
         :param totals: protocol -> number of samples that it is evaluated on; exactly these protocols are expected.
+            A confusion matrix is there where the task asks for it, for the client's own model.
         """
         self._tensors(task, outcome)
         found = {}
@@ -168,7 +171,10 @@ class UpdateValidator:
             fits = len(counts.correct) == len(counts.total) == classes and sum(counts.total) == samples
             if not fits or any(c > t for c, t in zip(counts.correct, counts.total)):
                 raise RejectUpdate(f"{what}: is no count of {samples} samples of {classes} classes")
-            found[protocol] = counts.model_dump()
+            asked = task.meta["confusion"] and PROTOCOLS[protocol].own_model
+            if asked and not _is_confusion_of(counts):
+                raise RejectUpdate(f"{what}: its confusion matrix does not match its counts of {classes} classes")
+            found[protocol] = counts.model_dump(exclude=set() if asked else {"confusion"})
         return found
 
     def _tensors(self, task: ClientTask, outcome: Any, device: torch.device = CPU) -> Tensors:
@@ -237,6 +243,14 @@ class UpdateValidator:
         broken = first_nonfinite(tensors)
         if broken is not None:
             raise NonFiniteUpdate(f"{what}: {broken!r} of {sender} has values that are not finite")
+
+
+def _is_confusion_of(counts: _Counts) -> bool:
+    """Whether the matrix is square, has the samples of each class in its rows and the correct ones on its diagonal."""
+    rows, classes = counts.confusion, len(counts.total)
+    if len(rows) != classes or any(len(row) != classes for row in rows):
+        return False
+    return [sum(row) for row in rows] == counts.total and [row[c] for c, row in enumerate(rows)] == counts.correct
 
 
 def _parsed(model: type[Model], value: Any, what: str) -> Model:

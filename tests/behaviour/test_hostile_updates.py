@@ -17,6 +17,7 @@ from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.engines.local import InProcessEngine
 from fedcore.runs.directory import RunDirectory
 from fedcore.server.validation import MIB
+from fedcore.testing import PersonalClassifier
 from tests import support
 from tests.exchanges import Rotates
 from tests.support import client_state, committed, lines, model_bytes
@@ -468,6 +469,22 @@ def test_an_evaluation(tmp_path, corrupt):
     assert f"client {BAD}: " in failure["message"]
     assert found["global_local"] == expected["global_local"]
     assert model_bytes(result) == model_bytes(gone)
+
+
+@pytest.mark.parametrize("matrix", [None, [], [[1]], [[0] * 10] * 10, [[1.0] * 10] * 10, [[10**6] * 10] * 10])
+def test_a_confusion_matrix(tmp_path, matrix):
+    """One that is no matrix, or not of the counts beside it, is rejected with them."""
+
+    def corrupt(task, outcome):
+        assert task.meta["confusion"]
+        counted = {**outcome.meta["personal"], "confusion": matrix}
+        return replace(outcome, meta={**outcome.meta, "personal": counted})
+
+    result = hostile(tmp_path, only("evaluate", corrupt), PersonalClassifier, rounds=1)
+    (failure,) = result.metrics["failures"]
+    assert (failure["client"], failure["kind"]) == (BAD, "rejected")
+    assert "confusion" in failure["message"]
+    assert result.metrics["personal"]["clients"] == 3
 
 
 def test_a_claim_of_a_state_that_is_not_there(tmp_path):

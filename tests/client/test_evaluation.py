@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore.client.evaluation import evaluate, rates, silhouette, summarise_clients
+from fedcore.client.evaluation import MAX_PER_CLIENT, evaluate, rates, silhouette, summarise_clients
 from fedcore.data import ResidentSamples
 
 
@@ -83,5 +85,21 @@ def test_clients_are_joined_weighted_by_what_they_hold_out() -> None:
     (row,) = summarise_clients(counts, untrained=[1]).values()
     assert (row["accuracy"], row["loss"], row["clients"], row["untrained"]) == (0.5, 0.75, 2, 0)
     assert row["per_client"] == {"0": 1.0, "1": 0.333333}
-    assert row["worst10"] == pytest.approx(1 / 3)
+    assert (row["worst10"], row["mean"], row["best10"]) == pytest.approx((1 / 3, 2 / 3, 1.0))
     assert [row["quantiles"][0], row["quantiles"][-1]] == pytest.approx([1 / 3, 1.0])
+
+
+def test_beyond_a_thousand_clients_their_figures_are_recorded_but_not_each_one() -> None:
+    right = [client % 7 for client in range(MAX_PER_CLIENT + 10)]
+    counts = {
+        client: {"global_local": {"correct": [n], "total": [10 + client % 2], "loss": 1.0}}
+        for client, n in enumerate(right)
+    }
+    (row,) = summarise_clients(counts, untrained=[]).values()
+    assert "per_client" not in row
+    ordered = sorted(n / (10 + client % 2) for client, n in enumerate(right))
+    assert row["mean"] == pytest.approx(statistics.fmean(ordered))
+    assert row["std"] == pytest.approx(statistics.pstdev(ordered))
+    assert row["worst10"] == pytest.approx(statistics.fmean(ordered[:101]))
+    assert row["best10"] == pytest.approx(statistics.fmean(ordered[-101:]))
+    assert row["mean"] != pytest.approx(row["accuracy"], abs=1e-6)  # which counts clients by their samples

@@ -19,7 +19,7 @@ from fedcore import Loss, Plugin, RejectUpdate, hookimpl
 from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, evaluate_run, resume
-from fedcore.testing import EqualWeights
+from fedcore.testing import EqualWeights, PersonalClassifier
 from tests import support
 from tests.exchanges import Rotates
 from tests.support import client_state, committed, lines, model_bytes, weights
@@ -524,6 +524,26 @@ def test_the_summary_has_the_confusion_matrix_of_the_final_model(moon):
     assert str(expected[0]) in text  # a row of numbers is one line
     again = evaluate_run(moon.directory)
     assert again.keys() <= moon.metrics.keys()  # the matrix is no figure of a protocol
+
+
+@pytest.mark.filterwarnings("ignore:stopped after round")
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"rounds": 6, "patience": 1}])
+def test_the_summary_has_the_confusion_matrices_of_the_clients_own_models(go, options):
+    """Of all clients together; the rounds before the last one do not count them."""
+    result = go(PersonalClassifier, **{"rounds": 2, "client_test_fraction": 0.2} | options)
+    assert ("stopped_early" in result.summary) == ("patience" in options)
+    partition = json.loads((result.directory / "partition.json").read_text())
+    held_out = fedcore.data.load_dataset("digits").train.labels[[i for held in partition["test"] for i in held]]
+    matrix = torch.tensor(result.summary["confusion_personal"])
+    assert matrix.sum(dim=1).tolist() == held_out.bincount(minlength=10).tolist()
+    right = result.metrics["personal"]["accuracy"] * len(held_out)
+    assert matrix.trace().item() == pytest.approx(right)
+    on_test = torch.tensor(result.summary["confusion_personal_global"])
+    assert on_test.sum().item() == 4 * 360
+    assert on_test.trace().item() == pytest.approx(4 * 360 * result.metrics["personal_global"]["accuracy"])
+    assert "confusion" not in result.summary  # there is no global model
+    resumed = fedcore.resume(result.directory, allow_code=True)  # of a finished run: its models are evaluated once more
+    assert resumed.summary["confusion_personal"] == matrix.tolist()
 
 
 def test_notify(go):

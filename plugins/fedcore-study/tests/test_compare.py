@@ -7,14 +7,16 @@ import io
 import json
 import math
 import re
+from dataclasses import astuple
 
 import pytest
 import yaml
 
+import fedcore
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore_study.compare import formats
 from fedcore_study.compare.comparison import compare
-from fedcore_study.compare.fairness import Spread, jain, spread_of
+from fedcore_study.compare.fairness import Spread, spread_of
 from fedcore_study.compare.figures import Difference, Figure, paired_difference
 from fedcore_study.compare.findings import verdict
 from fedcore_study.compare.model_size import ModelSize
@@ -335,14 +337,26 @@ class TestOverClients:
         assert found.std == pytest.approx(math.sqrt(0.05))
         assert found.variance == pytest.approx(500)
         assert found.jain == pytest.approx(5 / 6)
-        assert (jain([0.3, 0.3]), jain([1.0, 0.0, 0.0, 0.0]), jain([0.0, 0.0])) == (pytest.approx(1), 0.25, None)
+        assert Spread.of([0.3, 0.3]).jain == pytest.approx(1)
+        assert Spread.of([1.0, 0.0, 0.0, 0.0]).jain == pytest.approx(1 / 4)
+        assert Spread.of([0.0, 0.0]).jain is None
         many = Spread.of([i / 100 for i in range(100)])  # a tenth are ten clients
         assert (many.worst, many.best) == pytest.approx((0.045, 0.945))
 
     @pytest.mark.parametrize("each", [None, {}, {"0": "x"}, {"0": 0.5, "1": None}, {"0": 2.0}, [0.5], {"0": True}])
     def test_what_is_not_recorded_by_client(self, each):
         assert spread_of({"accuracy": 0.5, "per_client": each}) is None
-        assert spread_of({"per_client": each, "std": 0.1, "worst10": 0.2}) == Spread(None, 0.1, 0.2, None, None)
+        earlier = {"per_client": each, "std": 0.1, "worst10": 0.2}  # what earlier versions recorded
+        assert spread_of(earlier) == Spread(None, 0.1, 0.2, None, None)
+
+    def test_a_run_of_many_clients_has_the_same_figures_without_each_client(self, tmp_path):
+        """Beyond 1,000 clients it records the figures over them, but not each one."""
+        config = RunConfig(rounds=1, clients=25, alpha=0.3, client_test_fraction=0.3, workers=0, out=tmp_path / "run")
+        row = fedcore.run(config).metrics["global_local"]
+        each = spread_of(row)
+        assert each == Spread.of(list(row.pop("per_client").values()))
+        assert spread_of(row) == Spread(*(pytest.approx(figure, abs=1e-6) for figure in astuple(each)))
+        assert len(set(astuple(each))) == 5
 
     def test_columns_over_seeds(self, make):
         folders = [make([], seed, [0.5], protocol="personal") for seed in (0, 1)]

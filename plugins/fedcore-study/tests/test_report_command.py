@@ -88,7 +88,7 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
         "Accuracy against bytes, global",
         "Accuracy by client, global_local",
         "Accuracy by class",
-        "Confusion matrix",
+        "Confusion matrix, global",
         "Silhouette of the features over rounds",
         "Loss of the task",
         "Loss term proximal of fedprox",
@@ -143,7 +143,7 @@ def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
 
     summaries = [json.loads((runs / f"fedavg-{s}" / "summary.json").read_text())["confusion"] for s in (0, 1)]
     first = [one + other for one, other in zip(summaries[0][0], summaries[1][0], strict=True)]
-    matrix = page.plot("Confusion matrix")
+    matrix = page.plot("Confusion matrix, global")
     assert matrix["data"][0]["text"][0] == [f"{100 * n / sum(first):.0f}" if n else "" for n in first]
     assert [button["label"] for button in matrix["layout"]["updatemenus"][0]["buttons"]] == ["fedavg", "fedprox"]
 
@@ -165,6 +165,20 @@ def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
     assert up == pytest.approx(lines["fedavg-0"][0]["bytes"]["up"] / 1e6)
 
 
+def test_methods_without_a_global_model_have_the_confusions_of_the_clients_models(cli, tmp_path: Path) -> None:
+    for name in ("fedavg", "fedper"):
+        config = RunConfig(**TINY, plugins=[name], out=tmp_path / name, client_test_fraction=0.2)
+        fedcore.run(config)
+    page, _ = report(cli, tmp_path / "fedavg", tmp_path / "fedper")
+    titles = [title for title in page.titles() if title.startswith("Confusion matrix")]
+    assert titles == [f"Confusion matrix, {protocol}" for protocol in ("global", "personal", "personal_global")]
+    summary = json.loads((tmp_path / "fedper" / "summary.json").read_text())
+    row = summary["confusion_personal"][3]
+    shown = page.plot("Confusion matrix, personal")["data"][0]["text"][3]
+    assert shown == [f"{100 * count / sum(row):.0f}" if count else "" for count in row]
+    assert "each client's own model on its held-out part, at the end; all clients and seeds together" in page.text
+
+
 def test_virtual_time_and_damaged_matrices(cli, copied: Path) -> None:
     for name in ("fedavg-0", "fedavg-1", "fedprox-0"):
         file = copied / name / "metrics.jsonl"
@@ -180,7 +194,7 @@ def test_virtual_time_and_damaged_matrices(cli, copied: Path) -> None:
     page, _ = report(cli, copied / "fedavg-0", copied / "fedavg-1", copied / "fedprox-0")
     traces = page.plot("Accuracy against virtual time, global")["data"]
     assert [trace["x"] for trace in traces if "markers" in trace.get("mode", "")] == [[1.5, 3.0], [1.5, 3.0]]
-    assert "Confusion matrix" not in page.titles()
+    assert not [title for title in page.titles() if title.startswith("Confusion matrix")]
     assert "runs of earlier versions did not" in page.text
 
 

@@ -6,7 +6,6 @@ Chiu and Hawe (DEC-TR-301, 1984) the index. All clients count alike here, whatev
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,31 +39,33 @@ class Spread:
         """Summarise the clients' accuracies, at least one."""
         ordered = sorted(accuracies)
         few = max(1, round(PART * len(ordered)))
-        mean = statistics.fmean
-        return cls(mean(ordered), statistics.pstdev(ordered), mean(ordered[:few]), mean(ordered[-few:]), jain(ordered))
+        mean, std = statistics.fmean(ordered), statistics.pstdev(ordered)
+        return cls(mean, std, statistics.fmean(ordered[:few]), statistics.fmean(ordered[-few:]), jain(mean, std))
 
 
-def jain(values: Sequence[float]) -> float | None:
-    """Return (sum x)^2 / (n sum x^2) of n values of at least 0: 1 where all are equal, 1/n where one has everything.
+def jain(mean: float, std: float) -> float | None:
+    """Return Jain's index (sum x)^2 / (n sum x^2) of n values of at least 0, which is mean^2 / (mean^2 + std^2).
 
-    None where all are 0.
+    1 where all are equal, 1/n where one has everything, None where all are 0.
     """
-    squares = math.fsum(value * value for value in values)
-    return math.fsum(values) ** 2 / (len(values) * squares) if squares else None
+    squares = mean**2 + std**2
+    return mean**2 / squares if squares else None
 
 
 def spread_of(row: Mapping[str, Any]) -> Spread | None:
     """Return the spread that a protocol's figures in a run's records give; None where they are not by client.
 
-    Beyond 1,000 clients a run records deviation and worst 10 % alone.
+    Beyond 1,000 clients a run records the figures alone; of earlier versions deviation and worst 10 %.
     """
     each = row.get("per_client")
     accuracies = list(map(_fraction, each.values())) if isinstance(each, dict) else []
     known = [accuracy for accuracy in accuracies if accuracy is not None]
     if known and len(known) == len(accuracies):
         return Spread.of(known)
-    std, worst = _fraction(row.get("std")), _fraction(row.get("worst10"))
-    return None if std is None and worst is None else Spread(None, std, worst, None, None)
+    mean, std, worst, best = (_fraction(row.get(name)) for name in ("mean", "std", "worst10", "best10"))
+    if mean is None and std is None and worst is None:
+        return None
+    return Spread(mean, std, worst, best, None if mean is None or std is None else jain(mean, std))
 
 
 def _fraction(value: Any) -> float | None:

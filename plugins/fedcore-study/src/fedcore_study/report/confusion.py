@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fedcore.base.protocols import PROTOCOLS, confusion_key
 from fedcore_study.compare.groups import Group
 from fedcore_study.report.charts import Chart, Grid, Heatmap, Omitted, plain
 
 Counts = list[list[int]]
 
 
-def confusion(group: Group, class_names: Sequence[str] | None) -> Chart | Omitted:
-    """Return the confusion matrices of a group's finished runs: a layer per row, the counts of its seeds added."""
-    title = "Confusion matrix"
+def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Chart | Omitted]:
+    """Yield the confusion matrices of a group's finished runs, by protocol."""
+    drawn = [chart for protocol in PROTOCOLS if (chart := confusion(group, protocol, class_names)) is not None]
+    yield from drawn
+    if not drawn:
+        reason = "a finished run records it, up to 100 classes; runs of earlier versions did not"
+        yield Omitted("Confusion matrix", reason)
+
+
+def confusion(group: Group, protocol: str, class_names: Sequence[str] | None) -> Chart | None:
+    """Return a protocol's matrices: a layer per row, the counts of its seeds added; None where there are none."""
     layers: dict[str, Grid] = {}
     for label, runs in group.rows.items():
-        found = [matrix for run in runs if (matrix := counts_in(run.summary)) is not None]
+        found = [matrix for run in runs if (matrix := counts_in(run.summary, confusion_key(protocol))) is not None]
         if found and len({len(matrix) for matrix in found}) == 1:
             layers[plain(label)] = in_percent(found)
     sizes = {len(grid) for grid in layers.values()}
     if len(sizes) != 1:
-        reason = "a finished run records it for its global model, up to 100 classes; runs of earlier versions did not"
-        return Omitted(title, reason)
+        return None
     (size,) = sizes
+    clients = "clients and " if PROTOCOLS[protocol].on_clients else ""
     names = list(class_names or [])
     names = names if len(names) == size else [str(number) for number in range(size)]
     return Heatmap(
-        name="confusion",
-        title=title,
-        about="Of the test samples of a class (row), the percentage that the final global model takes for each class "
-        "(column), all seeds together; shades grow with the square root.",
+        name=f"confusion-{protocol}",
+        title=f"Confusion matrix, {protocol}",
+        about=f"Of the samples of a class (row), the percentage taken for each class (column) by "
+        f"{PROTOCOLS[protocol].measures}, at the end; all {clients}seeds together. Shades grow with the square root.",
         x_title="predicted",
         y_title="class",
         columns=names,
@@ -41,9 +50,9 @@ def confusion(group: Group, class_names: Sequence[str] | None) -> Chart | Omitte
     )
 
 
-def counts_in(summary: Any) -> Counts | None:
-    """Return the matrix of a summary, which may be damaged; None where there is no square one of counts."""
-    matrix = summary.get("confusion") if isinstance(summary, dict) else None
+def counts_in(summary: Any, key: str) -> Counts | None:
+    """Return a matrix of a summary, which may be damaged; None where there is no square one of counts."""
+    matrix = summary.get(key) if isinstance(summary, dict) else None
     if not isinstance(matrix, list) or not matrix:
         return None
     for row in matrix:

@@ -14,7 +14,7 @@ from fedcore.base.protocols import EVALUATED, PROTOCOLS, VALIDATION
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord
 from fedcore_study.report.charts import Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, number, plain
-from fedcore_study.report.confusion import confusion
+from fedcore_study.report.confusion import confusions
 from fedcore_study.report.costs import against_costs
 from fedcore_study.report.lines import figure_of, how, lines_of, over_rounds, scaled
 from fedcore_study.report.reading import mapping_in
@@ -32,7 +32,7 @@ def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[st
     yield from against_costs(group, colors)
     yield _per_client(group, colors)
     yield _per_class(group, class_names)
-    yield confusion(group, class_names)
+    yield from confusions(group, class_names)
     yield _silhouette(group, colors)
     yield from _losses(group, colors)
     yield from participation(group)
