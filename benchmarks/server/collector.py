@@ -23,13 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from fedcore import ClientUpdate, Plugin, ServerContext, hookimpl
-from fedcore.client.messages import ClientResult, ClientTask
-from fedcore.client.packing import pack_update
+from fedcore.client.messages import ClientResult, ClientTask, pack_update
 from fedcore.models import SplitModel
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.collection import Collector
-from fedcore.server.federation import Federation
-from fedcore.server.scope import Round
+from fedcore.server.scope import Federation, Round
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore
 from fedcore.storage.state import State

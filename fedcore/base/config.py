@@ -6,13 +6,13 @@ Imports no torch, so that ``fedcore --help`` is quick.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedcore.base.errors import ConfigError, UnknownNameError
-from fedcore.base.safe_yaml import read_yaml
 from fedcore.base.system_options import SystemOptions, read_system
 from fedcore.base.validation_errors import describe
 
@@ -257,6 +257,22 @@ class RunConfig(BaseModel):
         """A client's work per round: the unit and the amount."""
         return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
 
+    def learning_rate(self, number: int) -> float:
+        """Return the local learning rate of round t = ``number``, from 0, of T rounds, W of them a warm-up.
+
+        lr * lr_decay^t, times the schedule, times the warm-up:
+
+        - ``cosine``: (1 + cos(pi * s / S)) / 2 with s = max(0, t - W) and S = T - W;
+        - ``step``: lr_step_factor^floor(t / lr_step_rounds);
+        - in the warm-up, t < W: (t + 1) / (W + 1).
+        """
+        rate, warmup = self.lr * self.lr_decay**number, self.warmup_rounds
+        if self.lr_schedule == "cosine":
+            rate *= (1 + math.cos(math.pi * max(0, number - warmup) / (self.rounds - warmup))) / 2
+        elif self.lr_schedule == "step":
+            rate *= self.lr_step_factor ** (number // self.lr_step_rounds)
+        return rate * (number + 1) / (warmup + 1) if number < warmup else rate
+
     @classmethod
     def create(cls, values: dict[str, Any], *, source: str = "") -> RunConfig:
         """Validate a mapping; all problems are reported in one message.
@@ -282,18 +298,3 @@ def public_share(public: str | None) -> float | None:
         return float(public or "")
     except ValueError:
         return None
-
-
-def parse_setting(text: str) -> tuple[str, str, Json]:
-    """Split ``plugin.option=value``; the value is read as YAML, so numbers, lists and null work.
-
-    :raises ConfigError: the text has another form.
-    """
-    target, equals, value = text.partition("=")
-    plugin, dot, option = target.rpartition(".")
-    if not (equals and dot and plugin and option):
-        raise ConfigError(f"--set {text!r}: write plugin.option=value, for example --set fedcd.xi=0.5")
-    try:
-        return plugin, option, read_yaml(value)
-    except ValueError as error:
-        raise ConfigError(f"--set {text!r}: the value is not valid YAML ({error})") from None

@@ -1,10 +1,12 @@
-"""YAML restricted to JSON's values, for files of unknown origin: no objects, no alias bombs."""
+"""YAML restricted to JSON's values, for files of unknown origin and typed options: no objects, no alias bombs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import yaml
+
+from fedcore.base.errors import ConfigError
 
 MOST_NODES = 200_000
 """Most values in one text, aliases expanded: a recipe has a few hundred."""
@@ -66,6 +68,21 @@ def read_yaml(text: str) -> Any:
     except (AttributeError, KeyError, IndexError, TypeError) as error:  # PyYAML on odd scalars: `!!int`, `!!bool x`
         raise ValueError(f"a value is not of its type ({type(error).__name__}: {error})") from None
     return value
+
+
+def parse_setting(text: str) -> tuple[str, str, Any]:
+    """Split ``plugin.option=value``; the value is read as YAML, so numbers, lists and null work.
+
+    :raises ConfigError: the text has another form.
+    """
+    target, equals, value = text.partition("=")
+    plugin, dot, option = target.rpartition(".")
+    if not (equals and dot and plugin and option):
+        raise ConfigError(f"--set {text!r}: write plugin.option=value, for example --set fedcd.xi=0.5")
+    try:
+        return plugin, option, read_yaml(value)
+    except ValueError as error:
+        raise ConfigError(f"--set {text!r}: the value is not valid YAML ({error})") from None
 
 
 def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:

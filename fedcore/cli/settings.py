@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig, parse_setting
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, UnknownNameError, suggestion
+from fedcore.base.safe_yaml import parse_setting
 from fedcore.base.system_options import read_system
 from fedcore.runs.trust import check_code, code_in
 from fedcore.storage.config_file import read_config_file

@@ -22,16 +22,21 @@ from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import CudaRecorder, StepGraphs
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client
-from fedcore.client.kept_models import CORE, KeptModels
 from fedcore.client.local_work import LocalWork
 from fedcore.client.loop import train_batch, train_epochs
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
-from fedcore.client.packing import pack_update
+from fedcore.client.messages import (
+    ClientFailure,
+    ClientResult,
+    ClientTask,
+    FailureKind,
+    Outcome,
+    SharedPayload,
+    pack_update,
+)
 from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
-from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec
-from fedcore.client.working_model import WorkingModel
+from fedcore.client.working_model import CORE, KeptModels, WorkingModel
 from fedcore.data import Dataset
 from fedcore.data.client import ClientData
 from fedcore.hooks.plugin import Plugin

@@ -1,18 +1,49 @@
-"""The model that the clients of one runtime train in turn, and its frozen copies."""
+"""The model that the clients of one runtime train in turn, its frozen copies, and the part kept for each client."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from fedcore.base.tensors import clone, copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.frozen import FrozenModel
-from fedcore.client.modes import Modes
 from fedcore.hooks.setup import Setup
 from fedcore.models import has_batch_norm
 from fedcore.models.placement import Placement
+
+CORE = "fedcore"
+"""Namespace of the core in a client's state, beside those of the plugins."""
+
+_PREVIOUS, _PERSONAL = "previous.", "personal."
+
+
+class Modes:
+    """Switches one model, whose modules stay the same, as ``model.train`` does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        modules = list(model.modules())
+        self._attributes = [vars(module) for module in modules]
+        # A module may do more than set its flag: LoRA's layers merge their weights.
+        self._plain = not any(_has_own_switch(module) for module in modules)
+
+    def switch(self, *, training: bool) -> None:
+        """Set the mode of all modules."""
+        if self._plain:
+            for attributes in self._attributes:
+                attributes["training"] = training  # past nn.Module.__setattr__, which takes ten times as long
+        else:
+            self._model.train(training)
+
+
+def _has_own_switch(module: nn.Module) -> bool:
+    kind = type(module)
+    replaced = kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
+    return replaced or not {"train", "eval"}.isdisjoint(vars(module))
 
 
 class WorkingModel:
@@ -82,3 +113,31 @@ class WorkingModel:
     def personal(self) -> Tensors:
         """Return a copy of those that stay on the client."""
         return clone({name: self.state[name] for name in sorted(self.layout.personal)})
+
+
+@dataclass(frozen=True)
+class KeptModels:
+    """Tensors by name in the model; empty where there are none.
+
+    :param previous: the client's model after its last committed participation, where a plugin reads it.
+    :param personal: the parameters that stay on the client.
+    """
+
+    previous: Tensors = field(default_factory=dict)
+    personal: Tensors = field(default_factory=dict)
+
+    def pack(self) -> Tensors:
+        """Return both as one set of named tensors, the core's namespace of the client's state."""
+        return {
+            **{f"{_PREVIOUS}{name}": tensor for name, tensor in self.previous.items()},
+            **{f"{_PERSONAL}{name}": tensor for name, tensor in self.personal.items()},
+        }
+
+    @classmethod
+    def unpack(cls, tensors: Mapping[str, Any]) -> KeptModels:
+        """Return what :meth:`pack` joined."""
+        return cls(_under(_PREVIOUS, tensors), _under(_PERSONAL, tensors))
+
+
+def _under(prefix: str, tensors: Mapping[str, Any]) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

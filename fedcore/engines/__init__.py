@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from fedcore.client.messages import ClientTask as ClientTask
     from fedcore.client.messages import FailureKind as FailureKind
     from fedcore.client.messages import Outcome as Outcome
-    from fedcore.client.packing import pack_error as pack_error
-    from fedcore.client.packing import pack_outcome as pack_outcome
-    from fedcore.client.packing import pack_task as pack_task
-    from fedcore.client.packing import unpack_outcome as unpack_outcome
-    from fedcore.client.packing import unpack_task as unpack_task
+    from fedcore.client.messages import SharedPayload as SharedPayload
+    from fedcore.client.messages import pack_error as pack_error
+    from fedcore.client.messages import pack_outcome as pack_outcome
+    from fedcore.client.messages import pack_task as pack_task
+    from fedcore.client.messages import unpack_outcome as unpack_outcome
+    from fedcore.client.messages import unpack_task as unpack_task
     from fedcore.client.runtime import ClientRuntime as ClientRuntime
-    from fedcore.client.shared_payload import SharedPayload as SharedPayload
     from fedcore.client.worker_spec import WorkerSpec as WorkerSpec
     from fedcore.client.worker_spec import pack_worker_spec as pack_worker_spec
     from fedcore.client.worker_spec import unpack_worker_spec as unpack_worker_spec
@@ -51,19 +51,19 @@ _HOMES = {
     "InProcessEngine": "engines.local",
     "Outcome": "client.messages",
     "Pair": "engines.dispatch",
-    "SharedPayload": "client.shared_payload",
+    "SharedPayload": "client.messages",
     "WorkerSpec": "client.worker_spec",
     "cores": "engines.local",
     "dumps": "storage.serial",
     "in_window": "engines.dispatch",
     "loads": "storage.serial",
-    "pack_error": "client.packing",
-    "pack_outcome": "client.packing",
-    "pack_task": "client.packing",
+    "pack_error": "client.messages",
+    "pack_outcome": "client.messages",
+    "pack_task": "client.messages",
     "pack_worker_spec": "client.worker_spec",
     "remove_abandoned": "engines.channel",
-    "unpack_outcome": "client.packing",
-    "unpack_task": "client.packing",
+    "unpack_outcome": "client.messages",
+    "unpack_task": "client.messages",
     "unpack_worker_spec": "client.worker_spec",
 }
 

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedcore.base.types import Tensors
-from fedcore.client.messages import BUNDLE, ClientResult, ClientTask, Outcome
-from fedcore.client.packing import pack_outcome, pack_task, unpack_outcome, unpack_task
+from fedcore.client.messages import (
+    BUNDLE,
+    ClientResult,
+    ClientTask,
+    Outcome,
+    pack_outcome,
+    pack_task,
+    unpack_outcome,
+    unpack_task,
+)
 from fedcore.storage.state import SEPARATOR
 
 BUNDLE_SECONDS = 0.02

@@ -9,8 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
-from fedcore.client.packing import unpack_error, unpack_outcome
+from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, unpack_error, unpack_outcome
 
 BOUND = ("fit_resume", "end_session")
 """Kinds of tasks that only the worker with the live session can run."""

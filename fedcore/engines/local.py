@@ -22,10 +22,8 @@ from torch import Tensor
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.subprocesses import command, environment
 from fedcore.base.tensors import bytes_of
-from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome
-from fedcore.client.packing import pack_task, unpack_task
+from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, SharedPayload, pack_task, unpack_task
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
 from fedcore.engines.bundles import Pace, bundled, join_tasks, split_outcomes
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair

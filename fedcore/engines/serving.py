@@ -8,10 +8,17 @@ from pathlib import Path
 
 from fedcore.base.errors import FedcoreError
 from fedcore.base.threads import one_thread
-from fedcore.client.messages import BUNDLE, ClientResult, ClientTask, Outcome
-from fedcore.client.packing import pack_error, pack_outcome, unpack_task
+from fedcore.client.messages import (
+    BUNDLE,
+    ClientResult,
+    ClientTask,
+    Outcome,
+    SharedPayload,
+    pack_error,
+    pack_outcome,
+    unpack_task,
+)
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.shared_payload import SharedPayload
 from fedcore.client.worker_spec import unpack_worker_spec
 from fedcore.engines.bundles import PROCESSOR_SECONDS, join_outcomes, split_tasks
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool

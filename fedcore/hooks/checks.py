@@ -155,9 +155,9 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
 
 def problem_with(hook: str, value: Any) -> str:
     """Return what is wrong with a hook's result and what was expected; empty for a valid one."""
-    if value is None or hook not in _EXPECTED:
+    if value is None or hook not in RESULTS:
         return ""
-    fits, expected = _EXPECTED[hook]
+    fits, expected = RESULTS[hook]
     return "" if fits(value) else f"returned {_describe(value)}, expected {expected} or None"
 
 
@@ -199,7 +199,7 @@ def _json(value: Any) -> bool:
 
 _TENSORS = (_tensors, "a mapping of names to tensors")
 _UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
-_EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "broadcast": _TENSORS,
     "begin_local": _TENSORS,
     "gradients": _TENSORS,
@@ -217,6 +217,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "personal_model": (_module, "a module"),
     "report": (_json, "a mapping of names to JSON values"),
 }
+"""Hooks whose results are checked when they return -> the check, what is expected; losses are where they are added."""
 
 
 def _describe(value: Any) -> str:

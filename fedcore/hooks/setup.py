@@ -16,8 +16,7 @@ from fedcore.hooks.declarations import TABLE
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
-from fedcore.models.flat import FlatLayout
-from fedcore.models.layout import Layout
+from fedcore.models.layout import FlatLayout, Layout
 
 Tune = Callable[[RunConfig, SplitModel], RunConfig]
 

@@ -16,8 +16,7 @@ from fedcore.engines.local import cores
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.broadcasts import Broadcasts
-from fedcore.server.federation import Federation
-from fedcore.server.scope import ServerScope
+from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 
 

@@ -25,7 +25,7 @@ from fedcore.runs.resolve import ResolvedRun, resolve, resolve_partition
 from fedcore.runs.saved import HOW_TO_CHANGE, Binding, SavedConfig, bound, partition_digest
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
-from fedcore.server.federation import Federation
+from fedcore.server.scope import Federation
 from fedcore.storage.files import parse_json
 
 CHANGEABLE = frozenset({"rounds", "workers", "data_dir", "device", "client_timeout"})

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from fedcore.server.context import ScopeContext
-from fedcore.server.federation import Federation
-from fedcore.server.ledger import Ledger
-from fedcore.server.scope import ServerScope
-from fedcore.server.state import ServerState
+from fedcore.server.scope import Federation, ServerScope
+from fedcore.server.state import Ledger, ServerState
 
 
 def run_post_train(

@@ -14,11 +14,9 @@ from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.cohort import train_cohort
 from fedcore.server.collection import Collector
 from fedcore.server.context import RoundContext
-from fedcore.server.federation import Federation
-from fedcore.server.ledger import Ledger
 from fedcore.server.plugin_results import check_cohort
-from fedcore.server.scope import Round
-from fedcore.server.state import ServerState
+from fedcore.server.scope import Federation, Round
+from fedcore.server.state import Ledger, ServerState
 from fedcore.storage.manifest import Manifest
 
 Notify = Callable[[str, Mapping[str, Any]], None]

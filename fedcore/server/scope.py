@@ -1,4 +1,4 @@
-"""What the server works with between two commits: the committed state, a copy to change, and the clients to ask."""
+"""What the server works with: the federation during a whole run, a scope between two commits."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar, get_args
 
+import torch
+
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import RejectUpdate
-from fedcore.base.schedule import learning_rate
 from fedcore.base.tensors import bytes_of
 from fedcore.base.types import Tensors
-from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome
-from fedcore.client.shared_payload import pack_shared
-from fedcore.server.dispatch_order import in_order
-from fedcore.server.federation import Federation
-from fedcore.server.ledger import Ledger
-from fedcore.server.state import ServerState
-from fedcore.server.system import SimulatedOutcome
+from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, pack_shared
+from fedcore.data import Dataset, Partition
+from fedcore.engines.protocol import Engine
+from fedcore.hooks.setup import Setup
+from fedcore.server.state import Ledger, ServerState
+from fedcore.server.system import SimulatedOutcome, Simulator
+from fedcore.server.validation import UpdateValidator
+from fedcore.storage.client_store import ClientStore
 from fedcore.storage.state import States
 
 UNREACHED = "could not be reached when the round began"
@@ -25,6 +28,36 @@ IGNORED = ("repeated", "unasked")
 MESSAGE_LENGTH = 1000
 Phase = Literal["select_clients", "begin_round", "round", "aggregate", "post_train", "evaluation", "report"]
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Set-up, data and engine of a run, with the validator and the simulator made from them.
+
+    :param store: the clients' states.
+    """
+
+    setup: Setup
+    dataset: Dataset
+    partition: Partition
+    engine: Engine
+    store: ClientStore
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.setup.config
+
+    @cached_property
+    def validator(self) -> UpdateValidator:
+        """Validates what clients send."""
+        device: torch.device = getattr(self.engine, "updates_on", torch.device("cpu"))
+        return UpdateValidator(self.setup, self.partition, self.store, device)
+
+    @cached_property
+    def simulator(self) -> Simulator:
+        """Draws which clients are available, lost, late and slow; without ``--system`` all take part."""
+        return Simulator(self.config, self.partition.train.sizes.numpy(), self.setup.breaks)
 
 
 @dataclass
@@ -72,7 +105,7 @@ class ServerScope:
     @property
     def lr(self) -> float:
         """The local learning rate of the round."""
-        return learning_rate(self.federation.config, self.number)
+        return self.federation.config.learning_rate(self.number)
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
         """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""
@@ -174,3 +207,33 @@ def _entry(client: int, kind: str, message: str) -> dict[str, Any]:
     message = str(message)
     cut = f"{message[:MESSAGE_LENGTH]} ..." if len(message) > MESSAGE_LENGTH else message
     return {"client": client, "kind": kind if kind in get_args(FailureKind) + IGNORED else "rejected", "message": cut}
+
+
+def in_order(
+    tasks: list[ClientTask],
+    outcomes: Iterable[tuple[ClientTask, Outcome]],
+    ignore: Callable[[int, str, str], None] = lambda client, kind, message: None,
+) -> Iterator[tuple[ClientTask, Outcome]]:
+    """Yield exactly one outcome of every task, in the order of the tasks; early outcomes are held back.
+
+    A second outcome of a task is dropped, as is an outcome of an unknown task; a task without an outcome is a failure.
+
+    :param ignore: called with client, kind and message of each dropped outcome.
+    """
+    position = {task.id: index for index, task in enumerate(tasks)}
+    waiting: dict[int, Outcome] = {}
+    turn = 0
+    for task, outcome in outcomes:
+        index = position.get(task.id)
+        if index is None:
+            ignore(task.client, "unasked", f"an outcome of task {task.id!r}, which was not awaited")
+        elif index < turn or index in waiting:
+            ignore(tasks[index].client, "repeated", f"a second outcome of task {task.id!r}; the first one counts")
+        else:
+            waiting[index] = outcome
+        while turn in waiting:
+            yield tasks[turn], waiting.pop(turn)
+            turn += 1
+    for index in range(turn, len(tasks)):
+        missing = ClientFailure(tasks[index].id, "unreachable", "the engine ended without an outcome for it")
+        yield tasks[index], waiting.get(index, missing)

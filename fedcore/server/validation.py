@@ -16,8 +16,7 @@ from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.client.messages import ClientResult, ClientTask
-from fedcore.client.packing import unpack_update
+from fedcore.client.messages import ClientResult, ClientTask, unpack_update
 from fedcore.data import Partition
 from fedcore.hooks.setup import Setup
 from fedcore.storage.client_store import ClientStore

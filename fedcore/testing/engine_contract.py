@@ -20,8 +20,7 @@ from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
 from fedcore.runs.experiment import RunResult
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore.server.federation import Federation
-from fedcore.server.scope import ServerScope
+from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore
 from fedcore.testing.federation import client_state, committed, federate, model_bytes, records, small_config

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedcore.base.config import RunConfig, parse_setting
+from fedcore.base.config import RunConfig
+from fedcore.base.safe_yaml import parse_setting
 
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -24,7 +24,6 @@ TESTED_BY = {
     "cli/test_errors.py": ["cli/guard.py"],
     "cli/test_export.py": ["runs/card.py", "runs/export.py"],
     "cli/test_flags.py": [
-        "base/config.py",
         "base/system_options.py",
         "base/validation_errors.py",
         "cli/fields.py",
@@ -35,12 +34,7 @@ TESTED_BY = {
     "client/test_batches.py": ["client/loop.py"],
     "client/test_context.py": ["client/mean_gradients.py"],
     "client/test_starts.py": ["client/plugin_results.py"],
-    "client/test_captured_steps.py": [
-        "client/kept_models.py",
-        "client/losses.py",
-        "client/step.py",
-        "client/working_model.py",
-    ],
+    "client/test_captured_steps.py": ["client/step.py"],
     "data/test_datasets.py": ["data/official_files.py", "data/split.py"],
     "data/test_index_lists.py": ["data/picture.py"],
     "data/test_other_samples.py": [
@@ -87,7 +81,7 @@ TESTED_BY = {
         "testing/fixtures.py",
         "testing/stub_plugins.py",
     ],
-    "testing/test_engine_contract.py": ["client/runtime.py", "client/shared_payload.py", "testing/probe.py"],
+    "testing/test_engine_contract.py": ["client/runtime.py", "testing/probe.py"],
     "testing/test_kit.py": [
         "cli/authors.py",
         "testing/bystander.py",
@@ -114,10 +108,7 @@ WITHOUT = {
     "values without behaviour; types are mypy's": [
         "base/types.py",
         "base/version.py",
-        "client/messages.py",
         "engines/protocol.py",
-        "server/federation.py",
-        "server/state.py",
         "testing/importable.py",
     ],
 }

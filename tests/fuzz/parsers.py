@@ -19,8 +19,9 @@ import torch
 import yaml
 from hypothesis import strategies as st
 
-from fedcore.base.config import RunConfig, parse_setting
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError, FedcoreError, RunDirectoryError
+from fedcore.base.safe_yaml import parse_setting
 from fedcore.cli.settings import build_config
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data import partition as partition_module

@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+import fedcore
+from fedcore import Plugin, hookimpl
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
-from fedcore.models.layout import Layout
+from fedcore.models.layout import JOINED, FlatLayout, Layout
+from fedcore.server.running_mean import RunningMean
+from tests import support
+from tests.support import model_bytes
 
 
 @pytest.fixture
@@ -47,3 +52,77 @@ def test_tensors_have_to_be_those_names_in_that_layout(model):
             layout.check(wrong, names, "an update")
     with pytest.raises(NonFiniteUpdate, match=r"'0\.weight' has values that are not finite"):
         layout.check({**sent, "0.weight": torch.full((3, 2), torch.nan)}, names, "an update")
+
+
+def network(seed: int = 1) -> nn.Module:
+    """Return a network with a convolution, BatchNorm, a parameter of another dtype and a layer for each client."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2), nn.Linear(2, 2))
+    model.register_parameter("scale", nn.Parameter(torch.rand(2, dtype=torch.float64)))
+    return model.to(memory_format=torch.channels_last)
+
+
+LAYOUT = Layout.of(network(), personal=["4.weight", "4.bias"])
+FLAT = FlatLayout.flat(LAYOUT)
+
+
+def test_the_parameters_of_one_dtype_are_one_tensor_and_the_others_stay_by_name():
+    joined = FLAT.join(network().state_dict())
+    statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert joined.keys() == {JOINED, "scale", *statistics} == set(FLAT.shared)
+    assert joined[JOINED].shape == (4 * 3 * 2 * 2 + 4 + 4 + 4 + 2 * 4 + 2,)
+    FLAT.check(joined, FLAT.shared, "an update")
+
+
+def test_splitting_gives_the_model_back_as_copies():
+    state = network().state_dict()
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    joined = FLAT.join(state)
+    split = FLAT.split(joined)
+    for tensor in (*state.values(), joined[JOINED]):
+        tensor.zero_()
+    assert split.keys() == set(LAYOUT.shared)
+    for name, tensor in split.items():
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.is_contiguous(), name
+
+
+def test_the_mean_has_the_bits_of_the_mean_by_name():
+    by_name, flat = RunningMean(LAYOUT, LAYOUT.shared), RunningMean(FLAT, FLAT.shared)
+    for seed, weight in enumerate((0.3, 2.0, 0.7)):
+        state = network(seed).state_dict()
+        by_name.add(LAYOUT.join(state), weight=weight, samples=seed + 1)
+        flat.add(FLAT.join(state), weight=weight, samples=seed + 1)
+    expected, found = by_name.mean(), FLAT.split(flat.mean())
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_value_that_is_not_finite_is_named_as_in_the_model():
+    state = network().state_dict()
+    state["3.bias"][1] = torch.inf
+    with pytest.raises(NonFiniteUpdate, match=r"'3\.bias' has values that are not finite"):
+        FLAT.check(FLAT.join(state), FLAT.shared, "an update")
+    with pytest.raises(RejectUpdate, match="'parameters' is missing"):
+        FLAT.check(LAYOUT.join(state), FLAT.shared, "an update")
+
+
+def test_without_a_floating_parameter_the_layout_stays():
+    layout = Layout.of(nn.BatchNorm1d(2, affine=False))
+    assert FlatLayout.flat(layout) is layout
+
+
+class Reads(Plugin):
+    """Has updates sent by name."""
+
+    @hookimpl
+    def accumulate(self, server, update):
+        assert "classifier.weight" in update.model
+
+
+def test_a_run_has_the_same_bits_whether_a_plugin_reads_updates_or_none(tmp_path):
+    runs = [
+        fedcore.run(support.config(tmp_path, *plugins, clients=3, rounds=2, workers=0)) for plugins in ((), (Reads,))
+    ]
+    assert model_bytes(runs[0]) == model_bytes(runs[1])
+    assert runs[0].metrics == runs[1].metrics

@@ -15,8 +15,8 @@ from fedcore.base.errors import RejectUpdate
 from fedcore.base.tensors import _all_finite, first_nonfinite
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
 from fedcore.models.layout import Layout
-from fedcore.server.dispatch_order import in_order
 from fedcore.server.running_mean import RunningMean
+from fedcore.server.scope import in_order
 
 
 class Model(nn.Module):

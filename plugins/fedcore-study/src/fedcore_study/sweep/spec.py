@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
-from fedcore.base.config import Json, parse_setting
+from fedcore.base.config import Json
 from fedcore.base.identity import WITHOUT_EFFECT, digest, method
-from fedcore.base.safe_yaml import read_yaml
+from fedcore.base.safe_yaml import parse_setting, read_yaml
 from fedcore.base.validation_errors import describe
 from fedcore.storage.config_file import read_config_file
 

@@ -1,4 +1,4 @@
-"""Modes switches a model as torch does, whatever its modules do at a switch."""
+"""The working model: switching it as torch does, whatever its modules do at a switch, and what clients keep of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.client.modes import Modes
+from fedcore.client.working_model import KeptModels, Modes
+from fedcore.storage.serial import dumps, loads
 
 
 class Merges(nn.Linear):
@@ -43,3 +44,12 @@ def test_a_switch_replaced_on_the_object_is_called():
     last.train = lambda mode=True: calls.append(mode)
     Modes(model(last)).switch(training=True)
     assert calls == [True]
+
+
+def test_kept_models():
+    weight, bias = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])
+    kept = KeptModels({"encoder.weight": weight}, {"classifier.bias": bias})
+    again = KeptModels.unpack(loads(dumps(kept.pack(), None))[0])
+    assert torch.equal(again.previous.pop("encoder.weight"), weight)
+    assert torch.equal(again.personal.pop("classifier.bias"), bias)
+    assert again == KeptModels.unpack({}) == KeptModels()

@@ -5,11 +5,14 @@ import torch
 
 from fedcore import ClientUpdate, PluginContractError
 from fedcore.base.errors import FedcoreError, StorageError
-from fedcore.client.kept_models import KeptModels
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
-from fedcore.client.packing import (
+from fedcore.client.messages import (
+    ClientFailure,
+    ClientResult,
+    ClientTask,
+    SharedPayload,
     pack_error,
     pack_outcome,
+    pack_shared,
     pack_task,
     pack_update,
     unpack_error,
@@ -17,7 +20,6 @@ from fedcore.client.packing import (
     unpack_task,
     unpack_update,
 )
-from fedcore.client.shared_payload import SharedPayload, pack_shared
 from fedcore.models.placement import Placement
 from fedcore.storage.serial import dumps, loads
 
@@ -108,11 +110,3 @@ def test_a_shared_payload():
     assert set(shared.received) == {"fedproc"}
     assert_equal(shared.received["fedproc"], {"p/q": B})
     assert shared.lr == 0.05
-
-
-def test_kept_models():
-    kept = KeptModels({"encoder.weight": W}, {"classifier.bias": B})
-    again = KeptModels.unpack(sent(kept.pack(), None)[0])
-    assert_equal(kept.previous, again.previous)
-    assert_equal(kept.personal, again.personal)
-    assert KeptModels.unpack({}) == KeptModels()

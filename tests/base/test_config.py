@@ -7,12 +7,11 @@ import torch
 from torch.optim import lr_scheduler as torchs
 
 from fedcore import ConfigError, RunConfig
-from fedcore.base.schedule import learning_rate
 
 
 def rates(**options):
     config = RunConfig(lr=0.3, rounds=8, **options)
-    return [learning_rate(config, number) for number in range(8)]
+    return [config.learning_rate(number) for number in range(8)]
 
 
 def reference(make):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcore.server.ledger import Ledger
+from fedcore.server.state import Ledger
 
 
 def test_totals_are_the_sum_of_the_senders():
