@@ -173,6 +173,28 @@ def test_frozen_parameters_are_not_in_the_vector(go):
     assert second < first
 
 
+class SetsFrozenHead(Plugin):
+    """Freezes the classifier and puts other values in its place as it goes up, as FedCP does with its head."""
+
+    @hookimpl
+    def begin_local(self, client):
+        client.freeze(["classifier.*"])
+
+    @hookimpl
+    def pre_upload(self, client, update):
+        return replace(update, model={**update.model, "classifier.bias": torch.full((10,), 3.0)})
+
+
+@pytest.mark.parametrize("plugin", ["topk", "qsgd"])
+def test_a_frozen_parameter_that_another_plugin_changed_goes_up_as_it_is(go, plugin):
+    result = go({SetsFrozenHead: {}, plugin: {}}, rounds=2)
+    assert all(line["failures"] == [] for line in records(result))
+    found, untouched = weights(result), weights(go({}, lr=1e-30))
+    assert found["classifier.bias"].tolist() == [3.0] * 10
+    torch.testing.assert_close(found["classifier.weight"], untouched["classifier.weight"])
+    assert not all(torch.allclose(found[name], w) for name, w in untouched.items() if name.startswith("encoder."))
+
+
 @pytest.mark.parametrize("plugins", [{"topk": {}, "qsgd": {}}, {"topk": {}, "local-dp": {}}])
 def test_what_is_refused(go, plugins):
     with pytest.raises(PluginConflictError, match="cannot be combined"):

@@ -39,20 +39,22 @@ class _Compressor(Plugin):
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
         """Keep w_t."""
-        named = client.model.named_parameters()
-        client.scratch["start"] = {name: p.detach().clone() for name, p in named if p.requires_grad}
+        client.scratch["start"] = client.start
 
     def moves(self, client: ClientContext, update: ClientUpdate) -> dict[str, Tensor]:
         """Return y_k - w_t by name, of what this client trained."""
         start = client.scratch["start"]
-        trained = [name for name in start if name in update.model and name not in update.frozen]
-        return {name: update.model[name] - start[name] for name in trained}
+        return {name: update.model[name] - w for name, w in start.items() if name not in update.frozen}
 
     @staticmethod
     def encoded(client: ClientContext, update: ClientUpdate, payload: dict[str, Tensor]) -> ClientUpdate:
-        """Return the update with ``payload`` in place of the parameters; frozen ones are the server's own."""
-        rest = {name: tensor for name, tensor in update.model.items() if name not in client.scratch["start"]}
-        return replace(update, model=rest, payload=payload)
+        """Return the update with ``payload`` in place of the parameters; frozen ones are the server's own.
+
+        A frozen parameter that a plugin before this one changed, such as FedCP's head, goes up as it is.
+        """
+        start = client.scratch["start"]
+        taken = {name for name in start if name not in update.frozen or torch.equal(update.model[name], start[name])}
+        return replace(update, model={n: w for n, w in update.model.items() if n not in taken}, payload=payload)
 
     @staticmethod
     def names(server: ServerContext, update: ClientUpdate) -> list[str]:
@@ -61,7 +63,7 @@ class _Compressor(Plugin):
 
     def decoded(self, server: ServerContext, update: ClientUpdate, vector: Tensor) -> ClientUpdate:
         """Return the update with w_t plus the vector's parts in place of the payload."""
-        model = {**update.model, **{name: server.model[name] for name in update.frozen}}
+        model = {**{name: server.model[name] for name in update.frozen}, **update.model}
         weights = {name: server.model[name] for name in self.names(server, update)}
         for (name, w), part in zip(weights.items(), vector.split([w.numel() for w in weights.values()]), strict=True):
             model[name] = (w + part.view_as(w)).to(w.dtype)
