@@ -14,6 +14,14 @@ from fedcore.functional.contrast import (
     prototype_contrastive_loss,
     ready_prototypes,
 )
+from fedcore.functional.drift import (
+    correction,
+    displaced_mean,
+    renewed_control,
+    renewed_displacement,
+    renewed_mean_displacement,
+    shifted_target,
+)
 from fedcore.functional.prototypes import (
     add_prototypes,
     check_prototypes,
@@ -43,7 +51,9 @@ __all__ = [
     "class_prototypes",
     "class_statistics",
     "contrast_with",
+    "correction",
     "cosine_similarity_matrix",
+    "displaced_mean",
     "effective_steps",
     "feature_statistics",
     "first_prototypes",
@@ -58,6 +68,10 @@ __all__ = [
     "proximal_term",
     "random_prototypes",
     "ready_prototypes",
+    "renewed_control",
+    "renewed_displacement",
+    "renewed_mean_displacement",
     "sample_features",
+    "shifted_target",
     "unpack_statistics",
 ]

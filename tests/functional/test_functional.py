@@ -14,6 +14,7 @@ from fedcore.functional import (
     class_means,
     classes,
     contrast,
+    drift,
     linear_term,
     model_contrastive_loss,
     prototype_contrastive_loss,
@@ -24,7 +25,7 @@ from tests.functional.drawn import LABELS, B, C, D, numbers
 
 
 def test_doctests() -> None:
-    results = [doctest.testmod(module) for module in (classes, contrast, terms)]
+    results = [doctest.testmod(module) for module in (classes, contrast, drift, terms)]
     assert sum(result.attempted for result in results) > 8
     assert not any(result.failed for result in results)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-import fedcore_feddc.equations as eq
 from fedcore import Plugin, PluginConflictError, hookimpl
+from fedcore.functional import correction, displaced_mean, renewed_control, renewed_displacement, shifted_target
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -34,7 +34,7 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_feddc import FedDC, FedDCOptions
+from fedcore_feddc import FedDC, FedDCOptions, client_weight
 
 NAME, OPTIONS = "feddc", FedDCOptions
 UNIFORM = {"weighting": "uniform"}
@@ -77,30 +77,8 @@ def plain(state):
 # --- the equations -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_equations_against_numpy(momentum):
-    g = torch.Generator().manual_seed(0)
-    w, y, h, s, own = torch.randn(5, 3, 2, dtype=torch.float64, generator=g)
-    np.testing.assert_allclose(eq.drift_target(w, h), w.numpy() - h.numpy(), rtol=1e-15)
-    np.testing.assert_allclose(eq.renewed_drift(h, w, y), h.numpy() + y.numpy() - w.numpy(), rtol=1e-12)
-    assert torch.equal(eq.drift_target(w, None), w)
-    assert torch.equal(eq.renewed_drift(None, w, y), y - w)
-    np.testing.assert_allclose(eq.gradient_gap(w, s, own, 0.4), s.numpy() / 0.4 - own.numpy(), rtol=1e-12)
-    assert (eq.client_weight(3, None), eq.client_weight(3, 12.0)) == (1.0, 0.25)
-    gap = eq.gradient_gap(w, s, own)
-    np.testing.assert_allclose(gap, s.numpy() - own.numpy(), rtol=1e-15)
-    assert eq.gradient_gap(w, None, None).abs().max() == 0
-    expected = own.numpy() - s.numpy() + (w.numpy() - y.numpy()) / (0.1 * distance_by_hand(7, momentum))
-    np.testing.assert_allclose(eq.renewed_gradient(w, y, gap, lr=0.1, steps=7, momentum=momentum), expected, rtol=1e-12)
-    after = eq.renewed_mean_drift(h, w, y, 0.25)
-    np.testing.assert_allclose(after, h.numpy() + 0.25 * (y.numpy() - w.numpy()), rtol=1e-12)
-    assert eq.corrected_mean(y.float(), after).dtype == torch.float32
-    np.testing.assert_allclose(eq.corrected_mean(y, after), y.numpy() + after.numpy(), rtol=1e-12)
-
-
-def test_a_gap_lies_in_memory_as_its_parameter_does():
-    w = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    assert eq.gradient_gap(w, torch.randn(4, 3, 5, 5), None).stride() == w.stride()
+def test_the_weight_of_a_client():
+    assert (client_weight(3, None), client_weight(3, 12.0)) == (1.0, 0.25)
 
 
 def test_the_terms_have_the_gradient_of_the_papers():
@@ -110,7 +88,7 @@ def test_the_terms_have_the_gradient_of_the_papers():
     w = nn.Parameter(w)
 
     class Client:
-        scratch = {"target": {w: eq.drift_target(w_t, h)}, "gap": {w: eq.gradient_gap(w, s, own)}, "alpha": 0.3}
+        scratch = {"target": {w: shifted_target(w_t, h)}, "gap": {w: correction(w, s, own)}, "alpha": 0.3}
 
     class Step:
         parameters, client = [w], Client
@@ -212,17 +190,17 @@ def one_round(state, *, clients, steps, lr, momentum, alpha, linear):
     w, s, h, own = state[0], state[1], list(state[2 : 2 + clients]), list(state[2 + clients :])
     trained = []
     for i in range(clients):
-        target, gap = eq.drift_target(w, h[i]), linear * eq.gradient_gap(w, s, own[i])
+        target, gap = shifted_target(w, h[i]), linear * correction(w, s, own[i])
         y = w.numpy()
         y = steps_by_hand(
             y, lambda v, t=target, g=gap: v + alpha * (v - t.numpy()) + g.numpy(), steps, lr=lr, momentum=momentum
         )
         y = torch.from_numpy(np.asarray(y))
         trained.append(y)
-        h[i] = eq.renewed_drift(h[i], w, y)
-        own[i] = eq.renewed_gradient(w, y, gap, lr=lr, steps=steps, momentum=momentum)
+        h[i] = renewed_displacement(h[i], w, y)
+        own[i] = renewed_control(w, y, gap, lr=lr, steps=steps, momentum=momentum)
     mean_drift = torch.stack(h).mean()
-    return torch.stack([eq.corrected_mean(torch.stack(trained).mean(), mean_drift), torch.stack(own).mean(), *h, *own])
+    return torch.stack([displaced_mean(torch.stack(trained).mean(), mean_drift), torch.stack(own).mean(), *h, *own])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -260,7 +238,7 @@ def test_s_i_is_one_gradient_with_momentum_too(go, monkeypatch):
         return (plugin_state(result, NAME)[f"s.{W}"] - plugin_state(result, NAME, 0)[f"s.{W}"])[0].item()
 
     assert gap() == pytest.approx(1, rel=1e-3)
-    monkeypatch.setattr(eq, "effective_steps", lambda steps, momentum: float(steps))
+    monkeypatch.setattr("fedcore.functional.drift.effective_steps", lambda steps, momentum: float(steps))
     assert gap() == pytest.approx(-50.97, rel=5e-3)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-import fedcore_feddyn.equations as eq
 from fedcore import PluginConflictError
+from fedcore.functional import shifted_target
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -32,7 +32,7 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_feddyn import FedDyn, FedDynOptions
+from fedcore_feddyn import FedDyn, FedDynOptions, client_alpha
 
 NAME, OPTIONS = "feddyn", FedDynOptions
 UNIFORM = {"weighting": "uniform"}
@@ -71,20 +71,6 @@ def near(tensor, values, tolerance=1e-6):
 # --- the equations -----------------------------------------------------------------------------------------------
 
 
-def test_the_equations_against_numpy():
-    g = torch.Generator().manual_seed(0)
-    w, y, dual, mean_dual = torch.randn(4, 3, 2, dtype=torch.float64, generator=g)
-    np.testing.assert_allclose(eq.shifted_target(w, dual), w.numpy() - dual.numpy(), rtol=1e-15)
-    np.testing.assert_allclose(eq.renewed_dual(dual, w, y), dual.numpy() + y.numpy() - w.numpy(), rtol=1e-12)
-    assert torch.equal(eq.shifted_target(w, None), w)
-    assert torch.equal(eq.renewed_dual(None, w, y), y - w)
-    after = eq.renewed_mean_dual(mean_dual, w, y, 0.25)
-    np.testing.assert_allclose(after, mean_dual.numpy() + 0.25 * (y.numpy() - w.numpy()), rtol=1e-12)
-    found = eq.corrected_mean(y.float(), after)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, y.numpy() + after.numpy(), rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("alpha", [1e-3, 0.1, 10.0])
 def test_the_completed_square_has_the_papers_gradient(alpha):
     """Gradient of -<g, w> + alpha/2 |w - w_t|^2 is -g + alpha (w - w_t), g = -alpha lambda."""
@@ -93,7 +79,7 @@ def test_the_completed_square_has_the_papers_gradient(alpha):
     w = nn.Parameter(w)
 
     class Client:
-        scratch = {"target": {w: eq.shifted_target(w_t, dual)}, "alpha": alpha}
+        scratch = {"target": {w: shifted_target(w_t, dual)}, "alpha": alpha}
 
     class Step:
         parameters, client = [w], Client
@@ -237,9 +223,9 @@ def quarters(labels, num_clients, **_):
 
 
 def test_the_alpha_of_a_client():
-    assert eq.client_alpha(0.3, 5, None) == 0.3
-    assert eq.client_alpha(0.3, 5, 10.0) == pytest.approx(0.6)
-    assert eq.client_alpha(0.3, 40, 10.0) == pytest.approx(0.075)
+    assert client_alpha(0.3, 5, None) == 0.3
+    assert client_alpha(0.3, 5, 10.0) == pytest.approx(0.6)
+    assert client_alpha(0.3, 40, 10.0) == pytest.approx(0.075)
 
 
 def test_a_tiny_alpha_divides_nothing(go):

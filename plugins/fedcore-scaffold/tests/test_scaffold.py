@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import fedcore_scaffold.equations as eq
 from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore.testing import (
     Cohorts,
@@ -34,7 +33,7 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_scaffold import Scaffold, ScaffoldOptions
+from fedcore_scaffold import Scaffold, ScaffoldOptions, server_update
 
 NAME = "scaffold"
 UNIFORM = {"weighting": "uniform"}
@@ -78,32 +77,9 @@ def near(tensor, values, tolerance=1e-6):
 # --- the equations -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_equations_against_numpy(momentum):
-    g = torch.Generator().manual_seed(0)
-    w, x, y, c, own = torch.randn(5, 3, 4, dtype=torch.float64, generator=g)
-    gap = eq.correction(w, c, own)
-    np.testing.assert_allclose(gap, c.numpy() - own.numpy(), rtol=1e-15)
-    expected = own.numpy() - c.numpy() + (x.numpy() - y.numpy()) / (0.1 * distance_by_hand(7, momentum))
-    found = eq.renewed_control(x, y, gap, lr=0.1, steps=7, momentum=momentum)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    np.testing.assert_allclose(eq.server_update(x, y, 0.3), 0.7 * x.numpy() + 0.3 * y.numpy(), rtol=1e-12)
-
-
-def test_without_c_or_c_i_they_are_0():
-    w = torch.randn(3, requires_grad=True)
-    one = torch.ones(3)
-    assert eq.correction(w, None, None).tolist() == [0.0] * 3
-    assert eq.correction(w, one, None).tolist() == [1.0] * 3
-    assert eq.correction(w, None, one).tolist() == [-1.0] * 3
-    assert not eq.correction(w, one, one).requires_grad
-    assert eq.renewed_control(one, -one, None, lr=0.5, steps=2, momentum=0.0).tolist() == [2.0] * 3
-
-
-def test_a_correction_lies_in_memory_as_its_parameter_does():
-    """Otherwise every step would add gradients of two layouts."""
-    w = torch.randn(4, 3, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    assert eq.correction(w, torch.randn(4, 3, 5, 5), None).stride() == w.stride()
+def test_the_step_of_the_server_against_numpy():
+    x, y = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(server_update(x, y, 0.3), 0.7 * x.numpy() + 0.3 * y.numpy(), rtol=1e-12)
 
 
 def test_the_wrong_divisor_is_what_the_tests_below_say():
@@ -193,7 +169,7 @@ class Constant(Plugin):
 
 
 def plant_the_wrong_divisor(monkeypatch):
-    monkeypatch.setattr(eq, "effective_steps", lambda steps, momentum: float(steps))
+    monkeypatch.setattr("fedcore.functional.drift.effective_steps", lambda steps, momentum: float(steps))
 
 
 def gaps(go, rounds):

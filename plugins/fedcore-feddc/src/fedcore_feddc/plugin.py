@@ -21,8 +21,17 @@ from fedcore import (
     check_changes,
     hookimpl,
 )
-from fedcore.functional import linear_term, proximal_term
-from fedcore_feddc import equations as eq
+from fedcore.functional import (
+    correction,
+    displaced_mean,
+    linear_term,
+    proximal_term,
+    renewed_control,
+    renewed_displacement,
+    renewed_mean_displacement,
+    shifted_target,
+)
+from fedcore_feddc.equations import client_weight
 
 MEAN_SAMPLES = "mean_samples"
 
@@ -60,13 +69,13 @@ class FedDC(Plugin[FedDCOptions]):
         """Fix W_i, w_t - h_i and s / W_i - s_i for the round; h_i, s and s_i begin at 0."""
         s, own = dict(client.received), client.state
         mean_samples = s.pop(MEAN_SAMPLES, None)
-        weight = eq.client_weight(client.n, None if mean_samples is None else float(mean_samples))
+        weight = client_weight(client.n, None if mean_samples is None else float(mean_samples))
         client.scratch["alpha"] = self.options.alpha / weight
         parameters, start = client.parameters, client.start
-        client.scratch["target"] = {p: eq.drift_target(start[n], own.get(f"h.{n}")) for n, p in parameters.items()}
+        client.scratch["target"] = {p: shifted_target(start[n], own.get(f"h.{n}")) for n, p in parameters.items()}
         if self.options.linear and (s or own):
             client.scratch["gap"] = {
-                p: eq.gradient_gap(p, s.get(n), own.get(f"s.{n}"), weight) for n, p in parameters.items()
+                p: correction(p, s.get(n), own.get(f"s.{n}"), weight) for n, p in parameters.items()
             }
 
     @hookimpl
@@ -83,10 +92,10 @@ class FedDC(Plugin[FedDCOptions]):
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
         """Renew h_i and s_i, and send the change of s_i."""
         state, gaps, changes, start = client.state, client.scratch.get("gap", {}), {}, client.start
-        renew = partial(eq.renewed_gradient, lr=client.lr, steps=client.steps, momentum=client.momentum)
+        renew = partial(renewed_control, lr=client.lr, steps=client.steps, momentum=client.momentum)
         for name, y in client.parameters.items():
             trained, drift, own = y.detach(), f"h.{name}", f"s.{name}"
-            state[drift] = eq.renewed_drift(state.get(drift), start[name], trained)
+            state[drift] = renewed_displacement(state.get(drift), start[name], trained)
             if self.options.linear:
                 new = renew(start[name], trained, gaps.get(y))
                 changes[name] = new - state[own] if own in state else new
@@ -115,7 +124,7 @@ class FedDC(Plugin[FedDCOptions]):
         check_changes(update.payload, server.model, server.trainable)
         sizes = server.client_sizes
         mean_samples = None if self.uniform else float(sizes.double().mean())
-        share = eq.client_weight(int(sizes[update.client]), mean_samples) / server.num_clients
+        share = client_weight(int(sizes[update.client]), mean_samples) / server.num_clients
         for name, change in update.payload.items():
             server.state.add(f"s.{name}", change, weight=share)
 
@@ -127,6 +136,6 @@ class FedDC(Plugin[FedDCOptions]):
             if name in server.frozen:
                 continue  # the drift of earlier rounds would carry it away
             before = server.state.get(f"h.{name}", torch.zeros_like(m, dtype=torch.float64))
-            after = eq.renewed_mean_drift(before, server.model[name], m, share)
-            server.state[f"h.{name}"], new[name] = after, eq.corrected_mean(m, after)
+            after = renewed_mean_displacement(before, server.model[name], m, share)
+            server.state[f"h.{name}"], new[name] = after, displaced_mean(m, after)
         return new

@@ -10,8 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
-from fedcore.functional import proximal_term
-from fedcore_feddyn import equations as eq
+from fedcore.functional import (
+    displaced_mean,
+    proximal_term,
+    renewed_displacement,
+    renewed_mean_displacement,
+    shifted_target,
+)
+from fedcore_feddyn.equations import client_alpha
 
 
 class FedDynOptions(PluginOptions):
@@ -39,12 +45,12 @@ class FedDyn(Plugin[FedDynOptions]):
     def begin_local(self, client: ClientContext) -> None:
         """Fix alpha_i and the point w_t - lambda_i for the round."""
         mean_samples = client.received.get("mean_samples")
-        client.scratch["alpha"] = eq.client_alpha(
+        client.scratch["alpha"] = client_alpha(
             self.options.alpha, client.n, None if mean_samples is None else float(mean_samples)
         )
         start = client.start
         client.scratch["target"] = {
-            p: eq.shifted_target(start[name], client.state.get(name)) for name, p in client.parameters.items()
+            p: shifted_target(start[name], client.state.get(name)) for name, p in client.parameters.items()
         }
 
     @hookimpl
@@ -59,7 +65,7 @@ class FedDyn(Plugin[FedDynOptions]):
         """Renew lambda_i."""
         start = client.start
         for name, y in client.parameters.items():
-            client.state[name] = eq.renewed_dual(client.state.get(name), start[name], y.detach())
+            client.state[name] = renewed_displacement(client.state.get(name), start[name], y.detach())
 
     # --- server --------------------------------------------------------------------------------------------
 
@@ -83,6 +89,6 @@ class FedDyn(Plugin[FedDynOptions]):
             if name in server.frozen:
                 continue  # the mean of earlier displacements would carry it away
             before = server.state.get(name, torch.zeros_like(m, dtype=torch.float64))
-            after = eq.renewed_mean_dual(before, server.model[name], m, share)
-            server.state[name], new[name] = after, eq.corrected_mean(m, after)
+            after = renewed_mean_displacement(before, server.model[name], m, share)
+            server.state[name], new[name] = after, displaced_mean(m, after)
         return new

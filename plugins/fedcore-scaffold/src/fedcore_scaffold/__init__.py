@@ -1,6 +1,6 @@
 """SCAFFOLD as a fedcore plugin: control variates against client drift."""
 
-from fedcore_scaffold.equations import correction, renewed_control, server_update
+from fedcore_scaffold.equations import server_update
 from fedcore_scaffold.plugin import Scaffold, ScaffoldOptions
 
-__all__ = ["Scaffold", "ScaffoldOptions", "correction", "renewed_control", "server_update"]
+__all__ = ["Scaffold", "ScaffoldOptions", "server_update"]

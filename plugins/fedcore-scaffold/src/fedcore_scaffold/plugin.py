@@ -20,8 +20,8 @@ from fedcore import (
     check_changes,
     hookimpl,
 )
-from fedcore.functional import linear_term
-from fedcore_scaffold import equations as eq
+from fedcore.functional import correction, linear_term, renewed_control
+from fedcore_scaffold.equations import server_update
 
 
 class ScaffoldOptions(PluginOptions):
@@ -57,7 +57,7 @@ class Scaffold(Plugin[ScaffoldOptions]):
         c, own = client.received, client.state
         if c or own:
             client.scratch["correction"] = {
-                p: eq.correction(p, c.get(n), own.get(n)) for n, p in client.parameters.items()
+                p: correction(p, c.get(n), own.get(n)) for n, p in client.parameters.items()
             }
 
     @hookimpl
@@ -72,7 +72,7 @@ class Scaffold(Plugin[ScaffoldOptions]):
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
         """Renew c_i (Eq. 4) and send its change."""
         corrections, changes, start = client.scratch.get("correction", {}), {}, client.start
-        renew = partial(eq.renewed_control, lr=client.lr, steps=client.steps, momentum=client.momentum)
+        renew = partial(renewed_control, lr=client.lr, steps=client.steps, momentum=client.momentum)
         for name, y in client.parameters.items():
             new = renew(start[name], y.detach(), corrections.get(y))
             changes[name] = new - client.state[name] if name in client.state else new
@@ -116,4 +116,4 @@ class Scaffold(Plugin[ScaffoldOptions]):
         """Step towards the mean of the models (Eq. 5, first half); eta_g = 1 takes the mean itself."""
         if self.options.server_lr == 1:
             return None
-        return {name: eq.server_update(server.model[name], m, self.options.server_lr) for name, m in mean.items()}
+        return {name: server_update(server.model[name], m, self.options.server_lr) for name, m in mean.items()}
