@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fedcore.base.types import ClientUpdate as ClientUpdate
     from fedcore.base.types import Loss as Loss
     from fedcore.base.types import Tensors as Tensors
+    from fedcore.hooks.calibration import CalibrationOptions as CalibrationOptions
+    from fedcore.hooks.calibration import calibrate_classifier as calibrate_classifier
     from fedcore.hooks.contexts import ClientContext as ClientContext
     from fedcore.hooks.contexts import RunSetup as RunSetup
     from fedcore.hooks.contexts import ServerContext as ServerContext
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "base.types",
+    "CalibrationOptions": "hooks.calibration",
     "ClientContext": "hooks.contexts",
     "ClientUpdate": "base.types",
     "ConfigError": "base.errors",
@@ -77,6 +80,7 @@ _HOMES = {
     "Step": "hooks.contexts",
     "Tensors": "base.types",
     "UnknownNameError": "base.errors",
+    "calibrate_classifier": "hooks.calibration",
     "check_changes": "base.tensors",
     "check_tensors": "base.tensors",
     "evaluate_run": "runs.experiment",

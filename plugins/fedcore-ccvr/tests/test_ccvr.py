@@ -23,7 +23,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore.data import load_dataset, load_partition
-from fedcore.functional import feature_statistics
+from fedcore.functional import feature_statistics, sample_features
 from fedcore.testing import (
     CorrectsClassifier,
     PersonalClassifier,
@@ -36,7 +36,7 @@ from fedcore.testing import (
     softmax_by_hand,
     with_batch_norm,
 )
-from fedcore_ccvr import Ccvr, TukeyLinear, head, plugin, tukey
+from fedcore_ccvr import Ccvr, TukeyLinear, head, tukey
 
 QUICK = {"epochs": 2, "per_class": 50}
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}
@@ -124,10 +124,9 @@ def test_the_gaussians_are_those_of_all_training_features(go, monkeypatch, power
 
     def spy(means, covariances, per_class, *, generator, known):
         seen.update(means=means, covariances=covariances)
-        return sample(means, covariances, per_class, generator=generator, known=known)
+        return sample_features(means, covariances, per_class, generator=generator, known=known)
 
-    sample = plugin.sample_features
-    monkeypatch.setattr(plugin, "sample_features", spy)
+    monkeypatch.setattr("fedcore.hooks.calibration.sample_features", spy)
     result = go({"ccvr": {**QUICK, "tukey": power}}, clients=4, participation=0.5, client_test_fraction=0.2)
     data = load_dataset("digits")
     parts = torch.cat([*load_partition(result.directory / "partition.json", data).train])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedcore import Answer, ConfigError, PluginConflictError, PrototypeOptions, RoundFailedError
 from fedcore.data import load_dataset, load_partition
-from fedcore.functional import feature_statistics
+from fedcore.functional import feature_statistics, sample_features
 from fedcore.testing import (
     PrefersClass0,
     committed,
@@ -25,7 +25,6 @@ from fedcore.testing import (
     model_bytes,
     records,
 )
-from fedcore_fedeccr import uscc
 
 QUICK = {"epochs": 2, "per_class": 50}
 FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
@@ -193,10 +192,9 @@ def test_the_pooled_statistics_are_those_of_all_training_features(go, monkeypatc
 
     def spy(means, covariances, per_class, *, generator, known):
         seen.update(means=means, covariances=covariances, known=known, per_class=per_class)
-        return sample(means, covariances, per_class, generator=generator, known=known)
+        return sample_features(means, covariances, per_class, generator=generator, known=known)
 
-    sample = uscc.sample_features
-    monkeypatch.setattr(uscc, "sample_features", spy)
+    monkeypatch.setattr("fedcore.hooks.calibration.sample_features", spy)
     result = go({"uscc": QUICK}, clients=clients, participation=0.5, client_test_fraction=0.2)
     data = load_dataset("digits")
     parts = torch.cat([*load_partition(result.directory / "partition.json", data).train])
@@ -252,7 +250,7 @@ def test_a_class_nobody_holds_is_left_out_and_named():
     assert calls[0] == ("feature_statistics", "all")
     _, labels, options = calls[1]
     assert torch.bincount(labels, minlength=4).tolist() == [7, 0, 7, 0]
-    assert options == {"epochs": 20, "lr": 0.01, "batch_size": 64}
+    assert options == {"epochs": 20, "lr": 0.01, "batch_size": 64, "momentum": 0.0}
 
 
 def test_no_warning_where_every_class_is_held():

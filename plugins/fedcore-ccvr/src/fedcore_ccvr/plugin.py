@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedcore import ClientContext, ConfigError, Plugin, PluginOptions, ServerContext, SplitModel, hookimpl
-from fedcore.functional import check_statistics, feature_statistics, pool_answers, sample_features
+from fedcore import (
+    CalibrationOptions,
+    ClientContext,
+    ConfigError,
+    Plugin,
+    ServerContext,
+    SplitModel,
+    calibrate_classifier,
+    hookimpl,
+)
+from fedcore.functional import feature_statistics
 from fedcore_ccvr.head import TukeyLinear, tukey
 
 
-class CcvrOptions(PluginOptions):
+class CcvrOptions(CalibrationOptions):
     """Options of CCVR."""
 
-    per_class: int = Field(100, ge=1, description="M_c, virtual representations per class (Algorithm 1).")
-    epochs: int = Field(100, ge=0, description="Epochs of re-training the classifier; 0 is the base method.")
-    lr: float = Field(0.01, gt=0, description="Learning rate of the re-training.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum rho of the re-training.")
-    batch_size: int = Field(64, ge=1, description="Virtual representations per mini-batch.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum rho of the retraining.")
     tukey: float | None = Field(
         None, gt=0, le=1, description="Fit on max(z, 0)^tukey instead of z, and classify by it (paper: 0.5)."
     )
@@ -74,20 +77,7 @@ class Ccvr(Plugin[CcvrOptions]):
         options = self.options
         if options.epochs == 0:
             return
-        check = partial(check_statistics, num_classes=server.num_classes, width=server.feature_dim)
-        answers = server.ask("feature_statistics", clients="all", check=check)
-        counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
-        features, labels = sample_features(
-            means, covariances, options.per_class, generator=server.generator("ccvr"), known=counts > 0
-        )
-        server.retrain_classifier(
-            features,
-            labels,
-            epochs=options.epochs,
-            lr=options.lr,
-            batch_size=options.batch_size,
-            momentum=options.momentum,
-        )
+        calibrate_classifier(server, options, asker=self.name, stream="ccvr", momentum=options.momentum)
         if self._power is not None:
             calibrated = server.model["classifier.calibrated"]
             server.update_model({"classifier.calibrated": calibrated.new_ones(calibrated.shape)})

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import ClientContext, Plugin, PluginOptions, ServerContext, hookimpl
-from fedcore.functional import check_statistics, feature_statistics, pool_answers, sample_features
+from fedcore import CalibrationOptions, ClientContext, Plugin, ServerContext, calibrate_classifier, hookimpl
+from fedcore.functional import feature_statistics
 
 
-class UsccOptions(PluginOptions):
+class UsccOptions(CalibrationOptions):
     """Options of USCC; the defaults are the paper's (section 4.1)."""
 
     per_class: int = Field(400, ge=1, description="M, simulated features per class (Algorithm 2).")
     epochs: int = Field(20, ge=0, description="E, epochs of retraining the classifier; 0 leaves it as it is.")
-    lr: float = Field(0.01, gt=0, description="eta, learning rate of the retraining.")
-    batch_size: int = Field(64, ge=1, description="Simulated features per mini-batch of the retraining.")
 
 
 class Uscc(Plugin):
@@ -43,14 +40,5 @@ class Uscc(Plugin):
     @hookimpl
     def post_train(self, server: ServerContext) -> None:
         """Pool the statistics (Eqs. 6 and 7), draw features and retrain the classifier (Algorithm 2)."""
-        if self.options.epochs == 0:
-            return
-        check = partial(check_statistics, num_classes=server.num_classes, width=server.feature_dim)
-        answers = server.ask("feature_statistics", clients="all", check=check)
-        counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
-        features, labels = sample_features(
-            means, covariances, self.options.per_class, generator=server.generator("uscc"), known=counts > 0
-        )
-        server.retrain_classifier(
-            features, labels, epochs=self.options.epochs, lr=self.options.lr, batch_size=self.options.batch_size
-        )
+        if self.options.epochs > 0:
+            calibrate_classifier(server, self.options, asker=self.name, stream="uscc")

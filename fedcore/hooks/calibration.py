@@ -1,0 +1,44 @@
+"""The classifier's calibration after the training, which CCVR and USCC share."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pydantic import Field
+
+from fedcore.functional import check_statistics, pool_answers, sample_features
+from fedcore.hooks.contexts import ServerContext
+from fedcore.hooks.plugin import PluginOptions
+
+
+class CalibrationOptions(PluginOptions):
+    """Options of a method that calibrates the classifier."""
+
+    per_class: int = Field(100, ge=1, description="M: virtual features that are drawn of each class.")
+    epochs: int = Field(100, ge=0, description="Epochs of retraining the classifier; 0 leaves it as it is.")
+    lr: float = Field(0.01, gt=0, description="eta: learning rate of the retraining.")
+    batch_size: int = Field(64, ge=1, description="Virtual features per mini-batch of the retraining.")
+
+
+def calibrate_classifier(
+    server: ServerContext, options: CalibrationOptions, *, asker: str, stream: str, momentum: float = 0.0
+) -> None:
+    """Pool the statistics of all clients' features, draw features of each class from them, and retrain the classifier.
+
+    For ``post_train`` of a plugin whose ``answer`` returns :func:`fedcore.functional.feature_statistics`; the question
+    is ``feature_statistics``. Classes that no client holds are left out.
+
+    :param asker: the plugin's name, for the messages; ``stream`` the purpose of the features' random stream.
+    :param momentum: of the retraining.
+    :raises RoundFailedError: no client answered.
+    :source: CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001), Algorithm 1; FedECCR (Zeng et al. 2023), Algorithm 2.
+    """
+    check = partial(check_statistics, num_classes=server.num_classes, width=server.feature_dim)
+    answers = server.ask("feature_statistics", clients="all", check=check)
+    counts, means, covariances = pool_answers(answers, server.num_classes, asker=asker)
+    features, labels = sample_features(
+        means, covariances, options.per_class, generator=server.generator(stream), known=counts > 0
+    )
+    server.retrain_classifier(
+        features, labels, epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, momentum=momentum
+    )

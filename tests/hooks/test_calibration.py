@@ -1,0 +1,64 @@
+"""The classifier's calibration: what is asked, what the classifier is retrained on, and by which options."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedcore import Answer, CalibrationOptions, RoundFailedError, calibrate_classifier
+from fedcore.functional import feature_statistics
+
+
+class Server(SimpleNamespace):
+    """Three classes of two features, and what a plugin does with them."""
+
+    num_classes, feature_dim = 3, 2
+
+    def generator(self, purpose):
+        self.purpose = purpose
+        return torch.Generator().manual_seed(0)
+
+    def ask(self, question, *, clients, check):
+        self.asked = question, clients
+        for answer in self.answers:
+            check(answer.tensors)
+            yield answer
+
+    def retrain_classifier(self, features, labels, **options):
+        self.features, self.labels, self.options = features, labels, options
+
+
+def answer(client, features, labels):
+    return Answer(client, feature_statistics(torch.tensor(features), torch.tensor(labels), 3))
+
+
+OPTIONS = CalibrationOptions(per_class=4, epochs=7, lr=0.5, batch_size=2)
+
+
+def test_features_of_the_pooled_gaussians_retrain_the_classifier():
+    """Class 0 is one point of two clients; of class 1 there is a line, of class 2 nothing."""
+    one = answer(3, [[1.0, 2.0], [0.0, 5.0]], [0, 1])
+    other = answer(8, [[1.0, 2.0], [4.0, 5.0]], [0, 1])
+    server = Server(answers=[one, other])
+    with pytest.warns(UserWarning, match="method: no client that answered holds class 2"):
+        calibrate_classifier(server, OPTIONS, asker="method", stream="drawn", momentum=0.9)
+    assert (server.asked, server.purpose) == (("feature_statistics", "all"), "drawn")
+    assert server.options == {"epochs": 7, "lr": 0.5, "batch_size": 2, "momentum": 0.9}
+    assert server.labels.tolist() == [0] * 4 + [1] * 4
+    torch.testing.assert_close(server.features[:4], torch.tensor([[1.0, 2.0]] * 4, dtype=server.features.dtype))
+    line = server.features[4:]
+    torch.testing.assert_close(line[:, 1], torch.full((4,), 5.0, dtype=line.dtype))
+    assert line[:, 0].std() > 0
+
+
+def test_without_an_answer_the_round_fails_by_the_plugins_name():
+    with pytest.raises(RoundFailedError, match="'method': no client answered"):
+        calibrate_classifier(Server(answers=[]), OPTIONS, asker="method", stream="drawn")
+
+
+def test_an_answer_that_is_no_statistics_is_refused():
+    server = Server(answers=[Answer(0, {"classes": torch.tensor([5])})])
+    with pytest.raises(ValueError, match="missing"):
+        calibrate_classifier(server, OPTIONS, asker="method", stream="drawn")
