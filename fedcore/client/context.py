@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
+from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.frozen import all_outputs
 from fedcore.client.mean_gradients import MeanLoss, cross_entropy, mean_gradients
@@ -108,6 +110,16 @@ class SessionContext(ClientContext):
         session.depends_on.add("batch")
         names = session.working.layout.trainable
         return mean_gradients(model or self.model, session.data, names, indices, loss or cross_entropy)
+
+    def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
+        """Return a copy of the working model with these weights in place of its own, in eval mode."""
+        own, weights = copy.deepcopy(self.model), tensors or {}
+        state = own.state_dict()
+        unknown = sorted(set(weights) - set(state))
+        if unknown:
+            raise PluginContractError.of(self._plugin, f"gives client.network {unknown[0]!r}, which the model has not")
+        copy_into(state, weights)
+        return own.eval()
 
     def add_parameters(
         self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None

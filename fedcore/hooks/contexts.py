@@ -110,6 +110,12 @@ class ClientContext(Protocol):
         :returns: By name, of the model's trainable parameters, shared and personal.
         """
 
+    def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
+        """Return a copy of the working model with these weights in place of its own, in eval mode.
+
+        :param tensors: by name, such as the ``client.state`` of a plugin that keeps a model there; default none.
+        """
+
     def add_parameters(
         self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None
     ) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Plugin, PluginOptions, hookimpl
+from fedcore import Plugin, PluginContractError, PluginOptions, hookimpl
 from fedcore.hooks.contexts import ClientContext
 from fedcore.testing import PersonalClassifier, federate, linear, with_batch_norm
 
@@ -87,6 +88,24 @@ def test_a_step_along_the_gradient_lowers_the_loss(tmp_path):
         assert loss() < before
 
     federate(tmp_path, looking(begin=check), **FEW)
+
+
+def test_a_network_is_a_copy_with_other_weights(tmp_path):
+    def check(client: ClientContext) -> None:
+        before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+        name = "encoder.base.linear.weight"
+        other = client.network({name: torch.zeros_like(before[name])})
+        assert not other.training
+        assert [p.requires_grad for p in other.parameters()] == [p.requires_grad for p in client.model.parameters()]
+        for key, tensor in other.state_dict().items():
+            assert torch.equal(tensor, torch.zeros_like(tensor) if key == name else before[key])
+            assert tensor.data_ptr() != client.model.state_dict()[key].data_ptr()
+        assert all(torch.equal(tensor, before[key]) for key, tensor in client.network().state_dict().items())
+        assert all(torch.equal(tensor, before[key]) for key, tensor in client.model.state_dict().items())
+        with pytest.raises(PluginContractError, match=r"gives client.network 'missing', which the model has not"):
+            client.network({"missing": torch.zeros(1)})
+
+    federate(tmp_path, looking(check, check), PersonalClassifier, model=with_batch_norm, **FEW)
 
 
 def test_parameters_are_the_trainable_shared_ones(tmp_path):

@@ -91,7 +91,7 @@ def test_the_heuristics_shares_sum_to_one_and_prefer_what_resembles():
 
 
 def test_doctests():
-    assert doctest.testmod(fedcore_fedamp.equations) == (0, 5)
+    assert doctest.testmod(fedcore_fedamp.equations) == (0, 4)
 
 
 # --- a whole federation ------------------------------------------------------------------------------------------
@@ -201,4 +201,4 @@ def test_the_readmes_commands_are_valid():
 
 
 def test_the_method_takes_at_most_60_lines():
-    assert 30 < lines_of_code(fedcore_fedamp.plugin) <= 60
+    assert 30 < lines_of_code(fedcore_fedamp.plugin) + lines_of_code(fedcore_fedamp.equations) <= 60

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import nullcontext
-from itertools import chain
 
 import torch
 from pydantic import Field
@@ -72,9 +70,4 @@ class Ditto(Plugin[DittoOptions]):
     @hookimpl
     def personal_model(self, client: ClientContext) -> SplitModel:
         """Evaluate v_k as the client's last participation left it."""
-        own = copy.deepcopy(client.model)
-        with torch.no_grad():
-            for name, tensor in chain(own.named_parameters(), own.named_buffers()):
-                if name in client.state:
-                    tensor.copy_(client.state[name])
-        return own
+        return client.network(client.state)

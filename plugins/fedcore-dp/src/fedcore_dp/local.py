@@ -69,7 +69,7 @@ class LocalDP(Plugin[LocalDPOptions]):
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
         """Keep w_t."""
-        client.scratch["start"] = {name: p.detach().clone() for name, p in client.model.named_parameters()}
+        client.scratch["start"] = client.start
 
     @hookimpl
     def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from fnmatch import fnmatchcase
 
 import torch
@@ -63,12 +62,12 @@ class FedALA(Plugin[FedALAOptions]):
 
     def _learn(self, client: ClientContext, own: Tensors, received: Tensors, shares: Tensors) -> Tensors:
         """Return W_i after one epoch over some samples, the first time after as many as the loss needs to settle."""
-        options, model, losses = self.options, copy.deepcopy(client.model), []
+        options, model, losses = self.options, client.network(), []
         count = max(1, round(options.fraction * client.n))
         part = torch.randperm(client.n, generator=client.generator("ala"))[:count]
         for _ in range(1 if client.state else options.most_epochs):
             for positions in part.split(options.batch_size):
-                self._load(model, eq.mixture(own, received, shares))
+                model.load_state_dict(eq.mixture(own, received, shares), strict=False)
                 found = client.gradients(positions, model)
                 shares = {
                     name: eq.renewed_share(share, found[name], own[name], received[name], options.eta)
@@ -79,12 +78,6 @@ class FedALA(Plugin[FedALAOptions]):
             if eq.settled(losses, COUNT, options.threshold):
                 break
         return shares
-
-    @staticmethod
-    def _load(model: SplitModel, tensors: Tensors) -> None:
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                model.get_parameter(name).copy_(tensor)
 
     @hookimpl
     def personal_model(self, client: ClientContext) -> SplitModel | None:

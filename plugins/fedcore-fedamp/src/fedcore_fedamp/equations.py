@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from fedcore import Tensors
+from fedcore.functional import cosine_similarity_matrix
 from fedcore_fedamp.options import FedAMPOptions
 
 
@@ -18,11 +20,8 @@ def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> 
 
 def cosine(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """Return cos(w_i, w_j) over all tensors, in float64; 0 if either is 0."""
-    inner, first, second = 0.0, 0.0, 0.0
-    for name in one:
-        a, b = one[name].double().flatten(), other[name].double().flatten()
-        inner, first, second = inner + float(a @ b), first + float(a @ a), second + float(b @ b)
-    return inner / math.sqrt(first * second) if first * second > 0 else 0.0
+    rows = (torch.cat([model[name].double().flatten() for name in one]).unsqueeze(0) for model in (one, other))
+    return float(cosine_similarity_matrix(*rows))
 
 
 def attention(distances: Sequence[float], alpha: float, sigma: float) -> list[float]:
@@ -61,14 +60,11 @@ def shares_of(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]],
 def mixture(own: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> Tensors:
     """Return u_i = (1 - sum_j xi_ij) w_i + sum_j xi_ij w_j, summed in float64.
 
-    >>> import torch
     >>> mixture({"w": torch.tensor([1.0])}, [{"w": torch.tensor([3.0])}], [0.25])
     {'w': tensor([1.5000])}
     """
-    kept, result = 1 - sum(shares), {}
-    for name, tensor in own.items():
-        total = kept * tensor.double()
-        for other, share in zip(others, shares):
+    result = {name: (1 - sum(shares)) * w.double() for name, w in own.items()}
+    for other, share in zip(others, shares):
+        for name, total in result.items():
             total += share * other[name].double()
-        result[name] = total.to(tensor.dtype)
-    return result
+    return {name: total.to(own[name].dtype) for name, total in result.items()}

@@ -50,11 +50,9 @@ class FedAMP(Plugin[FedAMPOptions]):
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
         """Fix the parameters that are pulled, and u_i."""
-        trained = {name: w for name, w in client.model.named_parameters() if w.requires_grad}
-        client.scratch["parameters"] = list(trained.values())
-        client.scratch["pull"] = [
-            w.detach().clone().copy_(client.received.get(n, w.detach())) for n, w in trained.items()
-        ]
+        mixed = client.network(client.received)
+        client.scratch["parameters"] = [w for w in client.model.parameters() if w.requires_grad]
+        client.scratch["pull"] = [u.detach() for u in mixed.parameters() if u.requires_grad]
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
@@ -75,7 +73,6 @@ class FedAMP(Plugin[FedAMPOptions]):
         check_tensors(update.payload, _shapes(server))
         server.state[CLIENTS] = sorted({*server.state.get(CLIENTS, []), update.client})
         server.state.update({f"{update.client}:{name}": w for name, w in update.payload.items()})
-        update.payload.clear()
 
 
 def _shapes(server: ServerContext) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:

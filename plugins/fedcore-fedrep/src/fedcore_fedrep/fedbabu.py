@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Literal
 
 import torch
@@ -45,7 +44,7 @@ class FedBABU(Plugin[FedBABUOptions]):
     @hookimpl
     def personal_model(self, client: ClientContext) -> SplitModel:
         """Fine-tune the global model on the client's training part."""
-        options, own = self.options, copy.deepcopy(client.model)
+        options, own = self.options, client.network()
         prefix = {"model": "", "head": "classifier.", "body": "encoder."}[options.part]
         stream = client.generator("fine-tune")
         for _ in range(options.epochs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -91,14 +90,12 @@ class IFCA(Plugin[IFCAOptions]):
 
     def _fitted(self, client: ClientContext) -> tuple[int, SplitModel]:
         """Return the cluster of least cross-entropy over the client's training part, and its model."""
-        model, losses = copy.deepcopy(client.model), []
+        losses = []
         for j in range(self.options.clusters if client.received else 1):
-            model.load_state_dict(_theta(client, j), strict=False)
-            _, logits, labels = client.forward(model=model)
+            _, logits, labels = client.forward(model=client.network(_theta(client, j)))
             losses.append(float(F.cross_entropy(logits.double(), labels)))
         best = eq.best_cluster(losses)
-        model.load_state_dict(_theta(client, best) or client.model.state_dict(), strict=False)
-        return best, model
+        return best, client.network(_theta(client, best))
 
 
 def _theta(client: ClientContext, j: int) -> Tensors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Literal
 
@@ -61,7 +60,7 @@ class PerFedAvg(Plugin[PerFedAvgOptions]):
         """Adapt the global model by steps of length alpha on the client's training part."""
         if self.options.alpha == 0:
             return None
-        own = copy.deepcopy(client.model)
+        own = client.network()
         for _ in range(self.options.steps):
             found = client.gradients(model=own)
             with torch.no_grad():
