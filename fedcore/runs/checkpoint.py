@@ -73,6 +73,8 @@ class CheckpointStore:
     ) -> None:
         """Write a checkpoint, its clients' states first; then delete what neither it nor the one before names.
 
+        Clients may train the next round meanwhile: their versions are left.
+
         :param touched: clients that may have written versions since the last checkpoint, accepted or not.
         :param metrics: SHA-256, in hex, of the part of metrics.jsonl that the state counts.
         :param sessions: bytes and SHA-256 of sessions.jsonl.
@@ -95,7 +97,7 @@ class CheckpointStore:
         self._kept = dict([*before.items(), (path, manifest)][-KEPT:])
         oldest = next(iter(self._kept.values()))
         dropped = [named for other, named in before.items() if other not in self._kept]
-        self._prune({*touched, *(client for named in dropped for client in named.changed(oldest))})
+        self._prune({*touched, *(client for named in dropped for client in named.changed(oldest))}, state.round)
 
     def load(
         self,
@@ -181,9 +183,10 @@ class CheckpointStore:
         self._kept = {}
         self._prune(())
 
-    def _prune(self, clients: Collection[int]) -> None:
-        delete_others(self.root, {path.name for path in self._kept}, inside=self.root.parent)
-        self.clients.prune(clients, list(self._kept.values()))
+    def _prune(self, clients: Collection[int], training: int | None = None) -> None:
+        names = {path.name for path in self._kept}
+        delete_others(self.root, names.__contains__, inside=self.root.parent)
+        self.clients.prune(clients, list(self._kept.values()), training=training)
 
     def binding_found(self) -> Any:
         """Return what the newest readable checkpoint says that it belongs to; None where none says so."""

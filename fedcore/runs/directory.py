@@ -224,12 +224,20 @@ class RunDirectory:
         """Return the lines of metrics.jsonl but for damaged ones, and one that is being written."""
         return self.metrics.read()
 
-    def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> None:
-        """Save a checkpoint, see :meth:`CheckpointStore.save`; the records that it counts are on the disk before it."""
-        self.metrics.sync()
+    def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> Callable[[], None]:
+        """Return what saves a checkpoint, see :meth:`CheckpointStore.save`, in this thread or another.
+
+        It counts the records as they are now, and they are on the disk before it.
+        """
         length = self.sessions.length
         sessions = {"bytes": length, "sha256": self.sessions.digest(length)}
-        self.checkpoints.save(state, touched, metrics=self.metrics.digest(state.metrics_bytes), sessions=sessions)
+        metrics = self.metrics.digest(state.metrics_bytes)
+
+        def save() -> None:
+            self.metrics.sync()
+            self.checkpoints.save(state, touched, metrics=metrics, sessions=sessions)
+
+        return save
 
     def _check_metrics(self, state: ServerState, meta: Mapping[str, Any]) -> None:
         self.metrics.check(state.metrics_bytes, meta.get("metrics_sha256"))

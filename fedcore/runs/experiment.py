@@ -241,7 +241,8 @@ def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make:
         federation(opened, make) as running,
     ):
         opened.directory.sessions.append(session(opened.setup.model, resolve_device(opened.config.device)))
-        yield Experiment(running, opened.directory, notify)
+        with Experiment(running, opened.directory, notify) as experiment:
+            yield experiment
 
 
 def _given_again(

@@ -19,7 +19,11 @@ PARTS = (
     "client_seconds",
     "idle_workers",
 )
-"""What is timed in every round, in seconds; ``client_seconds`` and ``idle_workers`` are summed over the workers."""
+"""What is timed in every round, in seconds.
+
+``checkpoint`` is the time that the round waited for the checkpoint before, which is written while it trains;
+``client_seconds`` and ``idle_workers`` are summed over the workers.
+"""
 
 
 class RoundTimes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -32,7 +34,11 @@ class Interrupted(FedcoreError):
 
 
 class Experiment:
-    """A run in progress."""
+    """A run in progress.
+
+    A checkpoint is written by a thread while the next round trains. As a context manager it ends with the last
+    checkpoint on the disk.
+    """
 
     def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
         self.federation, self.directory, self.notify = federation, directory, notify
@@ -42,6 +48,18 @@ class Experiment:
         self._latest: dict[str, Any] | None = None
         self._times = RoundTimes()
         self._began = time.perf_counter()
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._writer.shutdown()
+        if error is None:
+            self.settle()
 
     def train(self, state: ServerState) -> RunResult:
         """Run what is left of the run."""
@@ -50,18 +68,21 @@ class Experiment:
                 state = self.one_round(state)
             if state.phase == "post_train":
                 state = self.post_train(state)
+            self.settle()
             return self.finish(state)
         except KeyboardInterrupt:
+            self.settle()
             self.notify("stopped", {})
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
     def one_round(self, state: ServerState) -> ServerState:
-        """Run, evaluate and record one round; returns the committed state."""
+        """Run, evaluate and record one round; returns the committed state, whose checkpoint is being written."""
         saved = state
         try:
             result = run_round(self.federation, state, self.notify)
         except BaseException:
             self.checkpoint(saved)  # the committed state stays, whatever happened in this round
+            self.settle()
             raise
         state = result.state
         last = state.round == self.config.rounds
@@ -164,9 +185,28 @@ class Experiment:
         return ScopeContext(ServerScope(self.federation, state, state.round - 1, "report"))
 
     def checkpoint(self, state: ServerState) -> None:
-        """Save a committed state, the clients' states first, and delete what is no longer needed."""
-        self.directory.checkpoint(state, self._touched)
-        self._touched.clear()
+        """Begin to save a committed state, the clients' states first, once the checkpoint before is on the disk.
+
+        :raises StorageError: that one could not be written.
+        """
+        self.settle()
+        save = self.directory.checkpoint(state, self._touched)
+        self._touched = set()
+        self._writing = self._writer.submit(save)
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is on the disk.
+
+        :raises StorageError: it could not be written.
+        """
+        writing = self._writing
+        if writing is None:
+            return
+        try:
+            writing.result()
+        finally:
+            if writing.done():  # else Ctrl-C ended the wait, not the writing
+                self._writing = None
 
 
 def out_of_patience(config: RunConfig, state: ServerState) -> bool:

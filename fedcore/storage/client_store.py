@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,20 @@ class ClientStore:
         except OSError:
             return 0
 
-    def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
-        """Delete every version of these clients that no manifest names, and incomplete files."""
+    def prune(
+        self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]], *, training: int | None = None
+    ) -> None:
+        """Delete every version of these clients that no manifest names, and incomplete files.
+
+        :param training: the round in which clients may be writing versions, which stay, as do later ones; default none.
+        """
         if not self.root.is_dir():  # no client has ever kept anything
             return
         for client in clients:
             versions = [manifest.get(client) for manifest in kept]
             names = {self.path(client, version).name for version in versions if version is not None}
-            delete_others(self.path(client, 0).parent, names, inside=self.root.parent)
+            keep = partial(_stays, names, training)
+            delete_others(self.path(client, 0).parent, keep, inside=self.root.parent)
 
     def check(self, manifest: Manifest, before: Manifest | None = None) -> None:
         """Check that every version that a manifest names is there; read those that the one before does not name.
@@ -90,6 +97,15 @@ class ClientStore:
         return sorted(int(folder.name) for folder in folders if folder.name.isdecimal())
 
 
+def _stays(names: Collection[str], training: int | None, name: str) -> bool:
+    """Return whether a file is one of these, or may be part of a version that a client is writing.
+
+    safetensors writes to a temporary file with a name of its own choice first.
+    """
+    version = name.lstrip(".").partition(".")[0]
+    return name in names or (training is not None and not (version.isdecimal() and int(version) < training))
+
+
 class RemoteClientStore(ClientStore):
     """A stand-in for states that remote clients keep; the server can neither read nor delete them."""
 
@@ -104,7 +120,9 @@ class RemoteClientStore(ClientStore):
     def settle(self, manifest: Mapping[int, int | None]) -> None:
         """Leave it to the clients."""
 
-    def prune(self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]]) -> None:
+    def prune(
+        self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]], *, training: int | None = None
+    ) -> None:
         """Leave it to the clients."""
 
     def check(self, manifest: Manifest, before: Manifest | None = None) -> None:

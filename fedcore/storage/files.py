@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -228,14 +228,14 @@ def open_inside(path: Path, flags: int, *, inside: Path) -> int:
     return descriptor
 
 
-def delete_others(folder: Path, names: Collection[str], *, inside: Path) -> None:
-    """Delete what is in a folder but for these names; one that does not exist is empty already.
+def delete_others(folder: Path, keep: Callable[[str], bool], *, inside: Path) -> None:
+    """Delete what is in a folder but for the names to keep; a folder that does not exist is empty already.
 
     :raises StorageError: it cannot be done, or there is a link on the way to the folder.
     """
     with storing(folder), contextlib.suppress(FileNotFoundError), folder_of(folder / "_", inside=inside) as opened:
         for name in os.listdir(opened):
-            if name not in names:
+            if not keep(name):
                 _delete(name, opened)
 
 

@@ -55,6 +55,7 @@ def test_a_run_whose_directory_is_taken_away_stops(
     out = tmp_path / "run"
     with started(damages.configured(made.path.parent, "stateful", out=out)) as (experiment, state):
         state = experiment.one_round(state)
+        experiment.settle()
         change(out)
         with pytest.raises(RunDirectoryError, match=words):
             experiment.one_round(state)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import torch
 
 import fedcore
 from fedcore import Loss, Plugin, RejectUpdate, hookimpl
-from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError
+from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError, StorageError
+from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, evaluate_run, resume
 from fedcore.testing import EqualWeights, PersonalClassifier
@@ -26,6 +28,64 @@ from tests.support import client_state, committed, lines, model_bytes, weights
 
 MOON = {"clients": 6, "participation": 0.5, "rounds": 3, "local_epochs": 2}
 BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
+
+
+# --- checkpoints beside the training ------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_written_while_the_next_round_trains(go, monkeypatch):
+    training, waited = threading.Event(), []
+    save = CheckpointStore.save
+
+    def late(store, state, *rest, **options):
+        if state.round == 1:
+            waited.append(training.wait(20))
+        save(store, state, *rest, **options)
+
+    class TellsOfTheSecondRound(Plugin):
+        @hookimpl
+        def end_local(self, client):
+            if client.round == 1:
+                training.set()
+
+    monkeypatch.setattr(CheckpointStore, "save", late)
+    result = go(TellsOfTheSecondRound, rounds=3, workers=0)
+    assert waited == [True]
+    assert RunDirectory(result.directory).checkpoints.load().round == 3
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_which_goes_on_later(go, moon, monkeypatch, tmp_path):
+    save = CheckpointStore.save
+
+    def fails(store, state, *rest, **options):
+        if state.round == 2:
+            raise StorageError("cannot write: the disk is full")
+        save(store, state, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointStore, "save", fails)
+        with pytest.raises(StorageError, match="the disk is full"):
+            go("moon", out=tmp_path / "run", **MOON)
+    assert RunDirectory(tmp_path / "run").checkpoints.load().round == 1
+    assert model_bytes(resume(tmp_path / "run")) == model_bytes(moon)
+
+
+def test_ctrl_c_while_a_checkpoint_is_awaited_leaves_it_awaited(go, moon, monkeypatch, tmp_path):
+    """The run ends once the checkpoint is on the disk, not before."""
+    save, ending = CheckpointStore.save, threading.Event()
+
+    def interrupts(store, state, *rest, **options):
+        if state.round == 2:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            ending.wait(0.5)
+        save(store, state, *rest, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointStore, "save", interrupts)
+        with pytest.raises(Interrupted):
+            go("moon", out=tmp_path / "run", **MOON)
+    assert RunDirectory(tmp_path / "run").checkpoints.load().round >= 2
+    assert model_bytes(resume(tmp_path / "run")) == model_bytes(moon)
 
 
 # --- the same bits ---------------------------------------------------------------------------------------

@@ -36,6 +36,19 @@ def test_prune_keeps_what_the_checkpoints_name(tmp_path):
     assert store.read(0, 1) == {"p": {"n": 1}}
 
 
+def test_prune_leaves_what_clients_may_be_writing(tmp_path):
+    """The checkpoint of a round is written while the next one trains; safetensors first writes to other names."""
+    store = ClientStore(tmp_path)
+    for version in (0, 1, 2):
+        store.write(0, version, {"p": {"n": version}})
+    in_progress = [".000002.safetensors.9.tmp", ".tmpA1b2"]
+    for name in [".000001.safetensors.9.tmp", *in_progress]:
+        (tmp_path / "000000" / name).write_bytes(b"half")
+    store.prune([0], [{0: 1}], training=2)
+    left = sorted(path.name for path in (tmp_path / "000000").iterdir())
+    assert left == [*in_progress, "000001.safetensors", "000002.safetensors"]
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text"])
 def test_a_lost_version(tmp_path, damage):
     store = ClientStore(tmp_path)

@@ -1,7 +1,8 @@
 """Which versions of its state a client keeps: all that the server could still go back to.
 
-The server holds two checkpoints, so it may go back by twice the rounds between them. Which version counted at a time
-is what the next task after it starts from. Those are kept, with everything that is as young; the rest is deleted.
+The server holds two checkpoints while it writes a third, so it may go back by three times the rounds between them.
+Which version counted at a time is what the next task after it starts from. Those are kept, with everything that is as
+young; the rest is deleted.
 """
 
 from __future__ import annotations

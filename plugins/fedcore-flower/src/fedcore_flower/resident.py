@@ -28,7 +28,7 @@ class _Run:
 
     def __init__(self, setup: Setup, runtime: ClientRuntime) -> None:
         self.setup, self.runtime = setup, runtime
-        reach = 2 * runtime.config.checkpoint_every + 1
+        reach = 3 * runtime.config.checkpoint_every + 1
         self.history = History(runtime.store, setup.client, reach)
         self.key: str | None = None
         self.shared: SharedPayload | None = None

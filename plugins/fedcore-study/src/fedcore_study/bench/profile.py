@@ -3,8 +3,8 @@
 Processor time wavers less than the clock when other work runs on the machine. Three sides take turns: the engine in
 this process, the engine with one worker process, and the bare steps (the reference's ``Trainer.step`` on batches of the
 same size). The parts are timed in one more run in this process, whose functions note when they begin and end; a part's
-time leaves out the parts that it calls. Messages are what the engine with one worker takes more than the one in this
-process.
+time leaves out the parts that it calls, and a checkpoint's that of the thread that writes it. Messages are what the
+engine with one worker takes more than the one in this process.
 """
 
 from __future__ import annotations
