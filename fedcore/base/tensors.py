@@ -1,15 +1,19 @@
-"""Helpers on mappings from names to tensors: copies, sizes, checks."""
+"""Helpers on mappings from names to tensors: copies, sizes, checks, groups joined into one mapping."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedcore.base.types import Tensors
+
+SEPARATOR = "/"
+"""Between the name of a group and the name of a tensor in it, see :func:`flatten`."""
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
@@ -98,3 +102,27 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def flatten(groups: Mapping[str, Mapping[str, Any]]) -> tuple[Tensors, dict[str, dict[str, Any]]]:
+    """Split groups of named values, such as plugins' states, into tensors named ``group/name`` and the JSON rest."""
+    tensors = {
+        f"{group}{SEPARATOR}{name}": value
+        for group, values in groups.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+    rest = {
+        group: {name: value for name, value in values.items() if not isinstance(value, Tensor)}
+        for group, values in groups.items()
+    }
+    return tensors, {group: values for group, values in rest.items() if values}
+
+
+def unflatten(tensors: Mapping[str, Tensor], rest: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Join what :func:`flatten` split."""
+    groups: dict[str, dict[str, Any]] = {group: dict(values) for group, values in (rest or {}).items()}
+    for joined, tensor in tensors.items():
+        group, _, name = joined.partition(SEPARATOR)
+        groups.setdefault(group, {})[name] = tensor
+    return groups

@@ -2,7 +2,7 @@
 
 All messages have this one form, whatever carries them (:mod:`fedcore.storage.serial` turns it into bytes), and every
 packing function stands beside its inverse. Groups of tensors are joined into names ``group/name`` by
-:func:`fedcore.storage.state.flatten`. The worker specification is packed beside its class.
+:func:`fedcore.base.tensors.flatten`. The worker specification is packed beside its class.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedcore.base.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
+from fedcore.base.tensors import flatten, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.models.placement import Placement
-from fedcore.storage.state import flatten, unflatten
 
 TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate", "end_session", "bundle"]
 BUNDLE: TaskKind = "bundle"

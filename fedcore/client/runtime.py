@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
-from fedcore.base.tensors import on_cpu
+from fedcore.base.tensors import on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import CudaRecorder, StepGraphs
 from fedcore.client.context import context_of
@@ -43,7 +43,7 @@ from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.setup import READ_UPDATES, Setup
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
-from fedcore.storage.state import States, unflatten
+from fedcore.storage.state import States
 
 
 class Failed(Exception):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
+from fedcore.base.tensors import flatten, unflatten
 from fedcore.data import Dataset, IndexLists, Partition, PublicSamples, Samples, load_dataset
 from fedcore.data.public import public_rows, with_public
-from fedcore.storage.state import flatten, unflatten
 
 
 @dataclass(frozen=True)

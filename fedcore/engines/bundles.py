@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from fedcore.base.tensors import SEPARATOR
 from fedcore.base.types import Tensors
 from fedcore.client.messages import (
     BUNDLE,
@@ -19,7 +20,6 @@ from fedcore.client.messages import (
     unpack_outcome,
     unpack_task,
 )
-from fedcore.storage.state import SEPARATOR
 
 BUNDLE_SECONDS = 0.02
 """How long a worker's processor is to be busy with one bundle."""

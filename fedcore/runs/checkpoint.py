@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import RunDirectoryError
+from fedcore.base.tensors import SEPARATOR, flatten, unflatten
 from fedcore.base.types import Tensors
 from fedcore.runs.saved import Binding
 from fedcore.server.state import ServerState
@@ -25,7 +26,6 @@ from fedcore.storage.client_store import ClientStore
 from fedcore.storage.files import delete_others
 from fedcore.storage.manifest import Manifest
 from fedcore.storage.serial import read_tensors, write_tensors
-from fedcore.storage.state import SEPARATOR, flatten, unflatten
 
 KEPT = 2
 PHASES = {"train": 0, "post_train": 1, "done": 2}
@@ -202,11 +202,8 @@ class CheckpointStore:
 def _pack(state: ServerState) -> tuple[Tensors, dict[str, Any]]:
     """Split a state into tensors and JSON."""
     tensors, rest = flatten(state.plugins)
-    named = {f"model{SEPARATOR}{name}": tensor for name, tensor in state.model.items()}
-    named.update({f"plugins{SEPARATOR}{name}": tensor for name, tensor in tensors.items()})
     manifest = Manifest.of(state.manifest).tensors()
-    named.update({f"manifest{SEPARATOR}{name}": tensor for name, tensor in manifest.items()})
-    return named, {
+    return flatten({"model": state.model, "plugins": tensors, "manifest": manifest})[0], {
         "format": 2,
         "round": state.round,
         "phase": state.phase,

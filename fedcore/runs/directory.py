@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import functools
 import json
 import os
 import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,6 @@ from fedcore.storage.files import TEMPORARY, parse_json, read_text, storing, uns
 from fedcore.storage.serial import read_tensors, write_tensors
 
 KEPT_LINES = "The other lines are kept, and the run goes on: training does not read them"
-
-RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
 
 
 class RunDirectory:
@@ -305,18 +301,3 @@ def _exists(out: Path) -> RunDirectoryError:
     return RunDirectoryError(
         f"--out {out} exists already. Choose another directory, or go on with: fedcore resume {shlex.quote(str(out))}"
     )
-
-
-@functools.cache  # it reads every package's metadata, and they are those of this process
-def installed_versions() -> dict[str, str]:
-    """Return the versions of fedcore, its plugins and what its numbers depend on."""
-    found = {}
-    for distribution in distributions():
-        name = distribution.name
-        if (
-            name in RECORDED
-            or name == "fedcore"
-            or any(e.group.startswith("fedcore.") for e in distribution.entry_points)
-        ):
-            found[name] = distribution.version
-    return dict(sorted(found.items()))

@@ -7,6 +7,7 @@ import functools
 import os
 import platform
 import subprocess
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 
 from fedcore.engines.local import cores
 from fedcore.models import SplitModel
-from fedcore.runs.directory import installed_versions
 
+RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,6 +40,21 @@ def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
             "projection": model.projection_width,
         },
     }
+
+
+@functools.cache  # it reads every package's metadata, and they are those of this process
+def installed_versions() -> dict[str, str]:
+    """Return the versions of fedcore, its plugins and what its numbers depend on."""
+    found = {}
+    for distribution in distributions():
+        name = distribution.name
+        if (
+            name in RECORDED
+            or name == "fedcore"
+            or any(e.group.startswith("fedcore.") for e in distribution.entry_points)
+        ):
+            found[name] = distribution.version
+    return dict(sorted(found.items()))
 
 
 def now() -> str:

@@ -19,8 +19,9 @@ from fedcore.data import DECLARED, Partition, load_partition
 from fedcore.data.content import data_digest
 from fedcore.engines.protocol import Engine
 from fedcore.models.placement import Placement
-from fedcore.runs.directory import RunDirectory, installed_versions
+from fedcore.runs.directory import RunDirectory
 from fedcore.runs.opened import OpenedRun
+from fedcore.runs.provenance import installed_versions
 from fedcore.runs.resolve import ResolvedRun, resolve, resolve_partition
 from fedcore.runs.saved import HOW_TO_CHANGE, Binding, SavedConfig, bound, partition_digest
 from fedcore.runs.trackers.base import resolve_trackers

@@ -9,10 +9,9 @@ from typing import Any
 
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure
-from fedcore.server.aggregation import aggregate, require_enough
+from fedcore.server.aggregation import Collector, aggregate, require_enough
 from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.cohort import train_cohort
-from fedcore.server.collection import Collector
 from fedcore.server.context import RoundContext
 from fedcore.server.plugin_results import check_cohort
 from fedcore.server.scope import Federation, Round

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.errors import RunDirectoryError
+from fedcore.base.tensors import flatten, unflatten
 from fedcore.storage.files import delete_others, open_file, storing, sync_inside
 from fedcore.storage.manifest import Manifest
 from fedcore.storage.serial import HEAD, checksum_in, read_tensors, write_tensors
-from fedcore.storage.state import flatten, unflatten
 
 
 class ClientStore:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedcore.base.errors import PluginContractError
 
-SEPARATOR = "/"
 _ABSENT: Any = object()
 
 
@@ -182,29 +181,3 @@ class States:
         kept = {plugin: dict(values) for plugin, values in self._saved.items()}
         kept.update({plugin: state.values_to_keep() for plugin, state in self._open.items()})
         return {plugin: values for plugin, values in sorted(kept.items()) if values}
-
-
-def flatten(
-    namespaces: Mapping[str, Mapping[str, Any]],
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """Split nested states into tensors named ``plugin/key`` and the JSON rest."""
-    tensors = {
-        f"{plugin}{SEPARATOR}{key}": value
-        for plugin, values in namespaces.items()
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-    rest = {
-        plugin: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
-        for plugin, values in namespaces.items()
-    }
-    return tensors, {plugin: values for plugin, values in rest.items() if values}
-
-
-def unflatten(tensors: Mapping[str, Tensor], rest: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Join what :func:`flatten` split."""
-    namespaces: dict[str, dict[str, Any]] = {plugin: dict(values) for plugin, values in (rest or {}).items()}
-    for name, tensor in tensors.items():
-        plugin, _, key = name.partition(SEPARATOR)
-        namespaces.setdefault(plugin, {})[key] = tensor
-    return namespaces

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedcore.base.tensors import unflatten
 from fedcore.client.messages import ClientResult, ClientTask, Outcome
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.local import InProcessEngine
-from fedcore.storage.state import unflatten
 
 Run = Iterator[tuple[ClientTask, Outcome]]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.base.tensors import flatten
 from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.checks import problem_with
-from fedcore.storage.state import flatten
 from fedcore.testing.findings import SENT, Call, Rule
 from fedcore.testing.fingerprint import fingerprint
 from fedcore.testing.gradients import trains

@@ -1,11 +1,14 @@
-"""Mappings from names to tensors: sizes, copies, digests, and what is refused."""
+"""Mappings from names to tensors: sizes, copies, digests, and what is refused; groups joined and split."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedcore.base import tensors
+from fedcore.storage.serial import dumps, loads
 
 ONE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}
 
@@ -60,3 +63,33 @@ def test_only_what_is_trained_may_be_sent():
     ):
         with pytest.raises(ValueError, match=words):
             tensors.check_changes(sent, model, ["w"])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.text(min_size=1, max_size=6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.dictionaries(st.sampled_from(["one", "two"]), st.dictionaries(keys, json_values | st.just("tensor"), max_size=4))
+)
+def test_flatten_and_back(groups):
+    given_ = {
+        group: {key: torch.arange(3) if value == "tensor" else value for key, value in values.items()}
+        for group, values in groups.items()
+        if values
+    }
+    joined, rest = tensors.flatten(given_)
+    joined, rest = loads(dumps(joined, rest))
+    back = tensors.unflatten(joined, rest)
+    assert {group: set(values) for group, values in back.items()} == {g: set(v) for g, v in given_.items()}
+    for group, values in given_.items():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(back[group][key], value)
+            else:
+                assert back[group][key] == value

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 TESTED_BY = {
-    "behaviour/test_hostile_updates.py": ["server/collection.py", "server/validation.py"],
+    "behaviour/test_hostile_updates.py": ["server/validation.py"],
     "data/test_partitioners.py": ["data/owners.py"],
     "cli/test_commands.py": [
         "cli/__main__.py",

@@ -24,10 +24,10 @@ from typer.testing import CliRunner, Result
 
 import fedcore
 from fedcore import RunConfig
+from fedcore.base.tensors import flatten
 from fedcore.cli.app import app
 from fedcore.runs.experiment import started
 from fedcore.storage.serial import dumps, read_tensors, write_tensors
-from fedcore.storage.state import flatten
 from tests.reliability import kills, permissions
 
 ROUNDS, STOPPED = 3, 2

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 import fedcore
 from fedcore import Plugin, PluginOptions, RejectUpdate, RunConfig, hookimpl
+from fedcore.base.tensors import flatten
 from fedcore.runs.directory import RunDirectory
 from fedcore.storage.serial import dumps
-from fedcore.storage.state import flatten
 from tests.reliability.processes import alive, descendants, spools, start, wait_for
 
 CLOCKS = {"metrics.jsonl": {"time", "crc32"}, "summary.json": {"seconds", "time", "finished", "run_dir", "crc32"}}

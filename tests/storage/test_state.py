@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.base.errors import PluginContractError
-from fedcore.storage.serial import dumps, loads
-from fedcore.storage.state import State, States, flatten, unflatten
+from fedcore.storage.state import State, States
 
 
 def test_reading_gives_a_copy():
@@ -76,36 +75,6 @@ def test_namespaces_and_snapshot():
     states.of("three")["x"] = [1]
     assert states.of("one") is states.of("one")
     assert states.snapshot() == {"one": {"n": 2}, "three": {"x": [1]}}
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-keys = st.text(min_size=1, max_size=6)
-
-
-@settings(deadline=None, max_examples=50)
-@given(
-    st.dictionaries(st.sampled_from(["one", "two"]), st.dictionaries(keys, json_values | st.just("tensor"), max_size=4))
-)
-def test_flatten_and_back(namespaces):
-    given_ = {
-        plugin: {key: torch.arange(3) if value == "tensor" else value for key, value in values.items()}
-        for plugin, values in namespaces.items()
-        if values
-    }
-    tensors, rest = flatten(given_)
-    tensors, rest = loads(dumps(tensors, rest))
-    back = unflatten(tensors, rest)
-    assert {plugin: set(values) for plugin, values in back.items()} == {p: set(v) for p, v in given_.items()}
-    for plugin, values in given_.items():
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor):
-                assert torch.equal(back[plugin][key], value)
-            else:
-                assert back[plugin][key] == value
 
 
 # --- sums and undoing --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 
 from fedcore import ConfigError
 from fedcore.base import registry
-from fedcore.runs.directory import installed_versions
+from fedcore.runs.provenance import installed_versions
 from fedcore.storage.files import storing
 from fedcore_ray.cluster import Cluster
 
