@@ -1,8 +1,8 @@
-# fedcore with its methods and studies, without development tools.
+# fedcore with its methods, studies and reports, without development tools.
 #
 #   docker build -t fedcore .                            for the CPU
 #   docker build -t fedcore --build-arg TORCH=default .  for CUDA: torch's wheels bring it; run with --gpus all
-#   docker run --rm -v "$PWD:/work" fedcore train --plugin moon --rounds 5
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" fedcore train --plugin moon --rounds 5
 #
 # TORCH_INDEX is the address of an index with torch's CPU wheels, needed where uv cannot be had.
 ARG PYTHON=3.11
@@ -14,7 +14,8 @@ ARG TORCH_INDEX=""
 COPY . /opt/fedcore
 WORKDIR /opt/fedcore
 RUN python -m venv /opt/venv \
- && /opt/venv/bin/python tools/install.py --profile core --torch "${TORCH}" --torch-index "${TORCH_INDEX}"
+ && /opt/venv/bin/python tools/install.py --profile core --extra report \
+      --torch "${TORCH}" --torch-index "${TORCH_INDEX}"
 RUN useradd --uid 1000 --create-home fedcore && install -d -o fedcore /work
 
 ENV PATH="/opt/venv/bin:${PATH}"

@@ -1,6 +1,6 @@
 """Install fedcore with the packages of plugins/ into this Python's environment; `make setup` calls it.
 
-    python tools/install.py [--profile core] [--torch cpu [--torch-index ADDRESS]]
+    python tools/install.py [--profile core] [--extra report] [--torch cpu [--torch-index ADDRESS]]
 
 By uv, from PATH or fetched by pip, and by pip where uv cannot be had or fails: the same packages, at the versions of
 constraints.txt, from the indexes that pip is configured for. Needs the standard library only.
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,10 +42,11 @@ def main() -> int:
     """Install; returns the exit code."""
     parser = argparse.ArgumentParser(description="Install fedcore and the packages of plugins/.")
     parser.add_argument("--profile", choices=("dev", "core"), default="dev", help="core: no development tools")
+    parser.add_argument("--extra", action="append", default=[], help="an extra of fedcore, such as report; repeatable")
     parser.add_argument("--torch", choices=("default", "cpu"), default="default", help="cpu: torch without CUDA")
     parser.add_argument("--torch-index", default="", help="index or folder that holds torch's CPU wheels")
     chosen = parser.parse_args()
-    steps = list(requirements(chosen.profile))
+    steps = list(requirements(chosen.profile, chosen.extra))
     uv = find_uv()
     problem = "no uv on PATH, and pip cannot fetch it"
     if uv is not None:
@@ -55,14 +56,15 @@ def main() -> int:
     return by_pip(steps, chosen.torch, chosen.torch_index, problem)
 
 
-def requirements(profile: str) -> Iterator[list[str]]:
+def requirements(profile: str, extras: Sequence[str] = ()) -> Iterator[list[str]]:
     """Yield what is installed, step by step: the build tools, everything, and the package that stands alone."""
     packages = [path.parent for path in sorted((ROOT / "plugins").glob("*/pyproject.toml"))]
     if profile == "core":
         packages = [path for path in packages if not own_dependencies(path)]
     yield BUILD
     editable = [word for path in packages if path.name != ALONE for word in ("-e", str(path))]
-    yield ["-e", f"{ROOT}[dev]" if profile == "dev" else str(ROOT), *editable]
+    named = ",".join([*["dev"] * (profile == "dev"), *extras])
+    yield ["-e", f"{ROOT}[{named}]" if named else str(ROOT), *editable]
     if profile == "dev":
         yield ["--no-deps", "-e", str(ROOT / "plugins" / ALONE)]
 

@@ -189,6 +189,15 @@ class RunConfig(BaseModel):
             value = {name: {} if options is None else options for name, options in value.items()}
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known_options(cls, values: Any) -> Any:
+        """Refuse an unknown option with the one that it resembles, as the command line does."""
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields:
+                raise UnknownNameError("option", str(name), cls.model_fields)
+        return values
+
     @field_validator("dataset", "model", "plugins", mode="before")
     @classmethod
     def _names_only(cls, value: Any, info: ValidationInfo) -> Any:

@@ -49,6 +49,9 @@ def train(
 def resume(
     run_dir: RunDir,
     rounds: Annotated[int | None, typer.Option(min=1, help="New total number of rounds.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="New number of rounds without a better one, after which it stops.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Resume in a copy in this new folder; RUN_DIR is not changed.")
     ] = None,
@@ -75,6 +78,7 @@ def resume(
 
     changes = {
         "rounds": rounds,
+        "patience": patience,
         "workers": workers,
         "data_dir": None if data_dir is None else str(data_dir),
         "device": device,
@@ -82,7 +86,12 @@ def resume(
     }
     with training(quiet) as display:
         result = experiment.resume(
-            run_dir, notify=display, allow_code=allow_code, allow_outside=allow_outside, changes=changes, out=out
+            run_dir,
+            notify=display,
+            allow_code=allow_code,
+            allow_outside=allow_outside,
+            changes={name: value for name, value in changes.items() if value is not None},
+            out=out,
         )
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 

@@ -52,6 +52,17 @@ def check_classes(train: Tensor, test: Tensor, where: str) -> None:
         )
 
 
+def how_to_number(y: Array) -> str:
+    """Return what makes labels of what is none yet, as the end of a message; empty where it cannot be told."""
+    if y.ndim == 2:
+        return ". Rows with one 1 become labels by y.argmax(axis=1)"
+    if y.ndim == 1 and y.dtype.kind == "f":
+        return ". Whole numbers become labels by y.astype(int)"
+    if y.ndim == 1 and y.dtype.kind in "OUS":
+        return ". Names become labels by numpy.searchsorted(numpy.unique(y_train), y)"
+    return ""
+
+
 def imagefolder(path: Path) -> Dataset:
     """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*`` or ``val/CLASS/*``.
 
@@ -157,7 +168,7 @@ def _labels_from_array(y: Array, x: Array, where: str) -> Tensor:
     if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
         raise DataError(
             f"{where}: labels must be integers of shape ({len(x)},), one for each image, "
-            f"not {y.dtype} of shape {y.shape}"
+            f"not {y.dtype} of shape {y.shape}{how_to_number(y)}"
         )
     if int(y.min()) < 0 or int(y.max()) >= 2**31:
         raise DataError(f"{where}: labels must be 0..C-1; found {int(y.min())}..{int(y.max())}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
-from fedcore.data.files import check_classes, image_split
+from fedcore.data.files import check_classes, how_to_number, image_split
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset, ResidentSamples, Samples
 from fedcore.data.split import assemble
@@ -87,7 +87,9 @@ def _rows(x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 def _labels(y: Any) -> Tensor:
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(f"dataset: labels must be whole numbers of shape (n,), not {y.dtype} of shape {y.shape}")
+        raise DataError(
+            f"dataset: labels must be whole numbers of shape (n,), not {y.dtype} of shape {y.shape}{how_to_number(y)}"
+        )
     return torch.from_numpy(y.astype(np.int64))
 
 
@@ -106,7 +108,11 @@ def _from_torch(train: Any, test: Any, name: str) -> Dataset:
         stacked = torch.stack(inputs)
         if stacked.dtype == torch.float64:
             stacked = stacked.float()
-        parts.append((stacked, _labels(np.asarray([int(y) for _, y in samples]))))
+        try:
+            labels = np.asarray([_array(y) for _, y in samples])
+        except ValueError:  # of different shapes
+            raise DataError(f"dataset: y of {type(part).__name__} must be one whole number for each sample") from None
+        parts.append((stacked, _labels(labels)))
     names = getattr(train, "classes", None)
     return _dataset(name, *parts, class_names=tuple(map(str, names)) if names else None)
 

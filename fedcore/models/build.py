@@ -69,7 +69,7 @@ def build_model(
         )
     task = ModelTask(num_classes, tuple(input_shape), seed)
     with task.random("model"):
-        positional, named = _arguments(factory, num_classes, task.input_shape)
+        positional, named = _arguments(name, factory, num_classes, task.input_shape)
         model = call("model", name, factory, *positional, **named)
     if isinstance(model, nn.Module) and not isinstance(model, SplitModel):
         model = split_network(model, name, num_classes, task.input_shape)
@@ -91,20 +91,33 @@ def build_model(
     return model, task
 
 
-def _arguments(factory: Any, num_classes: int, input_shape: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(
+    name: str, factory: Any, num_classes: int, input_shape: tuple[int, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what a factory is called with: the two by name where it has parameters of these names, else in order.
 
     A factory that needs no argument and names neither is called with none.
+
+    :raises PluginContractError: it cannot be called so.
     """
     given = {"num_classes": num_classes, "input_shape": input_shape}
     try:
-        parameters = inspect.signature(factory).parameters
+        signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return tuple(given.values()), {}
+    parameters = signature.parameters
     named = {name: value for name, value in given.items() if name in parameters}
-    if named:
-        return (), named
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters.values() if p.kind in positional and p.default is p.empty]
+    in_order = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters.values() if p.kind in in_order and p.default is p.empty]
     several = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values())
-    return (tuple(given.values()) if required or several else ()), {}
+    positional = tuple(given.values()) if not named and (required or several) else ()
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        raise PluginContractError.of(
+            name,
+            f"cannot be called with the number of classes and the shape of a sample: {error}",
+            kind="model",
+            hint="name its parameters num_classes and input_shape, or one of these, and give defaults to the others",
+        ) from None
+    return positional, named

@@ -220,6 +220,13 @@ class RunDirectory:
         """Return the lines of metrics.jsonl but for damaged ones, and one that is being written."""
         return self.metrics.read()
 
+    def note_damaged_metrics(self, note: Note) -> None:
+        """Say which lines of metrics.jsonl :meth:`read_metrics` leaves out because they are damaged."""
+        damaged = self.metrics.damaged()
+        if damaged:
+            numbers = ", ".join(map(str, damaged))
+            note(f"{self.metrics.path}: damaged in line {numbers}, which the history lacks")
+
     def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> Callable[[], None]:
         """Return what saves a checkpoint, see :meth:`CheckpointStore.save`, in this thread or another.
 
@@ -266,7 +273,8 @@ class RunDirectory:
         try:
             return read_tensors(file)[0]
         except (OSError, ValueError, KeyError) as error:
-            raise RunDirectoryError(f"{file} cannot be read: {error}") from error
+            what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+            raise RunDirectoryError(f"{file} {what}. {self.how_to_resume} writes it again") from error
 
     def read_summary(self, note: Note | None = None) -> dict[str, Any] | None:
         """Return summary.json, or None where there is none that is whole.

@@ -216,9 +216,12 @@ def load_run(
     _, given = _given_again(path, model, plugins, dataset)
     with one_thread(), given.lent():
         opened = reopen(path, allow_code=allow_code)
-        summary = opened.directory.read_summary()
+        damage: list[str] = []
+        summary = opened.directory.read_summary(damage.append)
         if summary is None:
-            raise RunDirectoryError(f"{path} is not finished; {opened.directory.how_to_resume} goes on with it")
+            problem = damage[0] if damage else f"{path} is not finished; go on with it"
+            raise RunDirectoryError(f"{problem}: {opened.directory.how_to_resume}")
+        opened.directory.note_damaged_metrics(_noting(_only_notes))
         network = Placement.plain().model(opened.setup.model).eval()
         copy_into(network.state_dict(), opened.directory.read_model())
         return RunResult(summary["metrics"], network, opened.directory.path, summary, opened.config)

@@ -23,14 +23,15 @@ from fedcore.data import Dataset
 from fedcore.data.given import as_dataset
 from fedcore.hooks.plugin import Plugin
 
-ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module]"
-"""A class of networks, a factory ``(num_classes, input_shape)``, or a network whose weights a run starts from."""
+ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
+"""A class of networks, a factory ``(num_classes, input_shape)``, a network with weights to start from, or a name."""
 
 PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str]"
 """Plugin classes (or names) with their options, or a list of them."""
 
-DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any]"
-"""A data set, a loader, arrays or tensors, or a pair of torch's data sets: :func:`fedcore.data.given.as_dataset`."""
+DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
+"""A data set, a loader, arrays or tensors, a pair of torch's data sets (:func:`fedcore.data.given.as_dataset`), or a
+name."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def name_objects(
         values["model"] = _add(found, "model", model)
     if plugins is not None:
         chosen = plugins.items() if isinstance(plugins, Mapping) else [(plugin, {}) for plugin in _listed(plugins)]
-        named = [(p if isinstance(p, str) else _add(found, "plugin", p), dict(options)) for p, options in chosen]
+        named = [(_add(found, "plugin", plugin), dict(options)) for plugin, options in chosen]
         values["plugins"] = RunConfig(plugins=[{name: options} for name, options in named]).plugins
     if dataset is not None:
         values["dataset"] = _add(found, "dataset", dataset)
@@ -100,12 +101,12 @@ def objects_again(
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
 ) -> Given:
-    """Return objects under the names that a saved configuration has for them.
+    """Return objects under the names that a saved configuration has for them; names are passed over.
 
     :raises ConfigError: the saved run has no plugin of a class's name.
     """
     found: dict[Key, Any] = {}
-    if model is not None:
+    if model is not None and not isinstance(model, str):
         found["model", config.model] = model
     for plugin in _listed(plugins or ()):
         if not isinstance(plugin, str):
@@ -114,7 +115,7 @@ def objects_again(
             if not names:
                 raise ConfigError(f"the run has no plugin {name!r}; it has {', '.join(config.plugins) or 'none'}")
             found["plugin", names[0]] = plugin
-    if dataset is not None:
+    if dataset is not None and not isinstance(dataset, str):
         found["dataset", config.dataset] = dataset
     return _given(found)
 
@@ -127,6 +128,8 @@ def _listed(plugins: PluginObjects) -> list[Any]:
 
 def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
     """Add an object under a name and return the name; one that is installed or importable needs only the name."""
+    if isinstance(value, str):
+        return value
     path = import_name(value)
     if path is not None:
         entry = path.removeprefix(objects.CODE)

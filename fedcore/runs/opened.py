@@ -53,12 +53,12 @@ class OpenedRun:
     def recover(self, note: Note) -> ServerState | None:
         """Return what to go on from, None for the start, and put the directory back to it.
 
-        A run that is finished goes on from where its training ended when it is to have more rounds.
+        A run that is finished goes on from where its training ended when it is to have more rounds, or more patience.
 
         :raises RunDirectoryError: there are checkpoints, but none can be used, or it has had as many rounds already.
         """
         state = self.directory.recover(note, self.check)
-        if "rounds" not in self.changes or state is None:
+        if state is None or not {"rounds", "patience"}.intersection(self.changes):
             return state
         rounds = self.config.rounds
         if rounds < state.round:

@@ -29,8 +29,8 @@ from fedcore.runs.trust import check_code, check_places, check_places_inside, co
 from fedcore.server.scope import Federation
 from fedcore.storage.files import parse_json
 
-CHANGEABLE = frozenset({"rounds", "workers", "data_dir", "device", "client_timeout"})
-"""Options that can change when a run is resumed; of these only rounds and device can change its bits."""
+CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
+"""Options that can change when a run is resumed; of these only rounds, patience and device can change its bits."""
 
 Make = Callable[[WorkerSpec], Engine]
 
@@ -90,7 +90,7 @@ def reopen(
     """
     directory = RunDirectory.open(path)
     saved, source = directory.read_saved(), path / "config.yaml"
-    changes = {name: value for name, value in (changes or {}).items() if value is not None}
+    changes = changes or {}
     if not changes.keys() <= CHANGEABLE:
         raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run is resumed")
     config = RunConfig.create({**saved.values, **changes, "out": str(directory.path)})

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,8 +68,11 @@ def write_tensors(
     if checksum:
         value = f"{_CHECKSUM}{content_hash(plain, value)} {value}"
     with replacing(path, sync=sync, inside=inside) as temporary:
+        temporary.touch()
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         try:
             safetensors.torch.save_file(plain, temporary, {_META: value})
+            temporary.chmod(mode)  # that of any new file: safetensors writes for the owner alone
         except SafetensorError as error:  # it hands the system's verdict on in words
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error

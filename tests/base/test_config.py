@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torchs
 
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError, RunConfig, UnknownNameError
 
 
 def rates(**options):
@@ -52,3 +52,9 @@ def test_the_default_keeps_its_bits():
 def test_a_warm_up_is_shorter_than_the_run():
     with pytest.raises(ConfigError, match="warmup_rounds is 3, but the run has 3 rounds"):
         RunConfig.create({"rounds": 3, "warmup_rounds": 3})
+
+
+def test_an_unknown_option_names_the_one_that_was_meant():
+    for make in (lambda: RunConfig(round=3), lambda: RunConfig.create({"round": 3})):
+        with pytest.raises(UnknownNameError, match=r"unknown option 'round'\. Did you mean 'rounds'\?"):
+            make()

@@ -49,6 +49,10 @@ def test_torch_data_sets_are_read_with_their_own_transforms():
 ROWS = images(5, dtype=np.float32)
 
 
+def pairs(*labels):
+    return [(torch.zeros(2), label) for label in labels]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -59,7 +63,13 @@ ROWS = images(5, dtype=np.float32)
         ((ROWS, LABELS, ROWS, LABELS + 1), "labels must be 0..C-1"),
         ((ROWS, LABELS, ROWS[:, :3], LABELS), "they must be alike"),
         ((ROWS * np.nan, LABELS, ROWS, LABELS), "not finite"),
-        ((ROWS, LABELS / 2, ROWS, LABELS), "labels must be whole numbers"),
+        ((ROWS, LABELS / 2, ROWS, LABELS), "labels must be whole numbers .* by y.astype"),
+        ((ROWS, LABELS.astype(str), ROWS, LABELS), "not <U.* Names become labels by numpy.searchsorted"),
+        ((ROWS, np.eye(3)[LABELS], ROWS, LABELS), r"of shape \(12, 3\). Rows with one 1 become labels"),
+        ((images(6, 6), LABELS / 2, images(6, 6), LABELS), "labels must be integers .* by y.astype"),
+        ((pairs("cat"), pairs("cat")), "not <U3 .* Names become labels"),
+        ((pairs(0.5), pairs(0.5)), "not float64 of shape"),
+        ((pairs([1, 2], [1]), pairs(0)), "y of list must be one whole number"),
         (([1, 2, 3], [4]), "must give pairs"),
     ],
 )

@@ -73,4 +73,6 @@ def test_its_steps_make_an_environment_that_trains(tmp_path):
         [here["/opt/venv"] / "bin" / "pip", "list"], capture_output=True, text=True, check=True
     ).stdout
     assert "fedcore-study" in names
+    report = subprocess.run([program, "report", "run", "--points", "0"], cwd=tmp_path, env=environment, check=False)
+    assert report.returncode == 0
     assert not re.search(r"^(pytest|mypy|ruff|ray|mlflow)", names, re.MULTILINE)

@@ -59,6 +59,12 @@ def test_profile_core_leaves_out_tools_and_packages_that_need_more_than_fedcore(
     assert not any("[dev]" in word for word in everything)
 
 
+def test_extras_are_those_of_fedcore(install):
+    for profile, expected in (("core", "[report,onnx]"), ("dev", "[dev,report,onnx]")):
+        _, everything, *_ = install.requirements(profile, ["report", "onnx"])
+        assert f"{ROOT}{expected}" in everything
+
+
 def test_uv_takes_the_pinned_versions_and_compiles_once(install, commands):
     assert install.main() == 0
     for command in installs(commands):

@@ -56,6 +56,16 @@ def test_what_is_installed_keeps_its_name(config):
     assert (found.model, list(found.plugins)) == ("mlp", ["fedprox"])
 
 
+def test_names_may_stand_in_place_of_objects(config, tmp_path):
+    result = fedcore.run(config, model="mlp", dataset="digits")
+    found = fedcore.runs.directory.RunDirectory(result.directory).read_config()
+    assert (found.model, found.dataset) == ("mlp", "digits")
+    again = fedcore.load_run(result.directory, model="mlp", dataset="digits")
+    assert again.metrics == result.metrics
+    with pytest.raises(fedcore.UnknownNameError, match=r"unknown model 'mpl'\. Did you mean 'mlp'"):
+        fedcore.run(config.model_copy(update={"out": tmp_path / "other"}), model="mpl")
+
+
 def test_objects_of_this_process_only_say_so_and_are_given_again(tmp_path):
     class Local(Pull):
         pass
@@ -89,6 +99,17 @@ def test_a_network_starts_the_run_with_its_weights(config):
     result = fedcore.run(options, model=network, dataset=arrays())
     assert torch.allclose(result.model.encoder.base[0].weight, network[0].weight)
     assert network[2].out_features == 3  # it is not changed itself
+
+
+class Wide(Net):
+    def __init__(self, num_classes, width):
+        super().__init__(num_classes)
+
+
+@pytest.mark.parametrize(("factory", "missing"), [(Wide, "'width'"), (lambda classes: Net(classes), "too many")])
+def test_a_factory_that_cannot_be_called_is_told_how_it_is(config, factory, missing):
+    with pytest.raises(fedcore.PluginContractError, match=rf"{missing}.*\. Hint: name its parameters num_classes"):
+        fedcore.run(config, model=factory)
 
 
 def test_given_twice_is_refused(config):

@@ -40,6 +40,19 @@ def test_a_run_that_learns_nothing_stops_as_a_shorter_one_ends(tmp_path):
     assert "stopped_early" not in shorter.summary
 
 
+@pytest.mark.filterwarnings("ignore:stopped after round")
+@pytest.mark.parametrize(("patience", "rounds"), [(4, 5), (None, 6)])
+def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path, patience, rounds):
+    config = RunConfig(**OPTIONS, rounds=6, lr=1e-30, patience=2, out=tmp_path / "run")
+    assert fedcore.run(config).summary["rounds"] == 3
+    longer = fedcore.resume(config.out, changes={"patience": patience})
+    assert longer.summary["rounds"] == rounds
+    straight = fedcore.run(config.model_copy(update={"patience": patience, "out": tmp_path / "straight"}))
+    assert straight.summary["rounds"] == rounds
+    assert model_bytes(straight) == model_bytes(longer)
+    assert longer.config.patience == patience
+
+
 def test_the_test_set_plays_no_part(tmp_path):
     config = RunConfig(**{**OPTIONS, "client_test_fraction": 0.0}, patience=2, out=tmp_path / "run")
     with pytest.raises(

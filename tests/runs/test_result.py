@@ -80,11 +80,28 @@ def test_a_damaged_model_is_named(finished, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(finished.directory, copy)
     (copy / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(RunDirectoryError, match=r"model.safetensors"):
+    for problem in ("model.safetensors cannot be read: .*", "model.safetensors is missing"):
+        with pytest.raises(RunDirectoryError, match=rf"{problem}\. fedcore resume .*copy writes it again"):
+            fedcore.load_run(copy)
+        (copy / "model.safetensors").unlink(missing_ok=True)
+    fedcore.resume(copy)
+    assert fedcore.load_run(copy).metrics == finished.metrics
+    (copy / "summary.json").write_bytes(b"{")
+    with pytest.raises(RunDirectoryError, match=r"summary.json is damaged: .*: fedcore resume .*copy"):
         fedcore.load_run(copy)
     (copy / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"is not finished; fedcore resume .*copy goes on with it"):
+    with pytest.raises(RunDirectoryError, match=r"is not finished; go on with it: fedcore resume .*copy"):
         fedcore.load_run(copy)
+
+
+def test_damaged_rounds_are_told(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished.directory, copy)
+    text = (copy / "metrics.jsonl").read_text()
+    (copy / "metrics.jsonl").write_text(text.replace('"accuracy"', '"acuracy"', 1))
+    with pytest.warns(RuntimeWarning, match=r"metrics.jsonl: damaged in line 2, which the history lacks"):
+        again = fedcore.load_run(copy)
+    assert len(again.records) == len(finished.records) - 1
 
 
 def test_a_curve_is_drawn_where_the_figures_are():

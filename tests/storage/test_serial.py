@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 
 import torch
 
@@ -31,6 +33,15 @@ def test_awkward_tensors_survive(tmp_path):
         for name, tensor in tensors.items():
             assert back[name].dtype == tensor.dtype
             torch.testing.assert_close(back[name], tensor.contiguous(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_file_may_be_read_by_whom_any_new_file_may_be(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_tensors(tmp_path / "x.safetensors", {"w": torch.ones(1)})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.safetensors").stat().st_mode) == 0o640
 
 
 def test_any_bit_that_is_flipped_is_noticed_or_means_nothing(tmp_path):
