@@ -183,7 +183,7 @@ class Stopwatch:
 
     @property
     def number(self) -> int:
-        """The round under way, 1 being the first."""
+        """The current round, 1 being the first."""
         return len(self.ends)
 
     def round_trained(self, model: nn.Module) -> None:

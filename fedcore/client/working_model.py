@@ -89,7 +89,7 @@ class WorkingModel:
             parameter.grad = None
 
     def load_frozen(self, start: Tensors, previous: Tensors) -> None:
-        """Load the frozen copies: the model that the round starts from, and the client's previous one if there is."""
+        """Load the frozen copies: the model that the round starts from, and the client's previous one, if any."""
         for name, tensors in (("global", start), ("previous", previous or None)):
             if name in self.frozen:
                 self.frozen[name].load(tensors)

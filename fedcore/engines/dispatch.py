@@ -59,7 +59,7 @@ def in_window(tasks: Iterable[ClientTask], advance: Advance, *, ahead: int | Non
 
 
 class Dispatcher(Generic[W]):
-    """Hands tasks to workers in the given order, and outcomes to the caller that waits for them.
+    """Dispatches tasks to workers in the given order, and delivers outcomes to the caller that waits for them.
 
     The engine starts the workers, waits for them, and reports to this object with :meth:`take`, :meth:`finish` and
     :meth:`replace`.

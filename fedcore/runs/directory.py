@@ -131,7 +131,7 @@ class RunDirectory:
 
     @property
     def partition_file(self) -> Path:
-        """Who holds which samples."""
+        """The partition: which client holds which samples."""
         return self.path / "partition.json"
 
     def write_config(self, values: Mapping[str, Any], binding: Binding, versions: Mapping[str, Any]) -> None:

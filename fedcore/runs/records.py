@@ -52,7 +52,7 @@ class RecordFile:
         """Append a line and return the file's new length in bytes.
 
         :raises StorageError: it cannot be written; a part of it may be, which :meth:`restore` drops. Or it is not as
-            this process left it: somebody moved or deleted the directory, or writes to it, too.
+            this process left it: the directory was moved or deleted, or another process writes to it.
         """
         line = (json.dumps(sealed(finite(record), self._mark())) + "\n").encode()
         flags = os.O_WRONLY | os.O_APPEND | (0 if self.length else os.O_CREAT)

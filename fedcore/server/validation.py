@@ -221,7 +221,7 @@ class UpdateValidator:
             raise _unexpected(task, "version", meta.version, states)
 
     def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
-        """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of strangers."""
+        """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of plugins that the run has not."""
         try:
             size = len(_FINITE_JSON.encode(given))
         except (TypeError, ValueError, RecursionError) as error:

@@ -73,7 +73,7 @@ def write_tensors(
         try:
             safetensors.torch.save_file(plain, temporary, {_META: value})
             temporary.chmod(mode)  # that of any new file: safetensors writes for the owner alone
-        except SafetensorError as error:  # it hands the system's verdict on in words
+        except SafetensorError as error:  # it names the system's error in its message only
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error
 

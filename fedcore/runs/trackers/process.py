@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Follower:
-    """Hands what a run appends to its records to a tracker."""
+    """Passes the records that a run appends to a tracker."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, memory: Memory, file: Path, mark: str) -> None:
         self.tracker, self.run, self.memory, self.file, self._mark = tracker, run, memory, file, mark

@@ -37,7 +37,7 @@ class FedRep(Plugin[FedRepOptions]):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Warn of heads that nobody trains."""
+        """Warn of heads that no local epoch trains."""
         unit, work = setup.config.local_work
         if unit == "epochs" and work <= self.options.representation_epochs:
             warnings.warn(

@@ -68,8 +68,8 @@ class Trainer:
     def ask(self, blobs: dict[str, bytes], meanwhile: Callable[[], None]) -> dict[str, bytes]:
         """Return its answer to a request; ``meanwhile`` is called every now and then.
 
-        That it has ended is an answer, too, given before another one is started: that takes a while, in which nobody
-        would tell the SuperNode that its task is being worked on.
+        Its end is an answer, too, given before its successor is started: during the start the SuperNode would not be
+        told that its task is being worked on.
         """
         try:
             send_blobs(self._connection, blobs)

@@ -42,7 +42,7 @@ class GridOwner(Protocol):
     def call(self, function: Any, *arguments: Any) -> Any:
         """Return what a call of the grid gives; raises where the SuperLink is gone.
 
-        :raises Malformed: the SuperLink is there, but what it hands over is no message.
+        :raises Malformed: the SuperLink is there, but its answer is no message.
         """
 
 

@@ -1,4 +1,4 @@
-"""The SuperNode of a client: Flower's process that talks to the server, and the tasks that it hands to us.
+"""The SuperNode of a client: Flower's process that talks to the server, and the tasks that it passes to us.
 
 It runs with ``--isolation process``: it starts nothing by itself and runs no code that the server ships. Its tasks are
 taken over its Runtime API on the loopback interface, with a secret of this process.

@@ -169,7 +169,7 @@ class SuperLink:
         """Return what a call of the grid gives.
 
         :raises FedcoreError: the SuperLink is gone, or no longer knows the run.
-        :raises Malformed: what it hands over is no message.
+        :raises Malformed: its answer is no message.
         """
         try:
             return function(*arguments)
@@ -228,7 +228,7 @@ class SuperLink:
             if found.token:
                 return str(found.token)
             time.sleep(0.05)
-        raise FedcoreError(f"the SuperLink hands no run out; it says:\n{self._tail()}")
+        raise FedcoreError(f"the SuperLink starts no run; its log ends with:\n{self._tail()}")
 
     def _watch(self) -> None:
         """Keep the run alive, and let calls of the grid fail that would wait for ever for a dead SuperLink."""

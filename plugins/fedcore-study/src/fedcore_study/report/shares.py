@@ -18,7 +18,7 @@ MB = 1e6
 
 
 def participation(group: Group) -> Iterator[Chart]:
-    """Yield what became of the clients that were selected, where a simulated system recorded it."""
+    """Yield the outcomes of the selected clients, where a simulated system recorded them."""
     bars, columns = [], []
     for label, runs in group.rows.items():
         found = [fared for run in runs if (fared := _fared(run))]
@@ -29,8 +29,7 @@ def participation(group: Group) -> Iterator[Chart]:
         yield Bars(
             name="participation",
             title="Who took part",
-            about="What became of the clients that were selected, in the simulated system (--system); mean over rounds "
-            "and seeds.",
+            about="Outcomes of the selected clients in the simulated system (--system); mean over rounds and seeds.",
             x_title="clients per round",
             bars=bars,
             parts=_parts(columns),
@@ -38,7 +37,7 @@ def participation(group: Group) -> Iterator[Chart]:
 
 
 def _fared(run: RunRecord) -> dict[str, float]:
-    """Return what became of the selected clients of a round, on average; empty without a simulated system."""
+    """Return the mean number of selected clients of a round by outcome; empty without a simulated system."""
     lines = [line for line in run.rounds if mapping_in(line, "system")]
     counts = dict.fromkeys(("all epochs", "fewer epochs", *SIMULATED, "other failures"), 0)
     for line in lines:

@@ -36,7 +36,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class ResultCell:
-    """A cell with what came of its runs.
+    """A cell with the results of its runs.
 
     :param ours: by heading; empty where nothing was run. ``reason`` says why.
     :param seeds: of which there are figures; ``planned`` how many there should be.
@@ -131,7 +131,7 @@ def run(
 ) -> tuple[Reproduction, SweepResult | None]:
     """Run what is not finished of a recipe in the sweep directory ``out``, and make its table.
 
-    :returns: the table, with what became of runs that failed or were stopped; and the sweep's result, if there were
+    :returns: the table, with notes on runs that failed or were stopped; and the sweep's result, if there were
         runs at all.
     :raises ConfigError: and its kin, before anything runs.
     """

@@ -82,7 +82,7 @@ class SweepDirectory:
         :raises RunDirectoryError: the folder holds something else, or cannot be written.
         """
         plan = self.plan() if self.is_one(self.path) else {}
-        if not plan and self.path.exists() and (not self.path.is_dir() or any(self._strangers())):
+        if not plan and self.path.exists() and (not self.path.is_dir() or any(self._foreign_files())):
             raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
         known = {digest(config): name for name, config in plan.items()}
         names = []
@@ -127,7 +127,7 @@ class SweepDirectory:
                 ) from None
             yield file.fileno()
 
-    def _strangers(self) -> Iterator[Path]:
+    def _foreign_files(self) -> Iterator[Path]:
         return (path for path in self.path.iterdir() if path.name != ".lock")
 
 

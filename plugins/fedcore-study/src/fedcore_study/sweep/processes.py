@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job; ``message`` says why it failed."""
+    """The outcome of a job; ``message`` says why it failed."""
 
     name: str
     status: Literal["finished", "failed", "stopped", "waiting"]

@@ -27,7 +27,7 @@ MEMORY_PER_RUN = 1.5 * 2**30
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What became of a sweep's runs.
+    """The outcomes of a sweep's runs.
 
     :param outcomes: of the runs that were asked for, in order; those that were finished before took 0 seconds.
     """
