@@ -1,7 +1,6 @@
 """Runs on graphs: every method, any number of workers, clients with a single graph, what is refused."""
 
 import os
-import subprocess
 import sys
 from functools import partial
 from importlib.metadata import entry_points
@@ -109,13 +108,10 @@ def test_a_split_that_the_model_does_not_have_is_refused(go):
         go(("fdcl", {"head_layers": 3}))
 
 
-def test_the_issues_command(graphs, tmp_path):
+def test_the_issues_command(graphs, tmp_path, cli):
     command = "train --plugin fdcl --dataset mutag --model gin --alpha 1.0 --rounds 2 --workers 0 --quiet"
-    where = ["--data-dir", str(graphs), "--out", str(tmp_path / "run")]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedcore.cli", *command.split(), *where], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = cli(*command.split(), "--data-dir", graphs, "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
