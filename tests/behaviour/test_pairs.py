@@ -110,3 +110,23 @@ def test_some_pairs_run_or_are_refused(names, digits, tmp_path):
 @pytest.mark.parametrize("names", PAIRS, ids="+".join)
 def test_every_pair_runs_or_is_refused(names, digits, tmp_path):
     check_pair(names, digits, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"topk"}))
+def test_a_compressor_that_leaves_one_entry_out_changes_next_to_nothing(name, digits, tmp_path):
+    """What it loses beside another method, such as parameters that one freezes and changes afterwards, shows here."""
+    options = {name: {"seed_noise": True} if name == "dp" else {}, "topk": {"fraction": 0.9999}}
+    orders = [[name, "topk"], ["topk", name]]
+    order = next((order for order in orders if refusal(order, digits) is None), None)
+    if order is None:
+        pytest.skip("refused, with the reason: see above")
+    both = model_of({plugin: options[plugin] for plugin in order}, tmp_path / "both")
+    for tensor_name, tensor in model_of({name: options[name]}, tmp_path / "alone").items():
+        torch.testing.assert_close(both[tensor_name], tensor, rtol=0, atol=1e-5)
+
+
+def model_of(plugins, out):
+    """Return the tensors of the final model of a run with these plugins and options."""
+    result = fedcore.run(RunConfig(**RUN, plugins=plugins, out=out))
+    return read_tensors(result.directory / "model.safetensors")[0]
