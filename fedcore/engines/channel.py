@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.engines.frames import LENGTHS, Parts, pack_frame, size_of, unpack_frame
+from fedcore.engines.buffers import Buffers, LentBuffers
+from fedcore.engines.frames import LENGTHS, Parts, pack_frame, size_of, unpack_frame, unpack_whole
 from fedcore.storage.files import storing
 from fedcore.storage.serial import read_tensors, write_tensors
 
 INLINE_BYTES = 1 << 18
 """Longer messages go through the spool, so that the sender need not wait until they are read."""
 SPOOLED = "spooled"
+BUFFERED = "buffered"
 WORKER_SPEC = "worker-spec"
 """Name of what a worker is set up with, in the spool."""
 
@@ -69,9 +71,7 @@ class Spool:
         with self._file(name).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self.delete(name)
-        text_length, _ = LENGTHS.unpack_from(mapped)
-        begin = LENGTHS.size + text_length
-        return unpack_frame(mapped[LENGTHS.size : begin], torch.frombuffer(mapped, dtype=torch.uint8, offset=begin))
+        return unpack_whole(memoryview(mapped))
 
     def delete(self, name: str) -> None:
         """Delete what :meth:`put` wrote; mapped tensors stay readable. Idempotent."""
@@ -86,19 +86,35 @@ class Spool:
 
 
 class Channel:
-    """One end of a connection; a message is a kind, named tensors and a JSON value."""
+    """One end of a connection; a message is a kind, named tensors and a JSON value.
 
-    def __init__(self, connection: socket.socket, spool: Spool) -> None:
+    :param buffers: given at the end that lends one with each of its messages, for the answer to it.
+    """
+
+    def __init__(self, connection: socket.socket, spool: Spool, buffers: Buffers | None = None) -> None:
         self.connection, self.spool = connection, spool
+        self._buffers, self._lent_to_us = buffers, LentBuffers(spool.path)
+        self._buffer: str | None = None  # lent for the next answer
 
     def send(self, kind: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Send one message; beyond INLINE_BYTES its frame goes through the spool."""
-        frame = pack_frame(tensors, [kind, meta])
+        """Send one message; beyond INLINE_BYTES its frame goes through the buffer lent for it, or the spool."""
+        if self._buffers is not None:
+            self._buffer = self._buffers.lend()
+        frame = pack_frame(tensors, [kind, meta, self._buffer])
         if size_of(frame) > INLINE_BYTES:
-            name = uuid.uuid4().hex
-            self.spool.put_frame(name, frame)
-            frame = pack_frame({}, [SPOOLED, name])
+            if self._buffers is None and self._buffer is not None:
+                where = [BUFFERED, [self._buffer, self._lent_to_us.write(self._buffer, frame)], None]
+            else:
+                name = uuid.uuid4().hex
+                self.spool.put_frame(name, frame)
+                where = [SPOOLED, name, None]
+            frame = pack_frame({}, where)
         self.connection.sendall(b"".join(frame))
+
+    def close(self) -> None:
+        """Close the connection; a buffer that a process did not write to before it ended can be lent again."""
+        self._give_back()
+        self.connection.close()
 
     def receive(self) -> tuple[str, dict[str, Tensor], Any]:
         """Wait for one message.
@@ -107,12 +123,24 @@ class Channel:
         """
         try:
             text_length, data_length = LENGTHS.unpack(self._read(LENGTHS.size))
-            tensors, (kind, meta) = unpack_frame(bytes(self._read(text_length)), self._read_tensor(data_length))
+            tensors, (kind, meta, lent) = unpack_frame(bytes(self._read(text_length)), self._read_tensor(data_length))
         except ConnectionError as error:
             raise EOFError(str(error)) from error
         if kind == SPOOLED:
-            tensors, (kind, meta) = self.spool.take_frame(meta)
+            tensors, (kind, meta, lent) = self.spool.take_frame(meta)
+        if self._buffers is None:
+            self._buffer = lent
+        elif kind == BUFFERED:
+            self._buffer = None
+            tensors, (kind, meta, _) = unpack_whole(self._buffers.read(*meta))
+        else:
+            self._give_back()
         return kind, tensors, meta
+
+    def _give_back(self) -> None:
+        if self._buffers is not None and self._buffer is not None:
+            self._buffers.give_back(self._buffer)
+        self._buffer = None
 
     def _read(self, length: int) -> bytearray:
         content = bytearray(length)

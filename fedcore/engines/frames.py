@@ -56,6 +56,16 @@ def unpack_frame(text: bytes, data: Tensor) -> tuple[dict[str, Tensor], Any]:
     return tensors, value
 
 
+def unpack_whole(frame: memoryview) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors and the value of a frame in memory, which lives as long as the tensors."""
+    text_length, data_length = LENGTHS.unpack_from(frame)
+    begin = LENGTHS.size + text_length
+    data = (
+        torch.frombuffer(frame, dtype=torch.uint8, offset=begin) if data_length else torch.empty(0, dtype=torch.uint8)
+    )
+    return unpack_frame(bytes(frame[LENGTHS.size : begin]), data)
+
+
 def size_of(parts: Parts) -> int:
     """Return the number of bytes of a frame."""
     return sum(map(len, parts))

@@ -25,6 +25,7 @@ from fedcore.base.tensors import bytes_of
 from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, SharedPayload, pack_task, unpack_task
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
+from fedcore.engines.buffers import Buffers
 from fedcore.engines.bundles import Pace, bundled, join_tasks, split_outcomes
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair
 from fedcore.engines.dispatch import Dispatcher, Pair
@@ -131,12 +132,12 @@ class InProcessEngine:
 class _Worker:
     """One worker process and our end of its channel."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, buffers: Buffers) -> None:
         self.since = time.monotonic()  # monotonic time of its start, or of its task's
         connection, theirs = socket_pair()
         with theirs:
             self.process = start_worker(theirs, spool.path)
-        self.channel = Channel(connection, spool)
+        self.channel = Channel(connection, spool, buffers)
         self.task: ClientTask | None = None
         self.ready = False
 
@@ -148,7 +149,7 @@ class _Worker:
     def stop(self) -> None:
         with contextlib.suppress(OSError):  # the worker may be dead
             self.channel.send("stop", {}, None)
-        self.channel.connection.close()
+        self.channel.close()
 
 
 class WorkerEngine:
@@ -159,10 +160,14 @@ class WorkerEngine:
         tensors, meta = pack_worker_spec(spec)
         self._spool = Spool.create(bytes_of(tensors))
         self._spool.put(WORKER_SPEC, tensors, meta)
-        self._dispatcher = Dispatcher([_Worker(self._spool) for _ in range(workers)])
+        self._buffers = Buffers(self._spool.path)
+        self._dispatcher = Dispatcher([self._new_worker() for _ in range(workers)])
         self._killed_early = 0
         self._pace = Pace()
         self._timeout = spec.config.client_timeout
+
+    def _new_worker(self) -> _Worker:
+        return _Worker(self._spool, self._buffers)
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write a payload to shared memory, once for all workers."""
@@ -264,7 +269,7 @@ class WorkerEngine:
                     f"{self._killed_early} times. --workers 0 runs everything in one process."
                 )
         message = f"no answer within {self._timeout:g} s (--client-timeout); its worker process was killed"
-        self._dispatcher.replace(worker, _Worker(self._spool), message)
+        self._dispatcher.replace(worker, self._new_worker(), message)
 
     def _replace(self, worker: _Worker) -> None:
         """Replace a worker that died."""
@@ -278,4 +283,4 @@ class WorkerEngine:
                 "--workers 0 runs everything in one process."
             )
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._dispatcher.replace(worker, _Worker(self._spool), f"the worker process ended ({ended})")
+        self._dispatcher.replace(worker, self._new_worker(), f"the worker process ended ({ended})")
