@@ -75,6 +75,11 @@ def digest(config: RunConfig) -> str:
     return hashlib.sha256(key(values).encode()).hexdigest()[:12]
 
 
+def short_name(name: str) -> str:
+    """Return a name without the module that it is imported from: ``Near`` of ``module:study.Near``."""
+    return name.replace(":", ".").rpartition(".")[2]
+
+
 def method(plugins: Mapping[str, Any]) -> str:
     """Return the name of a combination of plugins: ``moon+uscc``; without any it is ``fedavg``."""
     return "+".join(plugins) or "fedavg"

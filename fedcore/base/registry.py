@@ -31,6 +31,9 @@ GROUPS = {
     "figure": "fedcore.figures",
 }
 
+NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker")
+"""The kinds of which a configuration names some."""
+
 PACKAGES = {
     ("plugin", "fedprox"): "fedcore-fedprox",
     ("plugin", "moon"): "fedcore-moon",
@@ -139,7 +142,9 @@ def resolve(kind: str, name: str) -> Any:
         if colon and prefix in prefixes:
             return call(kind, name, resolve(f"{kind} prefix", prefix), rest)
         package = package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name)
-        hint = f"{name!r} is in the package {package}: pip install {package}" if package else ""
+        other = next((other for other in NAMED if other != kind and name in available(other)), None)
+        hint = f"{name!r} is the name of an installed {other}" if other else ""
+        hint = f"{name!r} is in the package {package}: pip install {package}" if package else hint
         raise UnknownNameError(kind, name, [*points, *(f"{known}:NAME" for known in prefixes)], hint)
     try:
         return points[name].load()

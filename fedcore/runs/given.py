@@ -17,6 +17,7 @@ from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.definitions import NotDefined, definitions, main_source
 from fedcore.base.errors import ConfigError
+from fedcore.base.identity import short_name
 from fedcore.base.objects import Definitions, Key, import_name, object_name
 from fedcore.client.worker_spec import name_of_class
 from fedcore.data import Dataset
@@ -111,7 +112,7 @@ def objects_again(
     for plugin in _listed(plugins or ()):
         if not isinstance(plugin, str):
             name = getattr(plugin, "__name__", "")
-            names = [saved for saved in config.plugins if saved.replace(":", ".").rpartition(".")[2] == name]
+            names = [saved for saved in config.plugins if short_name(saved) == name]
             if not names:
                 raise ConfigError(f"the run has no plugin {name!r}; it has {', '.join(config.plugins) or 'none'}")
             found["plugin", names[0]] = plugin

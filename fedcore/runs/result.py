@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.config import RunConfig
-from fedcore.base.identity import method
+from fedcore.base.identity import method, short_name
 from fedcore.base.protocols import EVALUATED, PROTOCOLS
 from fedcore.models import SplitModel
 from fedcore.runs.directory import RunDirectory
@@ -75,8 +75,7 @@ class RunResult:
 
 def headline(config: RunConfig) -> str:
     """Return a run in a few words: ``moon+fedprox on digits``."""
-    names = {name.replace(":", ".").rpartition(".")[2]: None for name in config.plugins}
-    return f"{method(names)} on {config.dataset.replace(':', '.').rpartition('.')[2]}"
+    return f"{method({short_name(name): None for name in config.plugins})} on {short_name(config.dataset)}"
 
 
 def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:

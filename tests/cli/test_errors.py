@@ -34,6 +34,7 @@ BAD_FILES = {
 BAD_INPUT = [
     # train: names
     ("train --plugin moonn", "unknown plugin 'moonn'. Did you mean 'moon'?"),
+    ("plugins check tensorboard", "'tensorboard' is the name of an installed tracker"),
     ("train --plugin module:os.getcwd", "plugin"),
     ("train --engine flower", "fedcore federate server"),
     ("train --engine locl", "Did you mean 'local'?"),

@@ -382,6 +382,14 @@ class TestOverClients:
         ):
             join([make([], 0, [0.5])], by_client=True)
 
+    def test_own_classes_have_their_names_unless_two_are_alike(self, make):
+        own, other = "module:study.new.Near_It", "module:old.Near_It"
+        found, _ = join([make([], 0, [0.5]), make([own], 0, [0.6]), make(["object:Far"], 0, [0.7])])
+        assert [row.label for row in found.blocks[0].rows] == ["fedavg", "Near_It", "Far"]
+        assert r"Near\_It & 1" in formats.latex(found)
+        found, _ = join([make([own], 1, [0.5]), make([other, "object:Far"], 1, [0.6])])
+        assert {row.label for row in found.blocks[0].rows} == {own, f"{other}+Far"}
+
     def test_runs_without_figures_by_client_are_compared(self, make):
         found, _ = join([make([], 0, [0.5], protocol="personal")], protocol="personal", by_client=True)
         assert formats.cells(found, found.blocks[0], found.blocks[0].rows[0])[3:9] == ["-"] * 6

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
-from fedcore.base.identity import key, method, settings
+from fedcore.base.identity import key, method, settings, short_name
 from fedcore_study.compare.records import RunRecord
 
 
@@ -77,18 +78,29 @@ def _row_values(run: RunRecord, fields: Iterable[str]) -> dict[str, Json]:
 
 
 def _labels(runs: Sequence[RunRecord], fields: Sequence[str]) -> dict[str, str]:
-    """Name every row: methods by their plugins, with those options in which equal ones differ."""
+    """Name every row: methods by their plugins, with those options in which equal ones differ.
+
+    A plugin of the user's own has the name of its class, unless two of that name are compared.
+    """
     rows = {key(values): values for values in (_row_values(run, fields) for run in runs)}
+    names = {name for values in rows.values() for name in values.get("plugins", {})}
+    short = Counter(map(short_name, names))
+
+    def named(plugins: Mapping[str, Mapping[str, Json]]) -> dict[str, Mapping[str, Json]]:
+        return {short_name(n) if short[short_name(n)] == 1 else n: options for n, options in plugins.items()}
+
     by_method: dict[str, list[dict[str, Any]]] = {}
     for values in rows.values():
         if "plugins" in values:
-            by_method.setdefault(method(values["plugins"]), []).append(_flat(values["plugins"]))
+            plugins = named(values["plugins"])
+            by_method.setdefault(method(plugins), []).append(_flat(plugins))
     labels = {}
     for text, values in rows.items():
         parts = []
         for name in fields:
             if name == "plugins":
-                label, own = method(values[name]), _flat(values[name])
+                plugins = named(values[name])
+                label, own = method(plugins), _flat(plugins)
                 peers = by_method[label]
                 different = [o for o in own if any(key(peer.get(o)) != key(own[o]) for peer in peers)]
                 parts.append(label + (f" ({', '.join(f'{o}={own[o]}' for o in different)})" if different else ""))

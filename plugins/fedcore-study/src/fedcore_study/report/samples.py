@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcore import FedcoreError
+from fedcore import DataError, FedcoreError
 from fedcore.base.seeding import numpy_generator
 from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
@@ -41,7 +41,8 @@ def find_dataset(group: Group, data_dir: Path | None) -> Dataset | str:
     try:
         return load_dataset(config.dataset, data_dir or config.data_dir)
     except FedcoreError as error:
-        return f"data set not found: {error} --data-dir names the folder of the data sets."
+        hint = " --data-dir names the folder of the data sets." if isinstance(error, DataError) else ""
+        return f"data set not found: {error}{hint}"
 
 
 def class_names(dataset: Dataset) -> list[str]:
