@@ -176,7 +176,8 @@ def _tokens(tables: Sequence[Table], column: str, options: Options, name: str) -
 
     if options.tokenizer is None:
         raise ConfigError(
-            f"{name}: column {column!r} holds texts; name a tokenizer that save_pretrained wrote: ?tokenizer=FOLDER"
+            f"{name}: column {column!r} holds texts; name a tokenizer that save_pretrained wrote: ?tokenizer=FOLDER. "
+            f"For a table of numbers name their ?columns=..., or this column as its ?source={column}"
         )
     folder, _ = parse(options.tokenizer, NoOptions, f"{name}: tokenizer")
     try:
