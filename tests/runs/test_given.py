@@ -151,13 +151,13 @@ class Pull(fedcore.Plugin):
 print("executed")
 labels = torch.arange(60) % 3
 x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)) + labels[:, None]
-for workers in (0, 2):
+for workers in (0, 1):
     config = fedcore.RunConfig(clients=2, rounds=1, workers=workers, out=f"run-{workers}")
     fedcore.run(config, model=Net, plugins=[Pull], dataset=(x[:48], labels[:48], x[48:], labels[48:]))
 """
 
 
-def test_a_script_reaches_its_workers_and_is_executed_once(tmp_path):
+def test_a_script_reaches_its_worker_and_is_executed_once(tmp_path):
     (tmp_path / "study.py").write_text(
         SCRIPT.replace("import fedcore\n", "import fedcore\nimport fedcore.functional\n")
     )
@@ -165,7 +165,7 @@ def test_a_script_reaches_its_workers_and_is_executed_once(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "executed\n"
     assert done.stderr == ""
-    assert model_bytes(tmp_path / "run-0") == model_bytes(tmp_path / "run-2")
-    saved = fedcore.runs.directory.RunDirectory(tmp_path / "run-2").read_config()
-    assert (saved.model, list(saved.plugins), saved.workers) == ("module:study.Net", ["module:study.Pull"], 2)
+    assert model_bytes(tmp_path / "run-0") == model_bytes(tmp_path / "run-1")
+    saved = fedcore.runs.directory.RunDirectory(tmp_path / "run-1").read_config()
+    assert (saved.model, list(saved.plugins), saved.workers) == ("module:study.Net", ["module:study.Pull"], 1)
     assert saved.dataset == "object:arrays"

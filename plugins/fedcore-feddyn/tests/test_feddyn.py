@@ -116,7 +116,7 @@ def test_the_hand_case(toy):
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
 def test_it_ends_at_the_optimum_of_the_uniform_mean(toy, alpha):
-    options = {"rounds": 60, "lr": 0.2, "local_epochs": 10, "checkpoint_every": 60}
+    options = {"rounds": 40, "lr": 0.2, "local_epochs": 10, "checkpoint_every": 40}
     result = toy({NAME: {"alpha": alpha, **UNIFORM}}, **options)
     near(weights(result)[W], [1.0, 2.0], 1e-4)
     for i in range(2):  # and lambda_i holds the clients' gradients there
@@ -126,7 +126,7 @@ def test_it_ends_at_the_optimum_of_the_uniform_mean(toy, alpha):
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_weighted_by_samples_it_ends_at_the_optimum_of_the_mean_over_samples(toy, alpha):
     """n = 1 and 3: (0.5, 3), with alpha_i lambda_i = -grad F_i, alpha_i = 2 alpha and 2/3 alpha."""
-    options = {"rounds": 80, "lr": 0.2, "local_epochs": 10, "checkpoint_every": 80}
+    options = {"rounds": 40, "lr": 0.2, "local_epochs": 10, "checkpoint_every": 40}
     result = toy({NAME: {"alpha": alpha}}, **options)
     near(weights(result)[W], [0.5, 3.0], 1e-4)
     for i in range(2):
