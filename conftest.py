@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import subprocess
@@ -54,6 +55,16 @@ def _forked_workers() -> Iterator[None]:
     from fedcore.testing import forked_workers
 
     with forked_workers():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_built_once() -> Iterator[None]:
+    """Build the tree of commands once, as a process of its own does; typer's runner builds it for each command."""
+    from typer import testing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", functools.cache(testing._get_command))
         yield
 
 
