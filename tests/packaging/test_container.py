@@ -38,7 +38,10 @@ def test_every_build_argument_is_an_option_of_the_installer():
 
 @pytest.mark.slow
 def test_its_steps_make_an_environment_that_trains(tmp_path):
-    """In a copy of what COPY takes, with /opt in a folder of the test; for users and folders the image is needed."""
+    """In a copy of what COPY takes, with /opt in a folder of the test; for users and folders the image is needed.
+
+    With torch for CUDA; TORCH=cpu, and where it is needed TORCH_INDEX, in the environment are the build's arguments.
+    """
     here = {"/opt/venv": tmp_path / "venv", "/opt/fedcore": tmp_path / "fedcore"}
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     ignored = {line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"}
