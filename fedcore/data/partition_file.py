@@ -69,7 +69,8 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     if content.get("sha256") != result.sha256:
         raise DataError(
             f"{path}: the hash does not match the index lists: the file is damaged or was edited. "
-            "Write it again with `fedcore data split`."
+            "Write it again with `fedcore data split`; a split of your own is a function, "
+            "--partition module:NAME.FUNCTION."
         )
     return result
 
