@@ -23,6 +23,8 @@ from fedcore.testing import federate, records
 from tests.reliability import kills
 from tests.reliability.processes import alive, descendants, spools, start, wait_for
 
+pytestmark = pytest.mark.usefixtures("interruptible")
+
 LONG = {"rounds": 5_000, "eval_every": 1_000}
 
 
@@ -59,14 +61,6 @@ def remote_digits(data_dir: Path | None) -> Dataset:
     assert isinstance(train, ResidentSamples)
     assert data_dir is not None
     return replace(digits, train=Remote(train.images, train.labels, train.mean, train.std, str(data_dir)))
-
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """Let runs be interrupted even where the tests are a shell's background job, which ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_which_goes_on_later(go
     assert model_bytes(resume(tmp_path / "run")) == model_bytes(moon)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_a_checkpoint_is_awaited_leaves_it_awaited(go, moon, monkeypatch, tmp_path):
     """The run ends once the checkpoint is on the disk, not before."""
     save, ending = CheckpointStore.save, threading.Event()
@@ -176,6 +177,7 @@ def test_questions_side_by_side(go, workers):
     assert committed(result).plugins["twoquestions"]["pairs"] == [[10 * k, 10 * k + 1] for k in range(4)]
 
 
+@pytest.mark.usefixtures("moon")  # rich draws a number when the first run of a process imports it
 def test_the_caller_keeps_its_random_numbers_and_threads(go):
     torch.manual_seed(7)
     np.random.seed(7)
