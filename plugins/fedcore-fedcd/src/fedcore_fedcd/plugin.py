@@ -195,7 +195,8 @@ class FedCD(Plugin[FedCDOptions]):
     def _points(self, step: Step) -> PrototypePoints | None:
         """Return the global prototypes as samples of D^k+, those not known with importance 0; None without."""
         received = step.client.received
-        if self.options.rebalance == "none" or not received:
+        left_out = self.options.rebalance != "mixed" and self.options.prototype_weight == 0
+        if self.options.rebalance == "none" or left_out or not received:
             return None
         prototypes, importance = received["prototypes"], received["counts"]  # (C, M, d), (C, M)
         classes, per_class = importance.shape
@@ -216,14 +217,16 @@ class FedCD(Plugin[FedCDOptions]):
         """Return a loss over D^k+: the batch's samples with importance 1, the prototypes with theirs."""
         if points is None or of_points is None:
             return loss(*samples)
-        if self.options.rebalance in ("averaged", "appended"):
-            weight = self.options.prototype_weight
-            total = loss(*samples) + weight * loss(*of_points, importance=points.importance)
-            # The sum keeps the samples' gradient whole; one divisor, as in Eqs. 5, 9 and 10, shortens their steps.
-            return total / (1.0 + weight) if self.options.rebalance == "averaged" else total
         joined = [torch.cat(pair) for pair in zip(samples, of_points, strict=True)]
         ones = points.importance.new_ones(len(samples[0]))
-        return loss(*joined, importance=torch.cat([ones, points.importance]))
+        if self.options.rebalance == "mixed":
+            return loss(*joined, importance=torch.cat([ones, points.importance]))
+        # The samples' mean and the prototypes', each with its own divisor.
+        of_prototypes = points.importance / points.importance.sum().clamp(min=1)
+        importance = torch.cat([ones / len(ones), self.options.prototype_weight * of_prototypes])
+        mean = loss(*joined, importance=importance)
+        # The sum keeps the samples' gradient whole; one divisor, as in Eqs. 5, 9 and 10, shortens their steps.
+        return mean if self.options.rebalance == "averaged" else mean * importance.sum()
 
     # --- server --------------------------------------------------------------------------------------------
 
