@@ -566,7 +566,7 @@ def test_states_of_a_run_stay_with_the_client_and_are_pruned(tmp_path):
     assert not (result.directory / "clients").exists() or not list((result.directory / "clients").iterdir())
     for client, name in enumerate(NAMES):
         folder = tmp_path / "own" / name / "runs" / RUN / f"{client:06d}"
-        assert sorted(int(path.stem) for path in folder.iterdir()) == [2, 3, 4, 5, 6, 7]
+        assert sorted(int(path.stem) for path in folder.iterdir()) == [1, 2, 3, 4, 5, 6, 7]
 
 
 # The record of who takes part

@@ -16,7 +16,6 @@ from fedcore.testing import (
     OwnsClassifier,
     PersonalClassifier,
     Quadratic,
-    RunDirectory,
     StepsOnServer,
     W,
     analytic_federation,
@@ -174,19 +173,9 @@ def plant_the_wrong_divisor(monkeypatch):
 
 def gaps(go, rounds):
     """Return c - c_0 after each round."""
-    where, found = {}, []
-
-    def look(event, details):
-        where.update(details if event == "start" else {})
-        if event == "round":
-            directory = RunDirectory(where["directory"])
-            state = directory.checkpoints.load()
-            own = directory.clients.read(0, state.manifest[0])[NAME][W]
-            found.append((state.plugins[NAME][f"c.{W}"] - own)[0].item())
-
-    options = {**TOY, "local_epochs": 50, "rounds": rounds, "lr": 0.001, "momentum": 0.9}
-    go({Constant: {}, NAME: UNIFORM}, notify=look, **options)
-    return found
+    options = {**TOY, "local_epochs": 50, "lr": 0.001, "momentum": 0.9}
+    runs = [go({Constant: {}, NAME: UNIFORM}, rounds=number, **options) for number in range(1, rounds + 1)]
+    return [(plugin_state(run, NAME)[f"c.{W}"] - plugin_state(run, NAME, 0)[W])[0].item() for run in runs]
 
 
 def test_constant_gradients_with_momentum_give_c_minus_c_i_at_once_and_for_ever(go):
