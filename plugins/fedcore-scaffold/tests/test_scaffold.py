@@ -174,7 +174,7 @@ def plant_the_wrong_divisor(monkeypatch):
 def gaps(go, rounds):
     """Return c - c_0 after each round."""
     options = {**TOY, "local_epochs": 50, "lr": 0.001, "momentum": 0.9}
-    runs = [go({Constant: {}, NAME: UNIFORM}, rounds=number, **options) for number in range(1, rounds + 1)]
+    runs = [go({Constant: {}, NAME: UNIFORM}, **{**options, "rounds": number}) for number in range(1, rounds + 1)]
     return [(plugin_state(run, NAME)[f"c.{W}"] - plugin_state(run, NAME, 0)[W])[0].item() for run in runs]
 
 
