@@ -98,7 +98,7 @@ class Channel:
 
     def send(self, kind: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Send one message; beyond INLINE_BYTES its frame goes through the buffer lent for it, or the spool."""
-        if self._buffers is not None:
+        if self._buffers is not None and self._buffer is None:  # one that was not answered into serves again
             self._buffer = self._buffers.lend()
         frame = pack_frame(tensors, [kind, meta, self._buffer])
         if size_of(frame) > INLINE_BYTES:

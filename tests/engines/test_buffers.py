@@ -72,10 +72,14 @@ def test_small_answers_leave_their_buffer_to_the_next(ends, tmp_path, buffers):
 
 
 def test_a_worker_that_is_gone_leaves_its_buffer_to_others(ends, buffers):
-    ends[0].send("task", {}, None)
+    engine, worker = ends
+    engine.send("task", {}, None)
+    worker.receive()
+    lent = worker._buffer
     assert buffers._free == []
-    ends[0].close()
-    assert len(buffers._free) == 1
+    engine.send("stop", {}, None)
+    engine.close()
+    assert buffers._free == [lent]
 
 
 def test_a_large_answer_without_tensors(ends):
