@@ -197,11 +197,11 @@ class RunDirectory:
         try:
             state = self.checkpoints.load(check=self._check_metrics, note=note, phase=phase)
         except RunDirectoryError:
-            damaged = self.metrics.damaged()
-            if not damaged:
+            damage = self.metrics.damage()
+            if not damage:
                 raise  # an older checkpoint does not help either, but the round's records are all that is lost
             state = self.checkpoints.load(check=self._check_length, note=note, phase=phase)
-            note(f"{self.metrics.path}: damaged in line {', '.join(map(str, damaged))}. {KEPT_LINES}")
+            note(f"{self.metrics.path}: {damage}. {KEPT_LINES}")
         if state is not None:
             check(state)
         self._note_sessions(note)
@@ -222,10 +222,8 @@ class RunDirectory:
 
     def note_damaged_metrics(self, note: Note) -> None:
         """Say which lines of metrics.jsonl :meth:`read_metrics` leaves out because they are damaged."""
-        damaged = self.metrics.damaged()
-        if damaged:
-            numbers = ", ".join(map(str, damaged))
-            note(f"{self.metrics.path}: damaged in line {numbers}, which the history lacks")
+        if damage := self.metrics.damage():
+            note(f"{self.metrics.path}: {damage}, which the history lacks")
 
     def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> Callable[[], None]:
         """Return what saves a checkpoint, see :meth:`CheckpointStore.save`, in this thread or another.
@@ -254,9 +252,8 @@ class RunDirectory:
         try:
             if isinstance(counted, dict):
                 self.sessions.check(int(counted["bytes"]), str(counted["sha256"]))
-            damaged = self.sessions.damaged()
-            if damaged:
-                raise RunDirectoryError(f"sessions.jsonl is damaged in line {', '.join(map(str, damaged))}")
+            if damage := self.sessions.damage():
+                raise RunDirectoryError(f"sessions.jsonl is {damage}")
         except RunDirectoryError as error:
             note(f"{self.path}: {error}. {KEPT_LINES}")
 

@@ -119,6 +119,11 @@ class RecordFile:
         lines = self.content().split(b"\n")[:-1]
         return [number for number, line in enumerate(lines, start=1) if self._record(line) is None]
 
+    def damage(self) -> str:
+        """Return which lines are damaged, in words; empty where none is."""
+        numbers = ", ".join(map(str, self.damaged()))
+        return f"damaged in line {numbers}" if numbers else ""
+
     def check(self, length: int, digest: str | None) -> None:
         """Refuse a file whose first bytes are not those that a checkpoint counts.
 
@@ -128,8 +133,7 @@ class RecordFile:
         counted = self.check_length(length)
         if digest is None or digest == hashlib.sha256(counted).hexdigest():
             return
-        damaged = self.damaged()
-        what = f"damaged in line {', '.join(map(str, damaged))}" if damaged else "not this run's, or lacks lines"
+        what = self.damage() or "not this run's, or lacks lines"
         raise RunDirectoryError(f"{self.path.name} is {what}")
 
     def check_length(self, length: int) -> bytes:
