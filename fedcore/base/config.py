@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from fedcore.base.choices import read_choices
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.system_options import SystemOptions, read_system
 from fedcore.base.validation_errors import describe
@@ -169,25 +170,8 @@ class RunConfig(BaseModel):
 
     @field_validator("plugins", "trackers", mode="before")
     @classmethod
-    def _normalise_choices(cls, value: Any, info: ValidationInfo) -> Any:
-        """Accept ``[moon, {uscc: {epochs: 5}}]`` beside ``{moon: {}, uscc: {epochs: 5}}``."""
-        if isinstance(value, str):
-            value = [value]
-        if isinstance(value, (list, tuple)):
-            pairs: list[tuple[str, Any]] = []
-            for item in value:
-                pairs += item.items() if isinstance(item, dict) else [(item, {})]
-            names = [name for name, _ in pairs]
-            if not all(isinstance(name, str) for name in names):
-                raise ValueError("write names, such as [moon, uscc], or a mapping of names to options")
-            for name in names:
-                if names.count(name) > 1:
-                    kind = str(info.field_name).removesuffix("s")
-                    raise ValueError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
-            value = dict(pairs)
-        if isinstance(value, dict):
-            value = {name: {} if options is None else options for name, options in value.items()}
-        return value
+    def _read_choices(cls, value: Any, info: ValidationInfo) -> Any:
+        return read_choices(value, str(info.field_name).removesuffix("s"))
 
     @model_validator(mode="before")
     @classmethod

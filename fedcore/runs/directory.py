@@ -1,4 +1,4 @@
-"""A run's directory: its files, and their recovery after a stop."""
+"""A run's directory and its files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,14 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, RunDirectoryError
-from fedcore.base.safe_yaml import write_yaml
 from fedcore.runs.checkpoint import CheckpointStore, Note
 from fedcore.runs.records import RecordFile
-from fedcore.runs.saved import Binding, SavedConfig, read_saved
+from fedcore.runs.saved import ConfigFile, SavedConfig, read_saved
 from fedcore.runs.trust import check_links, code_in, objects_in, places_in
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import ClientStore, RemoteClientStore
-from fedcore.storage.files import TEMPORARY, parse_json, read_text, storing, unsealed, write_text
+from fedcore.storage.files import parse_json, read_text, storing, unsealed, write_text
 from fedcore.storage.serial import read_tensors, write_tensors
-
-KEPT_LINES = "The other lines are kept, and the run goes on: training does not read them"
 
 
 class RunDirectory:
@@ -134,13 +131,10 @@ class RunDirectory:
         """The partition: which client holds which samples."""
         return self.path / "partition.json"
 
-    def write_config(self, values: Mapping[str, Any], binding: Binding, versions: Mapping[str, Any]) -> None:
+    def write_config(self, file: ConfigFile) -> None:
         """Write the resolved options, what they are bound to, and the versions of what was installed."""
-        content = {**values, "digests": binding.digests()}
-        content |= {"changes": [dict(entry) for entry in binding.changes]} if binding.changes else {}
-        content["versions"] = dict(versions)
-        write_text(self.path / "config.yaml", write_yaml(content), inside=self.path)
-        self._mark = binding.mark
+        file.write(self.path / "config.yaml")
+        self._mark = file.binding.mark
 
     def read_config(self) -> RunConfig:
         """Read the run's configuration back; raises as :func:`fedcore.runs.saved.read_saved`."""
@@ -184,34 +178,6 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
-    def recover(
-        self, note: Note, check: Callable[[ServerState], None] = lambda state: None, *, phase: str | None = None
-    ) -> ServerState | None:
-        """Return what to go on from, None for the start, and put the directory back to it.
-
-        :param note: told of damaged files that were passed over.
-        :param check: raises an error for a state that is none of this run, before anything is written.
-        :param phase: go on from a checkpoint of this phase only.
-        :raises RunDirectoryError: there are checkpoints, but none can be used.
-        """
-        try:
-            state = self.checkpoints.load(check=self._check_metrics, note=note, phase=phase)
-        except RunDirectoryError:
-            damage = self.metrics.damage()
-            if not damage:
-                raise  # an older checkpoint does not help either, but the round's records are all that is lost
-            state = self.checkpoints.load(check=self._check_length, note=note, phase=phase)
-            note(f"{self.metrics.path}: {damage}. {KEPT_LINES}")
-        if state is not None:
-            check(state)
-        self._note_sessions(note)
-        self.metrics.restore(state.metrics_bytes if state else 0)  # what came after it will be written again
-        self.sessions.restore()
-        self.checkpoints.tidy()
-        for path in self.path.glob(f".*{TEMPORARY}"):
-            path.unlink(missing_ok=True)
-        return state
-
     def append_metrics(self, record: dict[str, Any]) -> int:
         """Append a line to metrics.jsonl; returns and raises as :meth:`RecordFile.append`."""
         return self.metrics.append(record)
@@ -239,23 +205,6 @@ class RunDirectory:
             self.checkpoints.save(state, touched, metrics=metrics, sessions=sessions)
 
         return save
-
-    def _check_metrics(self, state: ServerState, meta: Mapping[str, Any]) -> None:
-        self.metrics.check(state.metrics_bytes, meta.get("metrics_sha256"))
-
-    def _check_length(self, state: ServerState, meta: Mapping[str, Any]) -> None:
-        self.metrics.check_length(state.metrics_bytes)
-
-    def _note_sessions(self, note: Note) -> None:
-        """Say where sessions.jsonl is not what the checkpoint counts; nothing reads it for training."""
-        counted = self.checkpoints.found.get("sessions")
-        try:
-            if isinstance(counted, dict):
-                self.sessions.check(int(counted["bytes"]), str(counted["sha256"]))
-            if damage := self.sessions.damage():
-                raise RunDirectoryError(f"sessions.jsonl is {damage}")
-        except RunDirectoryError as error:
-            note(f"{self.path}: {error}. {KEPT_LINES}")
 
     def write_model(self, model: dict[str, Tensor]) -> None:
         """Write the global model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +15,18 @@ from fedcore.data import Dataset, Partition
 from fedcore.hooks.setup import Setup
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.saved import HOW_TO_CHANGE, Binding
+from fedcore.runs.saved import HOW_TO_CHANGE, ConfigFile
 from fedcore.server.state import ServerState
+from fedcore.storage.files import TEMPORARY
+
+KEPT_LINES = "The other lines are kept, and the run goes on: training does not read them"
 
 
 @dataclass(frozen=True)
 class OpenedRun:
     """A run that can be trained or evaluated as soon as an engine is started.
 
-    :param binding: what the run's files have to agree with.
-    :param values: the options as config.yaml has them; ``versions`` what was installed.
+    :param file: its config.yaml, with what the run's files have to agree with.
     :param notes: messages about the directory for the user.
     :param changes: names of options that take other values from here on.
     """
@@ -33,9 +35,7 @@ class OpenedRun:
     dataset: Dataset
     partition: Partition
     directory: RunDirectory
-    binding: Binding
-    values: Mapping[str, Any]
-    versions: Mapping[str, Any]
+    file: ConfigFile
     notes: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
 
@@ -48,7 +48,7 @@ class OpenedRun:
     def changed(self) -> dict[str, tuple[Any, Any]]:
         """The options that take other values from here on, with those before and after."""
         now = self.config.model_dump(mode="json")
-        return {name: (self.values.get(name), now[name]) for name in sorted(self.changes)}
+        return {name: (self.file.values.get(name), now[name]) for name in sorted(self.changes)}
 
     def recover(self, note: Note) -> ServerState | None:
         """Return what to go on from, None for the start, and put the directory back to it.
@@ -57,7 +57,7 @@ class OpenedRun:
 
         :raises RunDirectoryError: there are checkpoints, but none can be used, or it has had as many rounds already.
         """
-        state = self.directory.recover(note, self.check)
+        state = recover(self.directory, note, self.check)
         if state is None or not {"rounds", "patience"}.intersection(self.changes):
             return state
         rounds = self.config.rounds
@@ -66,7 +66,7 @@ class OpenedRun:
         if state.phase == "train" or rounds == state.round:
             return replace(state, phase="post_train") if rounds == state.round and state.phase == "train" else state
         if state.phase == "done":
-            state = self.directory.recover(note, self.check, phase="post_train")
+            state = recover(self.directory, note, self.check, phase="post_train")
         if state is None:
             raise RunDirectoryError(
                 f"--rounds {rounds}: {self.directory.path} is finished, and the checkpoint of before its end, from "
@@ -79,11 +79,9 @@ class OpenedRun:
         """Write the options that take other values from here on, and what they were, into config.yaml."""
         if not self.changes:
             return
-        now = self.config.model_dump(mode="json")
-        values = {**self.values, **{name: now[name] for name in self.changes}}
-        binding = self.binding.changed(values, state.round, self.changed)
-        self.directory.checkpoints.binding = binding
-        self.directory.write_config(values, binding, self.versions)
+        file = self.file.changed(self.changed, state.round)
+        self.directory.checkpoints.binding = file.binding
+        self.directory.write_config(file)
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""
@@ -95,7 +93,7 @@ class OpenedRun:
         :raises RunDirectoryError: names what differs.
         """
         found = self.directory.checkpoints.found.get("binding")
-        differing = self.binding.differences(found) if found is not None else []
+        differing = self.file.binding.differences(found) if found is not None else []
         if differing:
             raise RunDirectoryError(
                 f"{self.directory.path} does not hold together, its checkpoint was written with something else: "
@@ -112,3 +110,56 @@ class OpenedRun:
                 f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes: they differ "
                 f"in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
             )
+
+
+def recover(
+    directory: RunDirectory,
+    note: Note,
+    check: Callable[[ServerState], None] = lambda state: None,
+    *,
+    phase: str | None = None,
+) -> ServerState | None:
+    """Return what a run goes on from, None for the start, and put its directory back to it.
+
+    :param note: told of damaged files that were passed over.
+    :param check: raises an error for a state that is none of this run, before anything is written.
+    :param phase: go on from a checkpoint of this phase only.
+    :raises RunDirectoryError: there are checkpoints, but none can be used.
+    """
+    metrics, checkpoints = directory.metrics, directory.checkpoints
+
+    def check_content(state: ServerState, meta: Mapping[str, Any]) -> None:
+        metrics.check(state.metrics_bytes, meta.get("metrics_sha256"))
+
+    def check_length(state: ServerState, meta: Mapping[str, Any]) -> None:
+        metrics.check_length(state.metrics_bytes)
+
+    try:
+        state = checkpoints.load(check=check_content, note=note, phase=phase)
+    except RunDirectoryError:
+        damage = metrics.damage()
+        if not damage:
+            raise  # an older checkpoint does not help either, but the round's records are all that is lost
+        state = checkpoints.load(check=check_length, note=note, phase=phase)
+        note(f"{metrics.path}: {damage}. {KEPT_LINES}")
+    if state is not None:
+        check(state)
+    _note_sessions(directory, note)
+    metrics.restore(state.metrics_bytes if state else 0)  # what came after it will be written again
+    directory.sessions.restore()
+    checkpoints.tidy()
+    for path in directory.path.glob(f".*{TEMPORARY}"):
+        path.unlink(missing_ok=True)
+    return state
+
+
+def _note_sessions(directory: RunDirectory, note: Note) -> None:
+    """Say where sessions.jsonl is not what the checkpoint counts; nothing reads it for training."""
+    counted, sessions = directory.checkpoints.found.get("sessions"), directory.sessions
+    try:
+        if isinstance(counted, dict):
+            sessions.check(int(counted["bytes"]), str(counted["sha256"]))
+        if damage := sessions.damage():
+            raise RunDirectoryError(f"sessions.jsonl is {damage}")
+    except RunDirectoryError as error:
+        note(f"{directory.path}: {error}. {KEPT_LINES}")

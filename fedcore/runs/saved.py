@@ -1,4 +1,4 @@
-"""The binding of a run directory's files: the configuration, the partition and the content of the data set.
+"""A run's config.yaml, and the binding of its files: the configuration, the partition and the content of the data set.
 
 ``config.yaml`` and every checkpoint carry a digest of each, so that an exchanged or damaged file is detected. Options
 without an effect on the bits (:data:`fedcore.base.identity.WITHOUT_EFFECT`) are not bound: a run can be resumed with
@@ -17,7 +17,9 @@ from typing import Any
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import RunDirectoryError
 from fedcore.base.identity import LATER, WITHOUT_EFFECT
+from fedcore.base.safe_yaml import write_yaml
 from fedcore.storage.config_file import BESIDE_OPTIONS, read_mapping
+from fedcore.storage.files import write_text
 
 SINCE_DIGESTS = ("client_timeout", *(name for name in LATER if name != "system"))
 """Options that came with the digests, shortly before them or later: a file without digests may lack them."""
@@ -92,8 +94,43 @@ class Binding:
 
 
 @dataclass(frozen=True)
+class ConfigFile:
+    """What a run writes into its config.yaml.
+
+    :param values: the options; ``versions`` what was installed when the run was begun.
+    """
+
+    values: Mapping[str, Any]
+    binding: Binding
+    versions: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: RunConfig, partition: str, data: str, versions: Mapping[str, Any]) -> ConfigFile:
+        """Return the file of a new run; ``partition`` and ``data`` are digests, see :class:`Binding`."""
+        values = config.model_dump(mode="json")
+        return cls(values, Binding(bound(values), partition, data), versions)
+
+    def changed(self, changes: Mapping[str, tuple[Any, Any]], round: int) -> ConfigFile:
+        """Return the file after options were changed on purpose: by option the values before and after."""
+        values = {**self.values, **{name: after for name, (_, after) in changes.items()}}
+        return replace(self, values=values, binding=self.binding.changed(values, round, changes))
+
+    def write(self, path: Path) -> None:
+        """Write the file.
+
+        :raises ValueError: a text has no form in UTF-8, so that it could not be read back.
+        :raises StorageError: it cannot be written.
+        """
+        content = {**self.values, "digests": self.binding.digests()}
+        content |= {"changes": [dict(entry) for entry in self.binding.changes]} if self.binding.changes else {}
+        content["versions"] = dict(self.versions)
+        json.dumps(content, ensure_ascii=False).encode()
+        write_text(path, write_yaml(content), inside=path.parent)
+
+
+@dataclass(frozen=True)
 class SavedConfig:
-    """A run's config.yaml.
+    """A run's config.yaml, as it was read.
 
     :param values: its options as they stand there.
     :param digests: of settings, partition and data; None in a directory of an earlier version, which had none.

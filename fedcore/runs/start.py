@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,10 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.opened import OpenedRun
 from fedcore.runs.provenance import installed_versions
 from fedcore.runs.resolve import ResolvedRun, resolve, resolve_partition
-from fedcore.runs.saved import HOW_TO_CHANGE, Binding, SavedConfig, bound, partition_digest
+from fedcore.runs.saved import HOW_TO_CHANGE, Binding, ConfigFile, SavedConfig, bound, partition_digest
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
 from fedcore.server.scope import Federation
-from fedcore.storage.files import parse_json
 
 CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
 """Options that can change when a run is resumed; of these only rounds, patience and device can change its bits."""
@@ -57,12 +56,10 @@ def begin(
     with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
         try:
             partition.save(directory.partition_file)
-            values = parse_json(json.dumps(setup.config.model_dump(mode="json")))  # as they will be read
-            binding = Binding(bound(values), _digest_of(partition), data_digest(run.dataset))
-            directory.checkpoints.binding = binding
-            versions = installed_versions()
-            directory.write_config(values, binding, versions)  # last: it makes the folder a run to be resumed
-            yield OpenedRun(setup, run.dataset, partition, directory, binding, values, versions)
+            file = ConfigFile.of(setup.config, _digest_of(partition), data_digest(run.dataset), installed_versions())
+            directory.checkpoints.binding = file.binding
+            directory.write_config(file)  # last: it makes the folder a run to be resumed
+            yield OpenedRun(setup, run.dataset, partition, directory, file)
         except BaseException:
             if not directory.sessions.length:  # there is nothing to resume
                 directory.discard()
@@ -109,15 +106,16 @@ def reopen(
         data = former if saved.digests["data"] == former else data  # a directory keeps the digest that it has
     binding = Binding(bound(saved.values), _digest_of(partition), data, saved.changes)
     notes = _check_digests(saved, binding, directory.path)
-    values, changed = saved.values, tuple(changes)
+    file, changed = ConfigFile(saved.values, binding, saved.versions), tuple(changes)
     if out is not None:
         out = RunDirectory.choose(out, [])
-        run, values, changed = run.updated(out=out), {**values, "out": str(directory.path)}, (*changed, "out")
+        file = replace(file, values={**saved.values, "out": str(directory.path)})
+        run, changed = run.updated(out=out), (*changed, "out")
     setup = run.set_up()
     if out is not None:
         directory = _copied(directory, out, with_clients=not partition.is_declared)
     directory.checkpoints.binding = binding
-    return OpenedRun(setup, run.dataset, partition, directory, binding, values, saved.versions, notes, changed)
+    return OpenedRun(setup, run.dataset, partition, directory, file, notes, changed)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from fedcore.data import partition as partition_module
 from fedcore.data.files import read_npz
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.saved import Binding, bound, partition_digest
+from fedcore.runs.saved import ConfigFile, partition_digest
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.config_file import read_config_file
@@ -135,9 +135,8 @@ def records(draw: Draw, folder: Path) -> None:
     """The records of a run, as compare reads them; figures that are read can be computed with."""
     run = folder / "run"
     run.mkdir()
-    values = RunConfig(rounds=2).model_dump(mode="json")
-    binding = Binding(bound(values), partition_digest("0", {"labels_sha256": "1"}), "2")
-    RunDirectory(run).write_config(values, binding, {})
+    partition = partition_digest("0", {"labels_sha256": "1"})
+    RunDirectory(run).write_config(ConfigFile.of(RunConfig(rounds=2), partition, "2", {}))
     (run / "partition.json").write_text('{"sha256": "0", "info": {"labels_sha256": "1"}}')
     lines = [{"round": n, **_LINE} for n in range(2)]
     which = draw(st.sampled_from(["config.yaml", "partition.json", "metrics.jsonl", "summary.json"]))
