@@ -1,58 +1,113 @@
 """CUDA graphs played on the CPU: the operations of a step, done again on the very tensors that they were done on."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedcore.testing import forbid_host_sync
+from fedcore.client import runtime
+from fedcore.engines.in_process import LanesEngine
+from fedcore.testing import federate, forbid_host_sync
 
 
 class Recording(TorchDispatchMode):
+    """The operations of one branch, and the memory that they read and write."""
+
     def __init__(self):
         super().__init__()
         self.calls = []
+        self.read, self.written = set(), set()
+        self._alive = []  # else memory that is freed here would be that of another branch
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, out))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, out))
+        self._alive.append((args, kwargs, out))
+        given = storages((args, kwargs))
+        self.read |= given
+        self.written |= storages(out) - given
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = kwargs.get(argument.name, args[position] if position < len(args) else None)
+                self.written |= storages(value)
         return out
+
+
+def storages(values):
+    """Return the addresses of the memory that tensors lie in."""
+    leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return {leaf.untyped_storage().data_ptr() for leaf in leaves if leaf.untyped_storage().nbytes()}
 
 
 class CpuRecorder:
     """Like a graph it runs no Python again, keeps every address, and takes nothing that waits for the device.
 
-    Unlike one it has done the step once when it is recorded, so the first launch does nothing.
+    Unlike one it has done the step once when it is recorded, so the first launch does nothing. Branches are played the
+    last first, and must not write to memory that another one uses: on a device they run at the same time.
     """
 
     def __init__(self):
-        self.recorded = self.launched = 0
+        self.recorded = self.launched = self.branched = 0
 
     def running(self):
         return nullcontext()
 
-    def record(self, function):
-        with forbid_host_sync(), Recording() as recording:
-            function()
+    def record(self, *branches):
+        recordings = []
+        for branch in branches:
+            with forbid_host_sync(), Recording() as recording:
+                branch()
+            recordings.append(recording)
+        for one in recordings:
+            for other in recordings:
+                if one is not other and one.written & (other.read | other.written):
+                    raise AssertionError("a branch writes to memory that another one uses")
         self.recorded += 1
         launches = []
 
         def launch():
             self.launched += 1
+            self.branched += len(recordings) > 1
             if launches:
                 with torch._C._AutoDispatchBelowAutograd():
-                    for func, args, kwargs, out in recording.calls:
-                        _redo(func, args, kwargs, out)
+                    for recording in reversed(recordings):
+                        for func, args, kwargs, out in recording.calls:
+                            _redo(func, args, kwargs, out)
             launches.append(None)
 
         return launch
 
 
 def _redo(func, args, kwargs, out):
-    given = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+    given = storages((args, kwargs))
     again = func(*args, **kwargs)
     for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
         if isinstance(old, Tensor) and old.untyped_storage().data_ptr() not in given:
             old.copy_(new)  # to where whoever reads it will look
+
+
+@contextmanager
+def captured_on_cpu(monkeypatch, recorder):
+    """Capture training steps in a block, with this recorder."""
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime, "captures", lambda *given: True)
+        patch.setattr(runtime, "CudaRecorder", lambda device: recorder)
+        yield
+
+
+def side_by_side(folder, monkeypatch, *plugins, lanes=3, recorder=None, **options):
+    """Run in lanes and one client after the other; returns both results and the recorder."""
+    recorder, engines = recorder or CpuRecorder(), []
+
+    def engine(spec):
+        engines.append(LanesEngine(spec, lanes))
+        return engines[-1]
+
+    plain = federate(folder, *plugins, **options)
+    with captured_on_cpu(monkeypatch, recorder):
+        found = federate(folder, *plugins, engine=engine, **options)
+    assert engines[0].workers == lanes
+    return found, plain, recorder

@@ -6,9 +6,9 @@
 
 The parts run one after the other, each in a separate process with a time limit, the most important first:
 ``equality`` (every installed method, captured steps against plain ones), ``bench`` (the workloads beside the reference
-loop, with 1, 4 and 8 clients in flight), ``stacking`` (several clients as one), ``pfl`` (pfl-research on the same
-card) and ``paper`` (methods at the CIFAR-10 papers' scale, as many rounds as fit). ``battery.json`` and ``battery.md``
-are written after every step, so that a cut leaves what was done before.
+loop, with 1, 4 and 8 clients in flight as lanes or processes), ``stacking`` (several clients as one), ``pfl``
+(pfl-research on the same card) and ``paper`` (methods at the CIFAR-10 papers' scale, as many rounds as fit).
+``battery.json`` and ``battery.md`` are written after every step, so that a cut leaves what was done before.
 """
 
 from __future__ import annotations
@@ -99,9 +99,10 @@ def steps(asked: Asked) -> Iterator[Step]:
 
     yield Step("equality", "captured and plain", script("equality.py"), 300)
     for workload in ("tiny",) if small else ("pfl-cifar10", "tiny", "W1", "W2"):
-        for workers in (None,) if small else (None, 4, 8):
-            flight = [] if workers is None else ["--workers", str(workers)]
-            yield Step("bench", f"{workload}, {workers or 1} in flight", bench(workload, *flight), 300 if small else 60)
+        yield Step("bench", f"{workload}, 1 in flight", bench(workload), 300 if small else 50)
+        for count in () if small else ("4", "8"):
+            yield Step("bench", f"{workload}, {count} lanes", bench(workload, "--lanes", count), 30)
+            yield Step("bench", f"{workload}, {count} processes", bench(workload, "--workers", count), 40)
     size = ["--clients", "2", "--blocks", "1", "--steps", "1"] if small else ["--clients", "8", "--clients", "64"]
     yield Step("stacking", "stacked steps", [python, str(HERE.parent / "stacking.py"), *on, *size], 90)
     yield Step("pfl", "pfl-research", script("pfl_research.py"), 150)

@@ -1,4 +1,6 @@
-"""Whether captured steps train as plain ones do on a GPU, for every installed method: one line of JSON each.
+"""Whether captured steps, and those of clients in lanes, train as plain ones do on a GPU, for every installed method.
+
+Prints one line of JSON for each.
 
 On a CPU nothing is captured; the two runs are then the same, which tests this script.
 """
@@ -24,17 +26,21 @@ CLOSE = 1e-3
 """Largest relative difference of a weight: atomic additions on a GPU have no fixed order."""
 
 
-def difference(plugin: str, device: str) -> float:
-    """Return the largest difference between the weights of a captured and a plain run, relative to their magnitude."""
+def differences(plugin: str, device: str) -> tuple[float, float]:
+    """Return the largest difference of the weights from those of a plain run, relative to their magnitude.
+
+    Of a run with captured steps, and of one with two clients side by side.
+    """
     weights = []
-    for capture in (True, False):
+    for how in ({"capture": False}, {}, {"lanes": 2}):
         with tempfile.TemporaryDirectory() as folder:
             chosen = {} if plugin == "fedavg" else {plugin: {}}
-            options = {**RUN, "plugins": chosen, "device": device, "capture": capture, "out": Path(folder) / "run"}
+            options = {**RUN, "plugins": chosen, "device": device, **how, "out": Path(folder) / "run"}
             model = fedcore.run(fedcore.RunConfig.create(options)).model
             weights.append(torch.cat([tensor.double().flatten() for tensor in model.state_dict().values()]))
-    one, other = weights
-    return float((one - other).abs().max() / other.abs().max())
+    plain, captured, lanes = weights
+    one, other = (float((found - plain).abs().max() / plain.abs().max()) for found in (captured, lanes))
+    return one, other
 
 
 def main() -> int:
@@ -48,8 +54,9 @@ def main() -> int:
     different = False
     for plugin in ("fedavg", "moon") if given.small else sorted(available("plugin")):
         try:
-            found = difference(plugin, given.device)
-            row: dict[str, Any] = {"method": plugin, "difference": found, "same": found <= CLOSE}
+            one, other = differences(plugin, given.device)
+            same = max(one, other) <= CLOSE
+            row: dict[str, Any] = {"method": plugin, "difference": one, "difference in lanes": other, "same": same}
         except fedcore.FedcoreError as error:  # some methods need options or another data set
             row = {"method": plugin, "not run": str(error).partition("\n")[0][:200]}
         different |= row.get("same") is False

@@ -130,6 +130,13 @@ class RunConfig(BaseModel):
         False, description="Measure at the start which memory format is faster on this machine, and record the choice."
     )
     capture: bool = Field(True, description="On CUDA, record training steps as graphs and replay them.")
+    lanes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="On CUDA without worker processes, clients that train side by side, their steps as branches of "
+        "one captured graph.",
+    )
 
     eval_every: int = Field(1, ge=1, description="Rounds between evaluations; the last round is always evaluated.")
     patience: int | None = Field(

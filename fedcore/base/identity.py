@@ -17,6 +17,7 @@ WITHOUT_EFFECT = (
     "data_dir",
     "engine_options",
     "workers",
+    "lanes",
     "checkpoint_every",
     "max_waiting",
     "trackers",

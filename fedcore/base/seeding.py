@@ -53,18 +53,52 @@ _DRAW_COST = 500  # one separate draw takes as long as this many numbers of a pe
 _RANDPERM_CHANGES = 1 << 27  # above, randperm draws 64 bits at a time
 
 
+class RandomStream:
+    """torch's global generators seeded for one purpose, in blocks that go on where the one before ended.
+
+    For code that can only draw from the global generators: module constructors, dropout.
+
+    :ivar drew: whether the last block drew a number.
+    """
+
+    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
+        self._seed, self._generators = seed, _global_generators(device)
+        self._states: list[torch.Tensor] | None = None
+        self.drew = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Draw from the stream in a block, and restore the generators' state afterwards."""
+        outside = self._now()
+        if self._states is None:
+            for each in self._generators:
+                each.manual_seed(self._seed)
+            self._states = self._now()
+        else:
+            self._set(self._states)
+        before = self._states
+        try:
+            yield
+        finally:
+            self._states = self._now()
+            self.drew = not all(map(torch.equal, before, self._states))
+            self._set(outside)
+
+    def _now(self) -> list[torch.Tensor]:
+        return [each.get_state() for each in self._generators]
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        for each, state in zip(self._generators, states, strict=True):
+            each.set_state(state)
+
+
 @contextlib.contextmanager
 def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Run a block with torch's global generators seeded, and restore their state afterwards.
 
     For code that can only draw from the global generators: module constructors, dropout.
     """
-    device = torch.device(device)
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        torch.cuda.init()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
+    generators = _global_generators(device)
     states = [each.get_state() for each in generators]
     try:
         for each in generators:
@@ -73,3 +107,13 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
     finally:
         for each, state in zip(generators, states):
             each.set_state(state)
+
+
+def _global_generators(device: torch.device | str) -> list[torch.Generator]:
+    """Return the generators that code without one of its own draws from, on a device and on the CPU."""
+    generators, device = [torch.default_generator], torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    return generators

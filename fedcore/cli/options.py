@@ -46,6 +46,7 @@ _PANELS = {
         "memory_format",
         "autotune",
         "capture",
+        "lanes",
         "min_clients",
         "max_waiting",
         "max_payload",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -21,13 +21,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginCallError
 from fedcore.client.fixed_tensors import FixedTensors
 from fedcore.client.session import LocalSession
 from fedcore.client.step import Batch
+from fedcore.data import Dataset
 from fedcore.data.client import Picked
 
 TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
+Launch = Callable[[], None]
+"""Takes a recorded step, or several, on the device."""
 
 
 class Kind(NamedTuple):
@@ -47,11 +51,16 @@ class Key(NamedTuple):
     epoch: int | None
 
 
+def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
+    """Return whether training steps are captured: on CUDA, where all batches of one size have the same shapes."""
+    return device.type == "cuda" and config.capture and dataset.train.fixed_shape
+
+
 @dataclass
 class Captured:
     """A recorded step, the tensors that it reads its batch from, and the losses that it adds to."""
 
-    launch: Callable[[], None]
+    launch: Launch
     batch: Picked
     losses: tuple[str, ...]
 
@@ -74,10 +83,11 @@ class Recorder(Protocol):
     def running(self) -> AbstractContextManager[None]:
         """Run a block where recording is possible."""
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Call a function and record its device operations without executing them; returns their launch.
+    def record(self, *branches: Callable[[], object]) -> Launch:
+        """Call functions and record their device operations without executing them; returns their launch.
 
-        :raises RuntimeError: an operation of the function cannot be recorded.
+        :param branches: they may run side by side: none writes to what another one reads or writes.
+        :raises RuntimeError: an operation cannot be recorded.
         """
 
 
@@ -87,6 +97,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
+        self._branches: list[torch.cuda.Stream] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -108,13 +119,13 @@ class CudaRecorder:
             yield
         current.wait_stream(self._stream)
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Capture a graph; returns its launch."""
+    def record(self, *branches: Callable[[], object]) -> Launch:
+        """Capture a graph; returns its launch. Each of several branches is captured on a stream of its own."""
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                function()
+                self._run(branches)
             except BaseException:
                 with suppress(RuntimeError):  # it says that the capture is invalid
                     graph.capture_end()
@@ -126,6 +137,22 @@ class CudaRecorder:
                 self._begin()
                 raise
         return graph.replay
+
+    def _run(self, branches: Sequence[Callable[[], object]]) -> None:
+        """Call functions, several of them on streams that part from this one and join it again."""
+        if len(branches) == 1:
+            branches[0]()
+            return
+        while len(self._branches) < len(branches):
+            self._branches.append(torch.cuda.Stream(self._device))
+        # All part before the first one begins, or the graph would run them one after the other.
+        for stream, _ in zip(self._branches, branches):
+            stream.wait_stream(self._stream)
+        for stream, branch in zip(self._branches, branches):
+            with torch.cuda.stream(stream):
+                branch()
+        for stream, _ in zip(self._branches, branches):
+            self._stream.wait_stream(stream)
 
 
 @contextmanager
@@ -180,6 +207,14 @@ class StepGraphs:
                 fixed = "batch" not in looked
                 if not fixed or same(before, held(session)):
                     self._store(session, self._key(session, kind, looked, epoch), SEEN if fixed else REFUSED)
+
+    def replayable(self, session: LocalSession, epoch: int, picked: Picked) -> tuple[Key, Captured] | None:
+        """Return the captured step that takes a batch, if it does so for any client."""
+        kind = Kind(len(picked.positions), session.lr, session.excluded)
+        key, step = (None, None) if kind in self._refused else self._find(session, kind, epoch)
+        if key is None or not isinstance(step, Captured) or "client" in key.depends_on:
+            return None
+        return key, step
 
     def _find(self, session: LocalSession, kind: Kind, epoch: int) -> tuple[Key | None, Captured | str | None]:
         for looked in self._looks.get(kind, ()):

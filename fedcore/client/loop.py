@@ -1,14 +1,15 @@
 """Local training: the single loop over local epochs and batches.
 
-Every method trains through :func:`train_epochs`; methods differ in the hooks that it calls.
+Every method trains through :func:`local_epochs` and :func:`train_batch`; methods differ in the hooks that these call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,36 +26,77 @@ from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import Outputs
 
+Done = TypeVar("Done")
+
 TakeStep = Callable[[LocalSession, int, int, Picked], object]
 """Takes one optimizer step of a session: epoch, number of the batch in it, batch."""
 
 
-def train_epochs(session: LocalSession, start: int, stop: int, take_step: TakeStep | None = None) -> None:
-    """Run local epochs ``start`` to ``stop - 1`` of one client on its session; leaves the model in eval mode.
+@dataclass(frozen=True)
+class LocalEpoch:
+    """One local epoch of a session: iterating over it gives its batches, each of which has to be trained on at once.
+
+    :param number: the local epoch, from 0.
+    """
+
+    session: LocalSession
+    number: int
+
+    def __iter__(self) -> Iterator[tuple[int, Picked]]:
+        """Yield number and samples of each batch; batches that are too small are left out, but counted."""
+        session, data, work = self.session, self.session.data, self.session.work
+        order = torch.randperm(len(data), generator=session.generator(f"shuffle/{self.number}"))
+        augment = partial(session.generator, f"augment/{self.number}")
+        for number, picked in enumerate(data.batches(order, session.config.batch_size, augment)):
+            if session.steps == work.most_steps:
+                break
+            if len(picked.positions) < work.smallest_batch:
+                continue
+            yield number, picked
+            session.steps += 1
+
+    @property
+    def seed(self) -> int:
+        """The seed of the epoch's random numbers, such as dropout's."""
+        return self.session.derive_seed(f"epoch/{self.number}")
+
+
+def local_epochs(session: LocalSession, start: int, stop: int) -> Iterator[LocalEpoch]:
+    """Yield local epochs ``start`` to ``stop - 1`` of one client; leaves the model in eval mode.
 
     With ``--local-steps`` the last epoch ends with the last step.
-
-    :param take_step: default :func:`train_batch`.
     """
-    data, work = session.data, session.work
-    take_step = take_step or train_batch
-    for epoch in range(start, stop):
-        if session.begin_epoch(epoch) or epoch == start:
+    for number in range(start, stop):
+        if session.begin_epoch(number) or number == start:
             session.working.modes.switch(training=True)
             for module in session.working.excluded_modules(session.excluded):
                 module.eval()  # else BatchNorm's statistics would change
-        order = torch.randperm(len(data), generator=session.generator(f"shuffle/{epoch}"))
-        batches = data.batches(order, session.config.batch_size, partial(session.generator, f"augment/{epoch}"))
-        with random_stream(session.derive_seed(f"epoch/{epoch}"), session.working.device):
-            for number, picked in enumerate(batches):
-                if session.steps == work.most_steps:
-                    break
-                if len(picked.positions) < work.smallest_batch:
-                    continue
-                take_step(session, epoch, number, picked)
-                session.steps += 1
+        yield LocalEpoch(session, number)
     session.begin_epoch(None)
     session.working.modes.switch(training=False)
+
+
+def train_epoch(epoch: LocalEpoch, take_step: TakeStep | None = None) -> None:
+    """Take the steps of a local epoch.
+
+    :param take_step: default :func:`train_batch`.
+    """
+    take_step = take_step or train_batch
+    with random_stream(epoch.seed, epoch.session.working.device):
+        for number, picked in epoch:
+            take_step(epoch.session, epoch.number, number, picked)
+
+
+def next_epoch(work: Generator[LocalEpoch, None, Done], error: Exception | None = None) -> LocalEpoch | Done:
+    """Return the next local epoch of a client's work, or what the work returns at its end.
+
+    :param error: what a step of the epoch before raised.
+    """
+    try:
+        return next(work) if error is None else work.throw(error)
+    except StopIteration as ended:
+        done: Done = ended.value
+        return done
 
 
 def train_batch(session: LocalSession, epoch: int, number: int, picked: Picked) -> Batch:

@@ -1,13 +1,17 @@
-"""Checks of what plugins return on a client: tensors by the names of the model."""
+"""What plugins return on a client, checked: tensors by the names of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from fedcore.base.errors import PluginContractError
+from fedcore.base.types import Tensors
+from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
+from fedcore.hooks.setup import Setup
 
 
 def check_tensors_fit(
@@ -36,3 +40,22 @@ def check_tensors_fit(
                 client=session.client,
                 expected=names if shape is None else str(tuple(shape)),
             )
+
+
+def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
+    """Call ``begin_local``; returns what plugins let the client start from, on the device.
+
+    :raises PluginContractError: a name that a plugin does not declare, or another shape.
+    """
+    like, starts = session.working.state, Tensors()
+    session.requests.open = True
+    for plugin, returned in setup.plugins.each("begin_local", client=context_of(session, "")):
+        tensors = returned or {}
+        declared = setup.claimed(plugin, "starts", personal=True) if tensors else []
+        names = f"names that it declares in starts = {plugin.starts}"
+        startable = {name: like[name] for name in declared}
+        check_tensors_fit(tensors, startable, session, plugin=plugin.name, hook="begin_local", names=names)
+        for name, tensor in tensors.items():
+            starts[name] = torch.empty_like(like[name], requires_grad=False).copy_(tensor.detach())
+    session.requests.open = False
+    return starts

@@ -8,22 +8,21 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
 from fedcore.base.tensors import on_cpu, unflatten
-from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.client.captured_steps import CudaRecorder, StepGraphs
+from fedcore.base.types import ClientUpdate
+from fedcore.client.captured_steps import CudaRecorder, Recorder, StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client
 from fedcore.client.local_work import LocalWork
-from fedcore.client.loop import train_batch, train_epochs
+from fedcore.client.loop import LocalEpoch, local_epochs, next_epoch, train_batch, train_epoch
 from fedcore.client.messages import (
     ClientFailure,
     ClientResult,
@@ -33,17 +32,18 @@ from fedcore.client.messages import (
     SharedPayload,
     pack_update,
 )
-from fedcore.client.plugin_results import check_tensors_fit
+from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.session import LocalSession
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
-from fedcore.data import Dataset
 from fedcore.data.client import ClientData
-from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.setup import READ_UPDATES, Setup
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.state import States
+
+Work = Generator[LocalEpoch, None, ClientResult]
+"""Yields local epochs, whose steps whoever iterates has to take, and returns the result."""
 
 
 class Failed(Exception):
@@ -57,10 +57,11 @@ class Failed(Exception):
 class ClientRuntime:
     """Turns tasks into results; one working model, reused from client to client.
 
+    :param recorder: records training steps, where they are captured; default a new one.
     :ivar updates_on: the device of finished updates; all else that is sent is on the CPU.
     """
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, recorder: Recorder | None = None) -> None:
         self.config, self.partition = spec.config, spec.partition
         self.setup = Setup.build(self.config, spec.dataset)
         self.placement = Placement.of(self.config, self.setup.model)
@@ -69,7 +70,7 @@ class ClientRuntime:
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
         captured = captures(self.config, device, self.dataset)
-        self.graphs = StepGraphs(CudaRecorder(device), train_batch) if captured else None
+        self.graphs = StepGraphs(recorder or CudaRecorder(device), train_batch) if captured else None
         self.working = WorkingModel(self.setup, self.placement)
         self.store = ClientStore(spec.state_dir)
         self.updates_on = torch.device("cpu")
@@ -86,12 +87,34 @@ class ClientRuntime:
 
         :raises FedcoreError: a broken contract or run directory, which would fail every other client, too.
         """
+        work = self.begin(task, shared)
+        take_step = self.graphs.take_step if self.graphs else None
+        with self.recording():
+            outcome = next_epoch(work)
+            while isinstance(outcome, LocalEpoch):
+                try:
+                    train_epoch(outcome, take_step)
+                except Exception as error:
+                    outcome = next_epoch(work, error)
+                else:
+                    outcome = next_epoch(work)
+            return outcome
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Run a block where steps can be captured, as all work on tasks needs it."""
+        return self.graphs.recorder.running() if self.graphs else nullcontext()
+
+    def begin(self, task: ClientTask, shared: SharedPayload | None) -> Generator[LocalEpoch, None, Outcome]:
+        """Run one task as :meth:`handle` does, but leave the steps to the caller.
+
+        An error of a step is thrown into the generator, which then returns the failure.
+        """
         began, before = time.perf_counter(), dict(self.setup.plugins.seconds)
         try:
-            with self.graphs.recorder.running() if self.graphs else nullcontext():
-                result = TASKS[task.kind](self, task, shared)
-                stays = self.updates_on.type != "cpu" and "version" in result.meta
-                tensors = result.tensors if stays else on_cpu(result.tensors)
+            made = TASKS[task.kind](self, task, shared)
+            result = made if isinstance(made, ClientResult) else (yield from made)
+            stays = self.updates_on.type != "cpu" and "version" in result.meta
+            tensors = result.tensors if stays else on_cpu(result.tensors)
         except Failed as failed:
             return self._failed(task, failed.kind, str(failed))
         except PluginCallError as error:
@@ -161,46 +184,29 @@ class ClientRuntime:
         session.load()
         return session
 
-    def _fit_begin(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+    def _fit_begin(self, task: ClientTask, shared: SharedPayload | None) -> Work:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             del self._sessions[key]  # abandoned in an earlier round
         self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
         if self.graphs:
             self.graphs.begin_round(task.round)
         session = self._session(task, shared)
-        session.requests.open = True
-        starts: Tensors = {}
-        for plugin, tensors in self.setup.plugins.each("begin_local", client=context_of(session, "")):
-            starts.update(self._start_of(plugin, tensors or {}, session))
-        session.requests.open = False
-        session.start_from(starts)
+        session.start_from(chosen_starts(session, self.setup))
         session.prepare_training()
-        return self._fit(task, session, 0)
+        return (yield from self._fit(task, session, 0))
 
-    def _start_of(self, plugin: Plugin, tensors: Mapping[str, Tensor], session: LocalSession) -> Tensors:
-        """Return what a plugin lets a client start from, on the device.
-
-        :raises PluginContractError: a name that it does not declare, or another shape.
-        """
-        like = self.working.state
-        declared = self.setup.claimed(plugin, "starts", personal=True) if tensors else []
-        names = f"names that it declares in starts = {plugin.starts}"
-        startable = {name: like[name] for name in declared}
-        check_tensors_fit(tensors, startable, session, plugin=plugin.name, hook="begin_local", names=names)
-        return {n: torch.empty_like(like[n], requires_grad=False).copy_(t.detach()) for n, t in tensors.items()}
-
-    def _fit_resume(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+    def _fit_resume(self, task: ClientTask, shared: SharedPayload | None) -> Work:
         session = self._sessions.get(task.session or "")
         if session is None or not session.is_paused:
             raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
         session.resume(task.tensors)
         if self.graphs:
             self.graphs.forget(session)
-        return self._fit(task, session, int(task.meta["epoch"]))
+        return (yield from self._fit(task, session, int(task.meta["epoch"])))
 
-    def _fit(self, task: ClientTask, session: LocalSession, start: int) -> ClientResult:
+    def _fit(self, task: ClientTask, session: LocalSession, start: int) -> Work:
         stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
-        train_epochs(session, start, stop, self.graphs.take_step if self.graphs else None)
+        yield from local_epochs(session, start, stop)
         if stop < session.work.epochs:
             assert task.session is not None
             self._sessions[task.session] = session
@@ -278,7 +284,7 @@ class ClientRuntime:
         return self.setup.claimed(plugin, "exchanges")
 
 
-TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], ClientResult]] = {
+TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], ClientResult | Work]] = {
     "fit_begin": ClientRuntime._fit_begin,
     "fit_resume": ClientRuntime._fit_resume,
     "ask": ClientRuntime._ask,
@@ -286,8 +292,3 @@ TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], Cli
     "end_session": ClientRuntime._end_session,
 }
 """What does a task of each kind; no bound methods, with which a runtime would refer to itself and outlive its run."""
-
-
-def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
-    """Return whether training steps are captured: on CUDA, where all batches of one size have the same shapes."""
-    return device.type == "cuda" and config.capture and dataset.train.fixed_shape

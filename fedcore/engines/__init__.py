@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from fedcore.engines.dispatch import Dispatcher as Dispatcher
     from fedcore.engines.dispatch import Pair as Pair
     from fedcore.engines.dispatch import in_window as in_window
+    from fedcore.engines.in_process import InProcessEngine as InProcessEngine
     from fedcore.engines.local import ALLOCATOR as ALLOCATOR
-    from fedcore.engines.local import InProcessEngine as InProcessEngine
     from fedcore.engines.local import cores as cores
     from fedcore.engines.protocol import Engine as Engine
     from fedcore.storage.serial import dumps as dumps
@@ -48,7 +48,7 @@ _HOMES = {
     "Dispatcher": "engines.dispatch",
     "Engine": "engines.protocol",
     "FailureKind": "client.messages",
-    "InProcessEngine": "engines.local",
+    "InProcessEngine": "engines.in_process",
     "Outcome": "client.messages",
     "Pair": "engines.dispatch",
     "SharedPayload": "client.messages",

@@ -22,13 +22,14 @@ from torch import Tensor
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.subprocesses import command, environment
 from fedcore.base.tensors import bytes_of
-from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, SharedPayload, pack_task, unpack_task
-from fedcore.client.runtime import ClientRuntime
+from fedcore.client.captured_steps import captures
+from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, pack_task
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
 from fedcore.engines.buffers import Buffers
 from fedcore.engines.bundles import Pace, bundled, join_tasks, split_outcomes
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair
 from fedcore.engines.dispatch import Dispatcher, Pair
+from fedcore.engines.in_process import InProcessEngine, LanesEngine
 from fedcore.models.placement import resolve_device
 
 KILLED_EARLY = 3
@@ -50,14 +51,16 @@ ALLOCATOR = {
 
 
 def LocalEngine(spec: WorkerSpec) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
-    """Return the engine for the run's device and number of workers."""
-    workers = spec.config.workers
-    on_gpu = resolve_device(spec.config.device).type == "cuda"
-    if workers == 0 or (on_gpu and workers is None):
-        if spec.config.client_timeout is not None:
+    """Return the engine for the run's device and number of workers and lanes."""
+    config, device = spec.config, resolve_device(spec.config.device)
+    workers, lanes = config.workers, min(config.lanes, config.clients)
+    if workers == 0 or (device.type == "cuda" and workers is None):
+        if config.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
+        if lanes > 1 and captures(config, device, spec.dataset):
+            return LanesEngine(spec, lanes)
         return InProcessEngine(spec)
-    return WorkerEngine(spec, min(workers or cores(), spec.config.clients))  # further workers would never have a task
+    return WorkerEngine(spec, min(workers or cores(), config.clients))  # further workers would never have a task
 
 
 def cores() -> int:
@@ -95,38 +98,6 @@ def start_worker(connection: socket.socket, spool: Path) -> Process:
 def worker_environment() -> dict[str, str]:
     """Return the environment of a worker process."""
     return environment(**ALLOCATOR, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-
-
-class InProcessEngine:
-    """Runs every task in this process, one after the other.
-
-    :ivar updates_on: the device of updates' tensors: they stay where they were trained if no plugin reads them.
-    """
-
-    workers = 1
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._runtime = ClientRuntime(spec)
-        self._runtime.keep_updates_on_device()
-        self.updates_on = self._runtime.updates_on
-        self._shared: dict[str, SharedPayload] = {}
-
-    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Unpack a payload and keep it under a key."""
-        self._shared[key] = SharedPayload(tensors, meta, self._runtime.placement)
-
-    def unshare(self, key: str) -> None:
-        """Drop a payload."""
-        self._shared.pop(key, None)
-
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
-        """Run tasks one by one."""
-        for task in tasks:
-            yield task, self._runtime.handle(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
-
-    def close(self) -> None:
-        """Drop the shared payloads."""
-        self._shared.clear()
 
 
 class _Worker:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcore.base.tensors import unflatten
 from fedcore.client.messages import ClientResult, ClientTask, Outcome
 from fedcore.client.worker_spec import WorkerSpec
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 
 Run = Iterator[tuple[ClientTask, Outcome]]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.experiment import run
 from fedcore.testing.federation import needs_of
 

@@ -20,8 +20,8 @@ def captures(monkeypatch):
     counts = {"captured": 0, "replayed": 0}
     record = CudaRecorder.record
 
-    def counting_record(recorder, function):
-        launch = record(recorder, function)
+    def counting_record(recorder, *branches):
+        launch = record(recorder, *branches)
         counts["captured"] += 1
 
         def counting_launch():
@@ -73,6 +73,24 @@ def test_options_of_the_optimizer_are_captured(go, captures, options):
 def test_the_gpu_trains_as_the_cpu_does(go, plugins):
     gpu, cpu = go(*plugins, **RUN), go(*plugins, **{**RUN, "device": "cpu"})
     assert_close(gpu, cpu, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("plugins", test_captured_steps.METHODS, ids="+".join)
+def test_clients_in_lanes_train_as_one_after_the_other(go, plugins):
+    """Batches have one size, so that steps that read no client are branches of one graph."""
+    options = {**RUN, "partition": "iid", "batch_size": 8}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        lanes = go(*plugins, **options, lanes=4)
+    assert_close(lanes, go(*plugins, **options), rtol=1e-4, atol=1e-5)
+
+
+def test_clients_in_lanes_are_branches_of_one_graph(go, captures):
+    go(**{**RUN, "partition": "iid", "participation": 1.0}, lanes=4)
+    alone = dict(captures)
+    captures.update(captured=0, replayed=0)
+    go(**{**RUN, "partition": "iid", "participation": 1.0})
+    assert alone["replayed"] < captures["replayed"]  # one launch takes the steps of several clients
 
 
 def test_worker_processes_share_the_gpu(go):

@@ -15,7 +15,7 @@ from fedcore import Plugin, RunConfig, hookimpl
 from fedcore.base import registry
 from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.data import Dataset, ResidentSamples, load_dataset
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.functional.statistics import check_statistics
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing.fingerprint import fingerprint

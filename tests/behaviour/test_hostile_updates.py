@@ -14,7 +14,7 @@ from fedcore import Plugin, hookimpl
 from fedcore.base.errors import ConfigError, RoundFailedError
 from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.data import Dataset, ResidentSamples, load_dataset
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
 from fedcore.server.validation import MIB
 from fedcore.testing import PersonalClassifier

@@ -14,7 +14,7 @@ from fedcore.cli.app import app
 from fedcore.client.messages import ClientFailure
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Partition, TensorSamples, load_dataset, load_partition, make_partition
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing import federate, model_bytes

@@ -14,7 +14,7 @@ from fedcore.base import registry
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.cli.app import app
 from fedcore.cli.settings import build_config
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.hooks.plugin import PLACE, PluginOptions
 from fedcore.runs.resolve import resolve_config
 from fedcore.runs.trust import places_in

@@ -11,7 +11,7 @@ import torch
 from fedcore import Plugin, PluginContractError, hookimpl
 from fedcore.base.errors import PluginCallError
 from fedcore.client.messages import ClientTask, pack_task
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.server.broadcasts import LazyTensors
 from fedcore.testing import check_engine, interrupted, name_of, personal_state
 from fedcore.testing.probe import ProbeOfEach

@@ -15,7 +15,7 @@ import yaml
 import fedcore
 from fedcore import Plugin, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError, RoundFailedError, UnknownNameError
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, resume
 from fedcore.runs.participation import in_words, totals

@@ -12,7 +12,7 @@ import torch
 from fedcore.base.errors import FedcoreError
 from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.client.runtime import ClientRuntime
-from fedcore.engines.local import InProcessEngine
+from fedcore.engines.in_process import InProcessEngine
 from fedcore.testing import check_engine, federate, model_bytes
 
 

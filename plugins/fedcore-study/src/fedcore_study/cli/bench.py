@@ -41,6 +41,7 @@ def bench(
         "float32"
     ),
     capture: Annotated[bool, typer.Option(help="On CUDA, capture training steps as graphs.")] = True,
+    lanes: Annotated[int, typer.Option(min=1, help="On CUDA, clients side by side in one process, as for train.")] = 1,
     by_part: Annotated[
         bool,
         typer.Option(
@@ -69,7 +70,13 @@ def bench(
     if by_part:
         _profile([name for name in wanted if name in workloads.AGAINST_REFERENCE], blocks, rounds, as_json)
         return
-    given: dict[str, Any] = {"device": device, "workers": workers, "precision": precision, "capture": capture}
+    given: dict[str, Any] = {
+        "device": device,
+        "workers": workers,
+        "precision": precision,
+        "capture": capture,
+        "lanes": lanes,
+    }
     measured: list[Measured] = []
     scaled: list[Scaled] = []
     for name in wanted:

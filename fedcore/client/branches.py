@@ -1,0 +1,113 @@
+"""Steps of several clients as parallel branches of one captured graph.
+
+Each lane trains one client at a time, with a model and memory of its own. Steps that a graph takes for any client
+(:class:`fedcore.client.captured_steps.StepGraphs`) write to the memory of their lane only, so those of several lanes
+may run side by side: they are recorded once more, each as a branch of one graph, and one launch takes them all.
+Steps that read their client, draw random numbers or cannot be captured are taken one after the other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fedcore.base.errors import PluginCallError
+from fedcore.base.seeding import RandomStream
+from fedcore.client.captured_steps import REFUSED, SEEN, Captured, CaptureWarning, Key, Launch, StepGraphs, TrainBatch
+from fedcore.client.session import LocalSession
+from fedcore.data.client import Picked
+
+MOST_GRAPHS = 32
+"""So many combinations of steps are kept as graphs; clients of different sizes could make any number of them."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """An optimizer step that is to be taken next.
+
+    :param number: of the batch in the epoch.
+    :param stream: the random numbers of the epoch.
+    """
+
+    session: LocalSession
+    epoch: int
+    number: int
+    picked: Picked
+    stream: RandomStream
+
+
+Combination = tuple[tuple[int, Key], ...]
+"""By lane, the step that it takes."""
+
+
+class Branches:
+    """The graphs that take steps of several lanes at once.
+
+    :param lanes: the captured steps of each lane; all record with the same recorder.
+    """
+
+    def __init__(self, lanes: Sequence[StepGraphs], train_batch: TrainBatch) -> None:
+        self._lanes, self._train_batch = lanes, train_batch
+        self._graphs: dict[Combination, Launch | str] = {}
+        self._drawing: set[int] = set()
+
+    def alone(self, lane: int, step: PlannedStep) -> None:
+        """Take a step of one lane."""
+        with step.stream.running():
+            self._lanes[lane].take_step(step.session, step.epoch, step.number, step.picked)
+        if step.stream.drew:
+            self._drawing.add(lane)
+
+    def together(self, steps: Mapping[int, PlannedStep]) -> set[int]:
+        """Take the steps that one graph takes, by lane; returns their lanes."""
+        ready: dict[int, Captured] = {}
+        keys: list[tuple[int, Key]] = []
+        for lane, step in steps.items():
+            found = self._lanes[lane].replayable(step.session, step.epoch, step.picked)
+            if found is not None and lane not in self._drawing:
+                keys.append((lane, found[0]))
+                ready[lane] = found[1]
+        if len(ready) < 2:
+            return set()
+        combination = tuple(keys)
+        launch = self._graphs.get(combination)
+        if launch is None:
+            self._note(combination, SEEN)
+        elif launch == SEEN:
+            launch = self._record([(steps[lane], captured) for lane, captured in ready.items()])
+            self._note(combination, launch)
+        elif not isinstance(launch, str):
+            for lane, captured in ready.items():
+                captured.batch.copy_(steps[lane].picked)
+                steps[lane].session.losses.count(captured.losses)
+            launch()
+        return set() if launch is None or isinstance(launch, str) else {*ready}
+
+    def _note(self, combination: Combination, launch: Launch | str) -> None:
+        """Keep a graph, and drop the oldest of too many."""
+        self._graphs.pop(combination, None)
+        while len(self._graphs) >= MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        self._graphs[combination] = launch
+
+    def _record(self, steps: Sequence[tuple[PlannedStep, Captured]]) -> Launch | str:
+        """Record steps as branches and take them; returns REFUSED where that cannot be done."""
+        counts = [step.session.losses.counts() for step, _ in steps]
+        branches = []
+        for step, captured in steps:
+            captured.batch.copy_(step.picked)
+            step.session.training.optimizer.zero_grad()
+            branches.append(partial(self._train_batch, step.session, step.epoch, step.number, captured.batch))
+        try:
+            launch = self._lanes[0].recorder.record(*branches)
+        except (RuntimeError, PluginCallError) as error:
+            for (step, _), before in zip(steps, counts, strict=True):
+                step.session.losses.restore(before)
+                step.session.training.optimizer.zero_grad()
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"steps cannot be branches of one graph: {reason}", CaptureWarning, stacklevel=2)
+            return REFUSED
+        launch()
+        return launch

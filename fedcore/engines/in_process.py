@@ -1,0 +1,155 @@
+"""The engines of this process: one client after the other, or several side by side on one GPU.
+
+Side by side, every client trains in a lane: a client runtime of its own, as a worker process has one, so clients share
+nothing but the data set. All lanes move in lockstep: each plans its next step, one launch takes all those that a graph
+takes, the others are taken one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.base.seeding import RandomStream
+from fedcore.client.branches import Branches, PlannedStep
+from fedcore.client.loop import LocalEpoch, next_epoch, train_batch
+from fedcore.client.messages import ClientTask, Outcome, SharedPayload, pack_task, unpack_task
+from fedcore.client.runtime import ClientRuntime
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.engines.dispatch import Dispatcher
+
+
+class InProcessEngine:
+    """Runs every task in this process, one after the other.
+
+    :ivar updates_on: the device of updates' tensors: they stay where they were trained if no plugin reads them.
+    """
+
+    workers = 1
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._runtime = ClientRuntime(spec)
+        self._runtime.keep_updates_on_device()
+        self.updates_on = self._runtime.updates_on
+        self._shared: dict[str, SharedPayload] = {}
+
+    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
+        """Unpack a payload and keep it under a key."""
+        self._shared[key] = SharedPayload(tensors, meta, self._runtime.placement)
+
+    def unshare(self, key: str) -> None:
+        """Drop a payload."""
+        self._shared.pop(key, None)
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+        """Run tasks one by one."""
+        for task in tasks:
+            yield task, self._runtime.handle(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
+
+    def close(self) -> None:
+        """Drop the shared payloads."""
+        self._shared.clear()
+
+
+class Lane:
+    """One client runtime and the task that it works on, step by step.
+
+    :ivar step: the optimizer step that is to be taken next; None before the first and after the last one.
+    """
+
+    ready = True
+
+    def __init__(self, runtime: ClientRuntime, shared: Mapping[str, SharedPayload]) -> None:
+        self.runtime, self._shared = runtime, shared
+        self.task: ClientTask | None = None
+        self.step: PlannedStep | None = None
+        self._steps: Generator[PlannedStep, None, Outcome]
+
+    def start(self, task: ClientTask) -> None:
+        """Take a task on; nothing of it is done yet."""
+        self.task = task
+        work = self.runtime.begin(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
+        self._steps = _planned(work, self.runtime.working.device)
+
+    def advance(self, error: Exception | None = None) -> Outcome | None:
+        """Go on to the next step; returns the outcome where there is none.
+
+        :param error: what the last step raised.
+        :raises FedcoreError: a broken contract or run directory.
+        """
+        self.step = None
+        try:
+            self.step = next(self._steps) if error is None else self._steps.throw(error)
+        except StopIteration as ended:
+            outcome: Outcome = ended.value
+            return outcome
+        except BaseException:
+            self.task = None
+            raise
+        return None
+
+
+def _planned(work: Generator[LocalEpoch, None, Outcome], device: torch.device) -> Generator[PlannedStep, None, Outcome]:
+    """Yield the steps of a task, each to be taken before the next is asked for; returns the outcome."""
+    outcome = next_epoch(work)
+    while isinstance(outcome, LocalEpoch):
+        epoch, failed = outcome, None
+        stream = RandomStream(epoch.seed, device)
+        try:
+            for number, picked in epoch:
+                yield PlannedStep(epoch.session, epoch.number, number, picked, stream)
+        except Exception as error:
+            failed = error
+        outcome = next_epoch(work, failed)
+    return outcome
+
+
+class LanesEngine(InProcessEngine):
+    """Runs the tasks of several clients side by side in this process.
+
+    :param lanes: how many clients; each has a model and captured steps of its own on the device.
+    """
+
+    def __init__(self, spec: WorkerSpec, lanes: int) -> None:
+        super().__init__(spec)
+        self.workers = lanes
+        first, runtimes = self._runtime, [self._runtime]
+        assert first.graphs is not None
+        for _ in range(lanes - 1):
+            runtimes.append(ClientRuntime(replace(spec, dataset=first.dataset), first.graphs.recorder))
+            runtimes[-1].keep_updates_on_device()
+        self._dispatcher = Dispatcher([Lane(runtime, self._shared) for runtime in runtimes])
+        self._branches = Branches([runtime.graphs for runtime in runtimes if runtime.graphs], train_batch)
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+        """Run tasks side by side and yield each as it finishes."""
+        yield from self._dispatcher.run(tasks, self._collect, window=window)
+
+    def _collect(self) -> None:
+        """Take steps of all lanes until a task ends."""
+        lanes = self._dispatcher.workers
+        with self._runtime.recording():
+            ended = [self._advance(lane) for lane in lanes if lane.task is not None and lane.step is None]
+            while not any(ended):
+                planned = {index: lane.step for index, lane in enumerate(lanes) if lane.step is not None}
+                taken = self._branches.together(planned)
+                for index, step in planned.items():
+                    error = None
+                    if index not in taken:
+                        try:
+                            self._branches.alone(index, step)
+                        except Exception as raised:
+                            error = raised
+                    ended.append(self._advance(lanes[index], error))
+
+    def _advance(self, lane: Lane, error: Exception | None = None) -> bool:
+        """Go on to a lane's next step; returns whether its task ended."""
+        outcome = lane.advance(error)
+        if outcome is None:
+            return False
+        self._dispatcher.finish(lane, outcome)
+        return True

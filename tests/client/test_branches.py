@@ -1,0 +1,62 @@
+"""Which steps become branches of one graph; that results are the same stands in tests/engines/test_in_process.py."""
+
+import warnings
+
+import pytest
+
+from fedcore.client import branches
+from fedcore.client.captured_steps import CaptureWarning
+from fedcore.testing import partition_of
+from tests.client.test_captured_steps import RUN, assert_same
+from tests.recorder import CpuRecorder, side_by_side
+
+ALIKE = {**RUN, "partition": "iid", "clients": 4, "participation": 1.0, "rounds": 3}
+
+
+class OneAtATime(CpuRecorder):
+    """Cannot record branches; as on a device, none of their operations has been executed then."""
+
+    def __init__(self):
+        super().__init__()
+        self.refused = 0
+
+    def record(self, *functions):
+        if len(functions) > 1:
+            self.refused += 1
+            raise RuntimeError("no branches here\nand more lines")
+        return super().record(*functions)
+
+
+def test_branches_that_cannot_be_recorded_are_taken_one_by_one(tmp_path, monkeypatch):
+    with pytest.warns(CaptureWarning, match="branches of one graph: no branches here$"):
+        lanes, plain, recorder = side_by_side(tmp_path, monkeypatch, "fedprox", recorder=OneAtATime(), **ALIKE)
+    assert_same(lanes, plain)
+    assert recorder.launched
+    assert recorder.refused == 2  # full batches and the last ones, of which each is tried once
+
+
+def test_only_so_many_combinations_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(branches, "MOST_GRAPHS", 1)
+    kept = []
+    note = branches.Branches._note
+
+    def noted(self, combination, launch):
+        note(self, combination, launch)
+        kept.append(len(self._graphs))
+
+    monkeypatch.setattr(branches.Branches, "_note", noted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        lanes, plain, recorder = side_by_side(tmp_path, monkeypatch, **{**ALIKE, "partition": "dirichlet"})
+    assert_same(lanes, plain)
+    assert set(kept) == {1}
+    assert recorder.launched
+
+
+def test_a_step_is_eager_then_captured_then_seen_together_and_then_a_branch(tmp_path, monkeypatch):
+    lanes, _, recorder = side_by_side(tmp_path, monkeypatch, lanes=2, **{**ALIKE, "clients": 2, "rounds": 1})
+    sizes = partition_of(lanes).train.sizes.tolist()
+    assert sizes[0] // 8 == sizes[1] // 8
+    full, last, epochs = sizes[0] // 8, 1, ALIKE["local_epochs"]
+    assert recorder.branched == (epochs * full - 3) + (epochs * last - 3)
+    assert recorder.launched == recorder.branched + 2 * 2 * 2  # two lanes, two sizes, steps two and three

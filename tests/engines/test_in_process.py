@@ -1,0 +1,132 @@
+"""Clients side by side in one process: the bits of one after the other, on a recorder for the CPU."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from fedcore import Loss, Plugin, hookimpl
+from fedcore.client.captured_steps import CaptureWarning
+from fedcore.engines import local
+from fedcore.engines.in_process import InProcessEngine, LanesEngine
+from fedcore.engines.local import LocalEngine
+from tests import support
+from tests.client import test_captured_steps as captured
+from tests.engines.test_local import spec
+from tests.recorder import CpuRecorder, captured_on_cpu, side_by_side, storages
+
+RUN = {**captured.RUN, "clients": 8}
+BY_CLIENT = [("moon",), ("fedcme",), ("fedcp",), ("per-fedavg",)]
+METHODS = [(), ("fedprox",), ("fedproc",), ("fedeccr",), ("fdcl",), ("fedcd",), ("scaffold",), ("ditto",), ("fedsam",)]
+
+
+@pytest.fixture
+def both(tmp_path, monkeypatch):
+    """Run in lanes and one client after the other; returns both results and the recorder."""
+    return lambda *plugins, **options: side_by_side(tmp_path, monkeypatch, *plugins, **{**RUN, **options})
+
+
+@pytest.mark.parametrize("plugins", [*METHODS, *BY_CLIENT], ids="+".join)
+def test_lanes_train_as_one_client_after_the_other(both, plugins):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureWarning)
+        lanes, plain, recorder = both(*map(support.brief, plugins))
+    captured.assert_same(lanes, plain)
+    assert recorder.launched
+
+
+@pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
+def test_steps_of_several_clients_are_one_launch(both, plugins):
+    _, _, recorder = both(*plugins, partition="iid", participation=1.0, rounds=4)
+    assert recorder.branched > recorder.launched / 2
+
+
+@pytest.mark.parametrize("method", ["moon", "scaffold"])
+def test_steps_that_read_their_client_are_no_branches(both, method):
+    _, _, recorder = both(method, partition="iid")
+    assert recorder.launched
+    assert not recorder.branched
+
+
+@pytest.mark.parametrize("model", ["with_dropout", "with_batch_norm"])
+def test_steps_that_draw_random_numbers_are_no_branches(both, model):
+    lanes, plain, recorder = both(model=f"module:{captured.__name__}.{model}", batch_size=16, rounds=3)
+    captured.assert_same(lanes, plain)
+    assert bool(recorder.branched) == (model == "with_batch_norm")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"local_steps": 30}, {"lr_decay": 0.5}, {"momentum": 0.0}, {"client_test_fraction": 0.2}, captured.ADAMW],
+)
+def test_options(both, options):
+    lanes, plain, recorder = both("fedprox", **options)
+    captured.assert_same(lanes, plain)
+    assert recorder.branched
+
+
+@pytest.mark.parametrize("name", ["Waits", "Rebinds", "Noisy", "ByEpoch", "ByRound", "Adds", "Freezes", "Starts"])
+def test_hooks_that_keep_or_read_something(both, name):
+    cls = getattr(captured, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        lanes, plain, _ = both(cls)
+    captured.assert_same(lanes, plain)
+
+
+class FailsOnOne(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        if step.client.id == 3 and step.epoch == 1:
+            raise ValueError("client 3 cannot go on")
+        return Loss(step.features.square().mean())
+
+
+def test_a_client_that_fails_in_a_step_fails_alone(both):
+    lanes, plain, _ = both(FailsOnOne, participation=1.0)
+    captured.assert_same(lanes, plain)
+    failures = support.lines(lanes)[0]["failures"]
+    assert [(failure["client"], failure["kind"]) for failure in failures] == [(3, "raised")]
+
+
+def test_a_broken_contract_ends_the_run(both):
+    class Breaks(Plugin):
+        @hookimpl
+        def local_loss(self, step):
+            return Loss(step.features)  # no scalar
+
+    with pytest.raises(Exception, match="returned a value of"):
+        both(Breaks)
+
+
+def test_a_window_and_more_lanes_than_clients(both):
+    lanes, plain, _ = both("fedprox", lanes=12, max_waiting=1)
+    captured.assert_same(lanes, plain)
+
+
+def test_lanes_are_for_steps_that_are_captured(tmp_path, monkeypatch):
+    found = spec(tmp_path, lanes=4, clients=3)
+    assert type(LocalEngine(found)) is InProcessEngine  # no graphs on a CPU
+    monkeypatch.setattr(local, "captures", lambda *given: True)
+    with captured_on_cpu(monkeypatch, CpuRecorder()):
+        engine = LocalEngine(found)
+    assert isinstance(engine, LanesEngine)
+    assert engine.workers == 3  # no more than there are clients
+    alone = spec(tmp_path, clients=3)
+    assert type(LocalEngine(alone)) is InProcessEngine
+
+
+def test_branches_that_share_memory_are_found():
+    shared, one, other = torch.zeros(2), torch.zeros(2), nn.Parameter(torch.zeros(2))
+
+    def reads():
+        one.add_(shared)
+
+    def writes():
+        shared.add_(other.detach())
+
+    with pytest.raises(AssertionError, match="another one uses"):
+        CpuRecorder().record(reads, writes)
+    CpuRecorder().record(reads, lambda: other.detach().add_(shared))
+    assert storages([one, shared]) != storages([one])
