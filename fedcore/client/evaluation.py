@@ -36,7 +36,29 @@ MAX_PER_CLIENT = 1000
 """Up to this many clients, every evaluated round records each client's accuracy."""
 
 
-def evaluate(
+class Counted:
+    """Counts of a model on samples, on the device, where they may still be computed."""
+
+    def __init__(self, counts: tuple[Tensor, ...]) -> None:
+        self._counts = counts
+
+    def read(self) -> dict[str, Any]:
+        """Return ``correct`` and ``total`` per class, and the summed cross-entropy; waits for the device."""
+        correct, total, loss, *confusion = self._counts
+        return {
+            "correct": correct.tolist(),
+            "total": total.tolist(),
+            "loss": float(loss),
+            **({"confusion": confusion[0].tolist()} if confusion else {}),
+        }
+
+
+def evaluate(model: nn.Module, samples: Samples, num_classes: int, device: torch.device, **how: Any) -> dict[str, Any]:
+    """Return what :func:`count` counts: ``correct`` and ``total`` per class, and the summed cross-entropy."""
+    return count(model, samples, num_classes, device, **how).read()
+
+
+def count(
     model: nn.Module,
     samples: Samples,
     num_classes: int,
@@ -45,8 +67,8 @@ def evaluate(
     indices: Tensor | None = None,
     threads: int = 1,
     confusion: bool = False,
-) -> dict[str, Any]:
-    """Return counts of a model on samples: ``correct`` and ``total`` per class, and the summed cross-entropy.
+) -> Counted:
+    """Count on samples how often a model is right per class, and sum its cross-entropy.
 
     Chunks are fixed and added in order, each computed by one thread, so that the result does not depend on the
     number of threads.
@@ -57,7 +79,7 @@ def evaluate(
     positions = torch.arange(len(samples)) if indices is None else indices
     chunks = [chunk for chunk in positions.to(samples.labels.device).split(forward_chunk(device)) if len(chunk)]
 
-    def count(chunk: Tensor) -> tuple[Tensor, ...]:
+    def counts_of(chunk: Tensor) -> tuple[Tensor, ...]:
         if device.type == "cpu":
             torch.set_num_threads(1)  # OpenMP's setting is per thread
         with torch.inference_mode():
@@ -73,16 +95,12 @@ def evaluate(
     classes = torch.arange(num_classes, device=device)
     if threads > 1 and len(chunks) > 1 and device.type == "cpu":
         with ThreadPoolExecutor(threads) as pool:
-            counts = list(pool.map(count, chunks))
+            counts = list(pool.map(counts_of, chunks))
     else:
-        counts = [count(chunk) for chunk in chunks]
+        counts = [counts_of(chunk) for chunk in chunks]
     zero = torch.zeros_like(classes)
-    return {
-        "correct": sum((parts[0] for parts in counts), zero).tolist(),
-        "total": sum((parts[1] for parts in counts), zero).tolist(),
-        "loss": float(sum((parts[2] for parts in counts), zero.double().sum())),
-        **({"confusion": sum((parts[3] for parts in counts), zero.diag()).tolist()} if confusion else {}),
-    }
+    zeros = (zero, zero, zero.double().sum(), *([zero.diag()] if confusion else []))
+    return Counted(tuple(sum((parts[i] for parts in counts), start) for i, start in enumerate(zeros)))
 
 
 def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import MAX_CONFUSION, evaluate, rates, silhouette, summarise_clients
+from fedcore.client.evaluation import MAX_CONFUSION, Counted, count, rates, silhouette, summarise_clients
 from fedcore.client.messages import ClientTask
+from fedcore.data import Samples
 from fedcore.engines.local import cores
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
@@ -34,49 +38,101 @@ class Evaluator:
         self.device = self.placement.device
         self.confusions: dict[str, npt.NDArray[np.int64]] = {}
 
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether the device evaluates while the next round trains: on CUDA, where only the global model is evaluated.
+
+        Not where a hook or ``--patience`` looks at a round's figures before the next one.
+        """
+        hooks = any(map(self.federation.setup.plugins.implementers, ("round_end", "report")))
+        waits = hooks or self.federation.config.patience is not None
+        return self.device.type == "cuda" and not waits and self._global and not self._on_clients
+
     def evaluate(
         self, state: ServerState, *, with_silhouette: bool = False, with_confusion: bool = False
     ) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
-        federation, layout = self.federation, self.federation.setup.layout
-        with_confusion = with_confusion and federation.dataset.num_classes <= MAX_CONFUSION
-        self.confusions = {}
-        metrics: dict[str, Any] = {"global": None}
-        if layout.personal:
-            metrics["global_reason"] = (
-                f"no global model: {sorted(layout.personal)[0]!r} and the like stay on the clients"
-            )
-        else:
-            dataset, cpu = federation.dataset, self.device.type == "cpu"
-            counts = evaluate(
-                self.load_model(state),
-                dataset.test,
-                dataset.num_classes,
-                self.device,
-                threads=cores() if cpu else 1,
-                confusion=with_confusion,
-            )
-            metrics["global"] = rates(counts)
-            if with_confusion:
-                self.confusions["global"] = np.array(counts["confusion"], dtype=np.int64)
-        metrics.update(self.evaluate_clients(state, with_confusion=with_confusion))
-        if with_silhouette:
-            metrics.update(self.silhouette(state))
-        return metrics
+        return self.begin(state, with_silhouette=with_silhouette, with_confusion=with_confusion)()
+
+    def begin(
+        self, state: ServerState, *, with_silhouette: bool = False, with_confusion: bool = False
+    ) -> Callable[[], dict[str, Any]]:
+        """Begin an evaluation; returns a function that waits for it and returns the figures."""
+        with_confusion = with_confusion and self.federation.dataset.num_classes <= MAX_CONFUSION
+        with torch.cuda.stream(self._stream):
+            counted = self._count(state, with_confusion) if self._global else None
+
+        def figures() -> dict[str, Any]:
+            self.confusions = {}
+            metrics: dict[str, Any] = {"global": None}
+            if counted is not None:
+                with torch.cuda.stream(self._stream):
+                    counts = counted.read()
+                metrics["global"] = rates(counts)
+                if with_confusion:
+                    self.confusions["global"] = np.array(counts["confusion"], dtype=np.int64)
+            else:
+                example = sorted(self.federation.setup.layout.personal)[0]
+                metrics["global_reason"] = f"no global model: {example!r} and the like stay on the clients"
+            metrics.update(self.evaluate_clients(state, with_confusion=with_confusion))
+            if with_silhouette:
+                metrics.update(self.silhouette(state))
+            return metrics
+
+        return figures
+
+    def _count(self, state: ServerState, with_confusion: bool) -> Counted:
+        """Count on the server's test set; on CUDA the counts may still be computed."""
+        model = self._twin if self.overlaps else self.placement.model(self.federation.setup.model)
+        threads = cores() if self.device.type == "cpu" else 1
+        classes = self.federation.dataset.num_classes
+        return count(loaded(model, state), self._test, classes, self.device, threads=threads, confusion=with_confusion)
+
+    @cached_property
+    def _twin(self) -> SplitModel:
+        """A model for evaluation alone, whose weights nobody else loads while the device reads them."""
+        return self.placement.model(copy.deepcopy(self.federation.setup.model))
+
+    @cached_property
+    def _test(self) -> Samples:
+        """The server's test set, on a GPU moved there once."""
+        test = self.federation.dataset.test
+        return test if self.device.type == "cpu" else test.to(self.device, self.placement.memory_format)
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream | None:
+        """The stream of an evaluation that overlaps with the training."""
+        return torch.cuda.Stream(self.device) if self.overlaps else None
+
+    @property
+    def _global(self) -> bool:
+        """Whether there is a global model."""
+        return not self.federation.setup.layout.personal
+
+    @cached_property
+    def _on_clients(self) -> list[str]:
+        """The protocols that run on clients."""
+        federation = self.federation
+        personal = bool(federation.setup.layout.personal or federation.setup.plugins.implementers("personal_model"))
+        possible = {
+            "global_local": self._held_out and self._global,
+            "personal": self._held_out and personal,
+            "personal_global": personal and not federation.partition.is_declared,  # else no client holds it
+        }
+        return [name for name in ON_CLIENTS if possible[name]]
+
+    @cached_property
+    def _held_out(self) -> list[int]:
+        """The clients that hold samples out."""
+        found: list[int] = self.federation.partition.test.sizes.nonzero().flatten().tolist()
+        return found
 
     def evaluate_clients(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of the protocols that run on clients."""
-        federation, plugins = self.federation, self.federation.setup.plugins
-        personal = bool(federation.setup.layout.personal or plugins.implementers("personal_model"))
-        held_out = federation.partition.test.sizes.nonzero().flatten().tolist()
-        possible = {
-            "global_local": held_out and not federation.setup.layout.personal,
-            "personal": held_out and personal,
-            "personal_global": personal and not federation.partition.is_declared,  # else no client holds it
-        }
-        protocols = [name for name in ON_CLIENTS if possible[name]]
+        federation, protocols = self.federation, self._on_clients
         if not protocols:
             return {}
+        everybody = {"personal", "personal_global"} & {*protocols}
         classes = federation.dataset.num_classes
         with ServerScope(federation, state, state.round, "evaluation") as scope:
             key = f"evaluate-{state.round}-{state.phase}"
@@ -96,7 +152,7 @@ class Evaluator:
                         "confusion": with_confusion,
                     },
                 )
-                for client in (range(federation.config.clients) if personal else held_out)
+                for client in (range(federation.config.clients) if everybody else self._held_out)
             ]
 
             def counts(task: ClientTask, outcome: Any) -> dict[str, Any]:
@@ -152,6 +208,10 @@ class Evaluator:
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""
-        model = self.placement.model(self.federation.setup.model)
-        copy_into(model.state_dict(), state.model)
-        return model.eval()
+        return loaded(self.placement.model(self.federation.setup.model), state)
+
+
+def loaded(model: SplitModel, state: ServerState) -> SplitModel:
+    """Load the committed weights into a model; returns it in eval mode."""
+    copy_into(model.state_dict(), state.model)
+    return model.eval()

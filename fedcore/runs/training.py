@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -23,7 +24,7 @@ from fedcore.runs.result import RunResult
 from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.server.context import ScopeContext
 from fedcore.server.post_train import run_post_train
-from fedcore.server.round import Notify, run_round
+from fedcore.server.round import Notify, RoundResult, run_round
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.files import finite, sealed
@@ -31,6 +32,19 @@ from fedcore.storage.files import finite, sealed
 
 class Interrupted(FedcoreError):
     """Ctrl-C: the run stopped with a checkpoint that it can go on from."""
+
+
+class OpenRound(NamedTuple):
+    """A committed round that has not been recorded.
+
+    :param figures: waits for its evaluation; None where it is not evaluated.
+    :param seconds: how long it took to begin the evaluation.
+    """
+
+    state: ServerState
+    result: RoundResult
+    figures: Callable[[], dict[str, Any]] | None
+    seconds: float
 
 
 class Experiment:
@@ -45,6 +59,7 @@ class Experiment:
         self.config = federation.config
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
+        self._open: OpenRound | None = None
         self._latest: dict[str, Any] | None = None
         self._times = RoundTimes()
         self._began = time.perf_counter()
@@ -57,7 +72,11 @@ class Experiment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._writer.shutdown()
+        try:
+            if error is None:
+                self.record()
+        finally:
+            self._writer.shutdown()
         if error is None:
             self.settle()
 
@@ -71,31 +90,53 @@ class Experiment:
             self.settle()
             return self.finish(state)
         except KeyboardInterrupt:
+            self.record()
             self.settle()
             self.notify("stopped", {})
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
     def one_round(self, state: ServerState) -> ServerState:
-        """Run, evaluate and record one round; returns the committed state, whose checkpoint is being written."""
-        saved = state
+        """Run, evaluate and record one round; returns the committed state, whose checkpoint is being written.
+
+        Where evaluation overlaps with training, the round is recorded once the next one has trained.
+        """
         try:
             result = run_round(self.federation, state, self.notify)
         except BaseException:
-            self.checkpoint(saved)  # the committed state stays, whatever happened in this round
+            self.checkpoint(self.record() or state)  # the committed state stays, whatever happened in this round
             self.settle()
             raise
-        state = result.state
-        last = state.round == self.config.rounds
-        state = replace(state, phase="post_train" if last else "train")
+        before = self.record() or state
+        last = result.state.round == self.config.rounds
+        state = replace(
+            result.state,
+            phase="post_train" if last else "train",
+            best=before.best,
+            metrics_bytes=before.metrics_bytes,
+        )
         began = time.perf_counter()
-        metrics = None
+        figures, overlaps = None, False
         if last or state.round % self.config.eval_every == 0:
             every = self.config.silhouette_every
-            metrics = self.evaluator.evaluate(
+            with_silhouette = bool(every) and state.round % every == 0
+            figures = self.evaluator.begin(
                 state,
-                with_silhouette=bool(every) and state.round % every == 0,
+                with_silhouette=with_silhouette,
                 with_confusion=last or self.config.patience is not None,  # which may make this round the last one
             )
+            overlaps = self.evaluator.overlaps and not (last or with_silhouette)
+        self._open = OpenRound(state, result, figures, time.perf_counter() - began)
+        return state if overlaps else self.record() or state
+
+    def record(self) -> ServerState | None:
+        """Wait for the evaluation of the last round and record it; returns its state, None where it is recorded."""
+        ended, self._open = self._open, None
+        if ended is None:
+            return None
+        state, last = ended.state, ended.state.phase == "post_train"
+        began, metrics = time.perf_counter(), None
+        if ended.figures is not None:
+            metrics = ended.figures()
             state = replace(state, best=self.evaluator.best(state, metrics))
             if not last and out_of_patience(self.config, state):
                 last, state = True, replace(state, phase="post_train")
@@ -108,8 +149,8 @@ class Experiment:
                     },
                 )
         self._latest = metrics
-        seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
-        record = {**result.record, "metrics": metrics, **self.reports(state), "time": seconds}
+        seconds = {**ended.result.seconds, "evaluation": ended.seconds + time.perf_counter() - began}
+        record = {**ended.result.record, "metrics": metrics, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         self.federation.setup.plugins.call_all("round_end", server=self._after(state), record=record)
         self._touched.update(record["cohort"])

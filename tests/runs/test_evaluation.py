@@ -11,8 +11,10 @@ from torch.nn import functional as F
 
 from fedcore import Plugin, hookimpl
 from fedcore.models import SplitModel
-from fedcore.testing import PersonalClassifier
-from tests.support import lines
+from fedcore.runs.evaluation import Evaluator
+from fedcore.runs.experiment import Interrupted, resume, started
+from fedcore.testing import PersonalClassifier, small_config
+from tests.support import committed, lines, model_bytes
 
 
 class ConstantModel(SplitModel):
@@ -72,3 +74,90 @@ def test_protocols(go):
 def test_eval_every(go):
     result = go(rounds=4, eval_every=3)
     assert [record["metrics"] is not None for record in lines(result)] == [False, False, True, True]
+
+
+# --- evaluation beside the next round's training, as on CUDA --------------------------------------------------
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Let evaluation end after the next round's training, as it may on a GPU."""
+    monkeypatch.setattr(Evaluator, "overlaps", True)
+    monkeypatch.setattr(Evaluator, "_stream", None)
+
+
+def test_what_is_recorded_does_not_depend_on_the_overlap(go, beside, monkeypatch):
+    late = go("moon", rounds=3, eval_every=2)
+    monkeypatch.undo()
+    plain = go("moon", rounds=3, eval_every=2)
+    assert (model_bytes(late), lines(late)) == (model_bytes(plain), lines(plain))
+    assert late.metrics == plain.metrics
+
+
+def test_a_round_is_recorded_when_the_next_one_has_trained(go, beside):
+    events = []
+
+    def note(event, details):
+        if event in ("client", "round"):
+            events.append(details["round"] if event == "round" else "client")
+
+    go(rounds=3, clients=2, notify=note)
+    assert events == ["client", "client", "client", "client", 0, "client", "client", 1, 2]
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
+def test_a_round_that_is_broken_off_leaves_the_one_before_recorded(go, beside, tmp_path, raised):
+    def stop(event, details):
+        if event == "client" and stop.seen == 3:
+            raise raised
+        stop.seen += event == "client"
+
+    stop.seen = 0
+    with pytest.raises((Interrupted, RuntimeError)):
+        go(rounds=3, clients=2, notify=stop, out=tmp_path / "stopped")
+    assert [record["round"] for record in lines(tmp_path / "stopped")] == [0]
+    again = resume(tmp_path / "stopped")
+    whole = go(rounds=3, clients=2)
+    assert (model_bytes(again), lines(again)) == (model_bytes(whole), lines(whole))
+
+
+def test_an_experiment_that_is_left_early_has_its_last_round_recorded(go, beside, tmp_path):
+    with started(small_config(tmp_path, rounds=3)) as (experiment, state):
+        experiment.one_round(experiment.one_round(state))
+        directory = experiment.directory.path
+    assert [record["round"] for record in lines(directory)] == [0, 1]
+    assert committed(directory).round == 2
+
+
+class Reports(Plugin):
+    @hookimpl
+    def report(self, server):
+        return {"seen": server.round}
+
+
+class Rounds(Plugin):
+    @hookimpl
+    def round_end(self, server, record):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("plugins", "options", "overlaps"),
+    [
+        ((), {}, True),
+        (("moon",), {}, True),
+        ((Reports,), {}, False),
+        ((Rounds,), {}, False),
+        ((PersonalClassifier,), {}, False),
+        (("ditto",), {}, False),
+        ((), {"client_test_fraction": 0.2}, False),
+        ((), {"client_test_fraction": 0.2, "patience": 2}, False),
+    ],
+)
+def test_only_figures_that_nobody_waits_for_overlap(tmp_path, plugins, options, overlaps):
+    with started(small_config(tmp_path, *plugins, **options)) as (experiment, _):
+        evaluator = Evaluator(experiment.federation)
+        assert not evaluator.overlaps  # a CPU uses all cores for it already
+        evaluator = Evaluator(experiment.federation)
+        evaluator.device = torch.device("cuda")
+        assert evaluator.overlaps == overlaps
