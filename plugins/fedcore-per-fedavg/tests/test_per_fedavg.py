@@ -53,6 +53,17 @@ def test_the_difference_is_the_hessian_times_v_in_float64():
     np.testing.assert_allclose(curvature(above, below, 1e-5)["w"], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("alpha", "descends"), [(0.01, False), (0.005, True)])
+def test_parts_of_different_curvature_climb_where_alpha_exceeds_one_over_l(alpha, descends):
+    """The card's bound: h of D is 150, of D' and D'' 50; the optimum is 0, so that a descent has w's sign."""
+    w = {"w": torch.tensor([2.0], dtype=torch.float64)}
+    outer = {"w": 50.0 * moved(w, {"w": 150.0 * w["w"]}, -alpha)["w"]}
+    above, below = ({"w": 50.0 * moved(w, outer, length)["w"]} for length in (1e-3, -1e-3))
+    direction = moved(outer, curvature(above, below, 1e-3), -alpha)["w"]
+    np.testing.assert_allclose(direction, (1 - 50 * alpha) * (1 - 150 * alpha) * 50 * 2.0, rtol=1e-6)
+    assert bool(direction > 0) == descends
+
+
 @pytest.mark.parametrize(("rows", "count"), [(60, 2), (60, 3), (16, 3), (5, 2), (7, 3)])
 def test_parts_are_disjoint_and_whole(rows, count):
     split = [set(range(rows)[part]) for part in parts(rows, count)]

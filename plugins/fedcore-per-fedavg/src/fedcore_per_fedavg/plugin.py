@@ -16,7 +16,7 @@ from fedcore_per_fedavg import equations as eq
 class PerFedAvgOptions(PluginOptions):
     """Options of Per-FedAvg."""
 
-    alpha: float = Field(0.01, ge=0, description="alpha: length of the step that adapts the model; 0 is FedAvg.")
+    alpha: float = Field(0.005, ge=0, description="alpha: length of the step that adapts the model; 0 is FedAvg.")
     variant: Literal["hf", "fo"] = Field(
         "hf", description="Second derivatives by a difference of gradients (hf), or left out (fo)."
     )
