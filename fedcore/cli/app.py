@@ -19,29 +19,30 @@ from fedcore.cli.guard import guarded
 class Commands(TyperGroup):
     """The commands of the core and of installed packages: entry points ``fedcore.commands``, each a ``typer.Typer``."""
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; its errors are printed as messages."""
+        with guarded(ctx):
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the core's commands first, in their order."""
         own = super().list_commands(ctx)
         return [*own, *(name for name in registry.available("command") if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None; a package's command is imported now."""
+        """Return a command, or None; a package's command is imported now, one that is not installed is named."""
         own = super().get_command(ctx, cmd_name)
-        if own is not None or cmd_name not in registry.available("command"):
+        if own is not None:
             return own
+        if cmd_name not in registry.available("command"):
+            package = registry.package_of("command", cmd_name)
+            return ctx.fail(f"{cmd_name!r} needs the package {package}: pip install {package}") if package else None
         try:
             command = get_command(registry.resolve("command", cmd_name))
         except FedcoreError as error:
             command = get_command(_broken(error))  # --help, and all other commands, go on
         command.name = cmd_name
         return command
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Name the package of a command that is not installed."""
-        package = registry.package_of("command", args[0])
-        if package and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"{args[0]!r} needs the package {package}: pip install {package}")
-        return super().resolve_command(ctx, args)
 
 
 def _broken(error: FedcoreError) -> typer.Typer:
@@ -52,7 +53,6 @@ def _broken(error: FedcoreError) -> typer.Typer:
         help=f"Cannot be loaded: {escape(str(error))}",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
-    @guarded
     def command() -> None:
         raise error
 

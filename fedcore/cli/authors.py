@@ -11,7 +11,6 @@ import typer
 
 from fedcore.base.startup import importing
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 from fedcore.cli.scaffold import KINDS, new_package, train_command
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ _MARKS = {
 }
 
 
-@guarded
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the plugin, for example my-method.")],
     kind: Annotated[str, typer.Option(metavar="|".join(KINDS), help="Kind of plugin. [default method]")] = "method",
@@ -48,7 +46,6 @@ def new(
     console.print(output.text(f"  {train_command(name, kind)}"), soft_wrap=True)
 
 
-@guarded
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or module:package.module.Class.")],
     only: Annotated[

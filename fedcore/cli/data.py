@@ -12,7 +12,6 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.identity import PARTITION_OPTIONS
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 
 app = typer.Typer(help="Data sets, and their partitions among clients.", no_args_is_help=True)
 
@@ -21,7 +20,6 @@ SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 
 
 @app.command("list")
-@guarded
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the partitions and the models."""
     found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
@@ -50,7 +48,6 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
 
 
 @app.command("split")
-@guarded
 @options.config_flags(only=SPLIT_FIELDS)
 def split(
     given: dict[str, Any],
@@ -88,7 +85,6 @@ def split(
 
 
 @app.command("plot")
-@guarded
 @options.config_flags(only=SPLIT_FIELDS)
 def plot(
     given: dict[str, Any],

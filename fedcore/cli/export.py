@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 from fedcore.cli.training import RunDir
 
 
-@guarded
 def export(
     run_dir: RunDir,
     to: Annotated[str, typer.Option("--to", metavar="safetensors|torch|onnx", help="The format.")],

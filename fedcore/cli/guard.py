@@ -1,14 +1,13 @@
-"""Turn every outcome of a command into one message and an exit code."""
+"""Turn every outcome of a command, whatever package it is of, into one message and an exit code."""
 
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
@@ -26,48 +25,51 @@ ENVIRONMENT = frozenset(
 )
 """What file systems answer whatever the program does: permissions, names, limits, broken disks."""
 
+_DEBUG = "fedcore.debug"
 
-def guarded(function: Callable[..., None]) -> Callable[..., None]:
-    """Print a command's errors as messages; its ``debug`` argument adds the traceback.
+
+@contextmanager
+def guarded(context: typer.Context) -> Iterator[None]:
+    """Print the errors of the command that the block runs as messages; with its ``--debug`` the tracebacks, too.
 
     Exit codes: 2 for a FedcoreError and for what is the matter with a path, but 4 for a DivergedError; 130 for Ctrl-C,
-    1 for a bug.
+    1 for a bug. What has an exit code already is typer's: a mistake in the arguments, or a command's own end.
     """
-
-    @functools.wraps(function)
-    def command(*arguments: Any, **options: Any) -> None:
-        debug = bool(options.get("debug"))
-        if debug:
-            os.environ["FEDCORE_DEBUG"] = "1"  # clients, in their own processes too, print their tracebacks
-        try:
-            function(*arguments, **options)
-            sys.stdout.flush()
-        except typer.Exit:
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` for example, closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(BUG) from None
+    except KeyboardInterrupt:
+        output.error("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except FedcoreError as error:
+        _trace(context)
+        output.error(error)
+        raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BAD_INPUT) from None
+    except Exception as error:
+        if hasattr(error, "exit_code"):
             raise
-        except BrokenPipeError:  # the reader, `head` for example, closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(BUG) from None
-        except KeyboardInterrupt:
-            output.error("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
-        except FedcoreError as error:
-            _trace(debug)
-            output.error(error)
-            raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BAD_INPUT) from None
-        except Exception as error:
-            _trace(debug)
-            if isinstance(error, OSError) and error.errno in ENVIRONMENT:
-                output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
-                raise typer.Exit(BAD_INPUT) from None
-            hint = "" if debug else "; run again with --debug for the traceback"
-            output.error(f"{type(error).__name__}: {error}{hint}", label="internal error")
-            raise typer.Exit(BUG) from None
-        finally:
-            os.environ.pop("FEDCORE_DEBUG", None)
-
-    return command
+        _trace(context)
+        if isinstance(error, OSError) and error.errno in ENVIRONMENT:
+            output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
+            raise typer.Exit(BAD_INPUT) from None
+        hint = "" if _DEBUG in context.meta else "; run again with --debug for the traceback"
+        output.error(f"{type(error).__name__}: {error}{hint}", label="internal error")
+        raise typer.Exit(BUG) from None
+    finally:
+        os.environ.pop("FEDCORE_DEBUG", None)
 
 
-def _trace(wanted: bool) -> None:
+def debug(context: typer.Context, wanted: bool) -> bool:
+    """Note that a command has ``--debug``; clients, in their own processes too, print their tracebacks then."""
     if wanted:
+        context.meta[_DEBUG] = True
+        os.environ["FEDCORE_DEBUG"] = "1"
+    return wanted
+
+
+def _trace(context: typer.Context) -> None:
+    if _DEBUG in context.meta:
         traceback.print_exc(file=sys.stderr)

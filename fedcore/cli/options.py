@@ -16,6 +16,7 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.system_options import SystemOptions
 from fedcore.cli import fields
+from fedcore.cli.guard import debug
 
 METHODS, DATA, CLIENTS = "Methods", "Data and model", "Clients"
 TRAINING, EXECUTION, RECORDS = "Training", "Execution", "Records"
@@ -68,7 +69,7 @@ _NAMES_OF = {
 
 Json = Annotated[bool, typer.Option("--json", help="Print only the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result without progress.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
+Debug = Annotated[bool, typer.Option("--debug", callback=debug, help="Print the traceback of an error.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import code that a file names as module:...; inspect that code first.")
 ]
@@ -129,7 +130,10 @@ RunQuiet = Annotated[bool, typer.Option("--quiet", help="Print the result withou
 RunProfile = Annotated[
     bool, typer.Option("--profile", help="Print the time split of a round.", rich_help_panel=RECORDS)
 ]
-RunDebug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.", rich_help_panel=RECORDS)]
+RunDebug = Annotated[
+    bool,
+    typer.Option("--debug", callback=debug, help="Print the traceback of an error.", rich_help_panel=RECORDS),
+]
 
 
 def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,7 +9,6 @@ import typer
 
 from fedcore.base import registry
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 
 HEADING = "fedcore:"
 """The prefix of a package's keyword that names the heading under which its methods are listed."""
@@ -27,7 +26,6 @@ app = typer.Typer(help="The methods, trackers and engines that are installed.", 
 
 
 @app.command("list")
-@guarded
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the installed plugins, trackers and engines."""
     rows: list[dict[str, Any]] = [
@@ -81,7 +79,6 @@ def _position(title: str) -> tuple[int, str]:
 
 
 @app.command("show")
-@guarded
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, tracker or engine, or module:package.Class.")],
     as_json: options.Json = False,

@@ -13,13 +13,12 @@ import typer
 from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.base.startup import importing
 from fedcore.cli import options, output
-from fedcore.cli.guard import INTERRUPTED, guarded
+from fedcore.cli.guard import INTERRUPTED
 from fedcore.cli.settings import build_config
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory that train printed.")]
 
 
-@guarded
 @options.config_flags()
 def train(
     given: dict[str, Any],
@@ -45,7 +44,6 @@ def train(
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
-@guarded
 def resume(
     run_dir: RunDir,
     rounds: Annotated[int | None, typer.Option(min=1, help="New total number of rounds.")] = None,
@@ -96,7 +94,6 @@ def resume(
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
-@guarded
 def evaluate(
     run_dir: RunDir,
     allow_code: options.AllowCode = False,

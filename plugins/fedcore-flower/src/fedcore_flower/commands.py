@@ -10,7 +10,6 @@ import typer
 
 from fedcore import ConfigError
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 from fedcore.cli.settings import build_config
 from fedcore.cli.training import show_summary, training
 
@@ -76,7 +75,6 @@ Keys = Annotated[
 
 
 @app.command("keys")
-@guarded
 def keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for them.")],
     host: Annotated[
@@ -113,7 +111,6 @@ def keys(
 
 
 @app.command("server")
-@guarded
 @options.config_flags(only=FLAGS)
 def server(
     given: dict[str, Any],
@@ -229,7 +226,6 @@ def server(
 
 
 @app.command("client")
-@guarded
 def client(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The federation's server.")],
     ca: Annotated[Path, typer.Option("--ca", help="ca.crt, which the server's operator gave you.")],

@@ -8,7 +8,6 @@ import typer
 
 from fedcore import FedcoreError, UnknownNameError
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 WORKLOADS = ("W1", "W2", "W3", "tiny", "pfl-cifar10", "scale", "all")
 
 
-@guarded
 def bench(
     workload: Annotated[
         list[str] | None, typer.Option("--workload", help=f"What to time: {', '.join(WORKLOADS)}; can be given again.")

@@ -9,10 +9,8 @@ import typer
 from fedcore import UnknownNameError
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 
 
-@guarded
 def compare(
     runs: options.Runs,
     protocol: Annotated[str, typer.Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "global",

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 
 
-@guarded
 def report(
     runs: options.Runs,
     out: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.cli import options, output
-from fedcore.cli.guard import INTERRUPTED, SOME_FAILED, guarded
+from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 
 if TYPE_CHECKING:
     from fedcore_study.reproduce.recipe import Recipe
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 TABLE = "Table"
 
 
-@guarded
 @options.config_flags(only=("data_dir", "device"))
 def reproduce(
     given: dict[str, Any],

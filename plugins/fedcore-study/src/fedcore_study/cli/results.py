@@ -9,7 +9,6 @@ import typer
 
 from fedcore import ConfigError
 from fedcore.cli import options, output
-from fedcore.cli.guard import guarded
 
 app = typer.Typer(
     help="Evidence of runs, kept as small JSON files, and a page of tables from it.", no_args_is_help=True
@@ -21,7 +20,6 @@ OUTDATED = 1
 
 
 @app.command("add")
-@guarded
 def add(
     runs: options.Runs,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder of evidence.")] = RESULTS,
@@ -48,7 +46,6 @@ def add(
 
 
 @app.command("page")
-@guarded
 def page(
     file: Annotated[Path, typer.Argument(metavar="[PAGE.md]", help="The page with the markers.")] = PAGE,
     source: Annotated[Path, typer.Option("--from", metavar="DIR", help="Folder of evidence.")] = RESULTS,

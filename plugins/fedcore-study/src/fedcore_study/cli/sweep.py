@@ -13,7 +13,7 @@ import typer
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.cli import options, output
-from fedcore.cli.guard import INTERRUPTED, SOME_FAILED, guarded
+from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
 from fedcore.runs.trust import check_code, code_in
 from fedcore_study.sweep.cluster import Cluster
@@ -23,7 +23,6 @@ from fedcore_study.sweep.spec import SweepSpec, override, read_spec
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "seed")]
 
 
-@guarded
 @options.config_flags(only=_FIELDS)
 def sweep(
     given: dict[str, Any],
