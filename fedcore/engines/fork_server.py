@@ -1,9 +1,10 @@
 """Processes forked from one that has imported torch: a start takes milliseconds in place of seconds.
 
 For tests, which start many (:func:`fedcore.testing.forked_workers`). The server is ``python -m
-fedcore.engines.fork_server FD``. It imports what a worker imports and nothing else, and then forks: a process begins as
-a fresh one would, with the environment, folder and import path of the one that asked for it, and calls a function.
-Between the server and each process stands a keeper, which waits for it and reports how it ended. Linux only.
+fedcore.engines.fork_server FD [MODULE ...]``. It imports what a worker imports and these modules, and then forks: a
+process begins as a fresh one would, with the environment, folder and import path of the one that asked for it, and
+calls a function. Between the server and each process stands a keeper, which waits for it and reports how it ended.
+Linux only.
 """
 
 from __future__ import annotations
@@ -82,9 +83,13 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Our end of the process that forks others; it starts with the first of them."""
+    """Our end of the process that forks others; it starts with the first of them.
 
-    def __init__(self) -> None:
+    :param modules: what it imports beside what a worker imports.
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
 
     def fork(
@@ -126,7 +131,7 @@ class ForkServer:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-                command("fedcore.engines.fork_server", str(theirs.fileno())),
+                command("fedcore.engines.fork_server", str(theirs.fileno()), *self._modules),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
@@ -141,10 +146,13 @@ class ForkServer:
             self._process = None
 
 
-def main(fd: int) -> None:
-    """Import what a worker needs, then fork for each request, until the other end closes the connection."""
+def main(fd: int, modules: Sequence[str]) -> None:
+    """Import what a worker needs, and these modules; then fork for each request, until the other end closes."""
     with importing():  # a collection in a worker would copy all pages
         import fedcore.engines.serving  # noqa: F401 - for the workers
+
+        for module in modules:
+            importlib.import_module(module)
 
     signal.signal(signal.SIGCHLD, _collect)
     with socket.socket(fileno=fd) as channel:
@@ -226,4 +234,4 @@ def _die_with_parent() -> None:
 
 if __name__ == "__main__":
     end_without_collecting()
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

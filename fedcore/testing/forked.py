@@ -16,16 +16,18 @@ _servers: list[ForkServer] = []
 
 
 @contextmanager
-def forked_workers() -> Iterator[None]:
+def forked_workers(*modules: str) -> Iterator[None]:
     """Let the local engine's workers, in the block, be forked from one process that has imported torch.
 
     A worker begins as a fresh process does, without the seconds of processor time that importing takes. The process
     starts with the first worker and ends with the outermost block. Linux only; elsewhere, this does nothing.
+
+    :param modules: what that process imports, too, for tests whose forked processes all import it.
     """
     if _servers or sys.platform != "linux":
         yield
         return
-    server = ForkServer()
+    server = ForkServer(modules)
 
     def fork(connection: socket.socket, spool: Path) -> ForkedProcess:
         fd = connection.fileno()

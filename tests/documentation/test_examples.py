@@ -13,6 +13,7 @@ import torch
 import fedcore
 from fedcore.storage.serial import read_tensors
 from fedcore.testing import check_plugin
+from tests.support import run_code
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGE = EXAMPLES / "third_party_plugin"
@@ -65,10 +66,15 @@ def test_combine_methods(example, capsys):
 
 
 def test_your_data_runs_as_its_users_run_it(tmp_path):
-    """In a process of its own, with workers that must find the module again."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, str(EXAMPLES / "your_data.py"), "4"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    """As a script in a process of its own, with workers that must find the module again."""
+    script = str(EXAMPLES / "your_data.py")
+    code = f"""
+import os, runpy, sys
+os.chdir({str(tmp_path)!r})
+sys.argv, sys.path[:] = [{script!r}, "4"], [{str(EXAMPLES)!r}, *filter(None, sys.path)]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+    done = run_code(code, PYTHONPATH="")
     assert done.returncode == 0, done.stderr
     accuracy = float(re.match(r"([\d.]+)% of the test wines", done.stdout)[1])
     assert accuracy > 85

@@ -68,7 +68,7 @@ def process(tmp_path: Path) -> Iterator[Any]:
     begun = []
 
     def go(**options: Any) -> tuple[Any, list[int]]:
-        config = kills.configure(tmp_path, "moon", workers=2, **{**LONG, **options})
+        config = kills.configure(tmp_path, "moon", **{"workers": 1, **LONG, **options})
         out = tmp_path / "run"
         begun.append(start("train", "--config", config, "--out", out, "--quiet", log=tmp_path / "log"))
         wait_for(lambda: kills.rounds_done(out) >= 2)
@@ -123,7 +123,7 @@ def test_the_limit_changes_no_bits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_worker_is_replaced(process: Any, tmp_path: Path) -> None:
-    run, workers = process(client_timeout=3)
+    run, workers = process(client_timeout=3, workers=2)
     os.kill(workers[0], signal.SIGSTOP)
     done = kills.rounds_done(tmp_path / "run")
     wait_for(lambda: kills.rounds_done(tmp_path / "run") > done + 5)

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy import stats
 from scipy.optimize import brentq
 
@@ -114,6 +113,8 @@ def test_epsilon_without_sampling(z, rounds, delta):
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
 def test_epsilon_is_the_librarys_own(rate):
+    from opacus.accountants import RDPAccountant  # takes a second, in each process that collects tests
+
     library = RDPAccountant()
     for _ in range(40):
         library.step(noise_multiplier=1.3, sample_rate=rate)
@@ -123,6 +124,8 @@ def test_epsilon_is_the_librarys_own(rate):
 
 
 def test_epsilon_is_above_the_tighter_accountants_and_near_it():
+    from opacus.accountants import PRVAccountant
+
     library = PRVAccountant()
     for _ in range(50):
         library.step(noise_multiplier=1.0, sample_rate=0.1)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_geometric.data import Batch, Data
 
 from fedcore import DataError
 from fedcore.data import load_dataset
@@ -21,6 +20,8 @@ def rings(tmp_path, tu):
 
 
 def test_a_batch_is_what_torch_geometric_collates(rings, tu):
+    from torch_geometric.data import Batch, Data  # takes a second, in each process that collects tests
+
     graphs = []
     for graph in tu.rings_and_stars(30):
         x = torch.nn.functional.one_hot(torch.tensor(graph.node_labels), 3).float()

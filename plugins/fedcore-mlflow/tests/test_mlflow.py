@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 from fedcore import Interrupted, resume
 from fedcore.testing import RunDirectory, check_tracker, federate
@@ -21,12 +20,16 @@ def _here(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """Make a sqlite store once: its many migrations take longer than a run."""
+    from mlflow import MlflowClient  # takes a second, in each process that collects tests
+
     file = tmp_path_factory.mktemp("made") / "store.db"
     MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
     return file
 
 
 def runs_of(uri, experiment="fedcore"):
+    from mlflow import MlflowClient
+
     client = MlflowClient(tracking_uri=uri)
     found = client.get_experiment_by_name(experiment)
     return client, client.search_runs([found.experiment_id])

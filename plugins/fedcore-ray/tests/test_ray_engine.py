@@ -68,9 +68,13 @@ def test_it_keeps_the_contract(cluster, tmp_path):
     ],
 )
 def test_the_bits_are_the_local_engines(cluster, tmp_path, plugins, processes):
-    """Model, states, and every figure of the metrics: for these numbers of processes, and two of Ray's workers."""
+    """Model, states, and every figure of the metrics: for these numbers of processes, and two of Ray's workers.
+
+    The look at the nodes leaves no file.
+    """
     there = federate(tmp_path, *plugins, **SETTINGS, engine="ray", workers=2)
     assert there.summary["time"]["workers"] == 2
+    assert {path.name for path in there.directory.glob("clients/*")} <= {f"{client:06d}" for client in range(4)}
     for workers in processes:
         here = federate(tmp_path, *plugins, **SETTINGS, engine="local", workers=workers)
         assert model_bytes(there) == model_bytes(here)
@@ -255,9 +259,3 @@ def test_a_node_that_does_not_share_the_runs_folder_is_named(cluster, tmp_path, 
     monkeypatch.setattr(nodes, "look", look_elsewhere)
     with pytest.raises(ConfigError, match=r"node .+ does not share .+/clients with this machine .*--out"):
         federate(tmp_path, **ONE_ROUND, engine="ray", workers=1)
-
-
-def test_the_look_at_nodes_leaves_no_file(cluster, tmp_path):
-    result = federate(tmp_path, "moon", **ONE_ROUND, engine="ray", workers=1)
-    left = [path.name for path in (result.directory / "clients").iterdir()]
-    assert sorted(left) == [f"{client:06d}" for client in range(4)]

@@ -16,7 +16,15 @@ RECIPE = {
     "title": "two alphas",
     "source": "Somebody, 2026",
     "notes": ["What the paper leaves open."],
-    "base": {"clients": 2, "rounds": 50, "local_epochs": 1, "batch_size": 256, "client_test_fraction": 0.2},
+    # A run that is alone in its sweep would start workers.
+    "base": {
+        "clients": 2,
+        "rounds": 50,
+        "local_epochs": 1,
+        "batch_size": 256,
+        "client_test_fraction": 0.2,
+        "workers": 0,
+    },
     "protocols": {"test set": ["global", "personal_global"], "clients": ["personal", "global_local"]},
     "columns": [
         {"name": "a", "options": {"alpha": 0.5}},

@@ -6,7 +6,6 @@ import json
 import struct
 
 import pytest
-from wandb.proto import wandb_internal_pb2
 
 from fedcore import Interrupted, resume
 from fedcore.testing import RunDirectory, check_tracker, federate
@@ -28,6 +27,8 @@ def files_of(directory):
 
 def read(file):
     """Yield the records of a .wandb file: protocol buffers in LevelDB's log format, in blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
     data = file.read_bytes()
     assert data[:4] == b":W&B"
     position, message = 7, b""
