@@ -55,10 +55,14 @@ class CpuRecorder:
     def running(self):
         return nullcontext()
 
-    def record(self, *branches):
+    def record(self, function):
+        launch = self.record_branches([function], [None])
+        return lambda: launch([None])
+
+    def record_branches(self, branches, streams):
         recordings = []
-        for branch in branches:
-            with forbid_host_sync(), Recording() as recording:
+        for branch, stream in zip(branches, streams, strict=True):
+            with _drawing_from(stream), forbid_host_sync(), Recording() as recording:
                 branch()
             recordings.append(recording)
         for one in recordings:
@@ -68,17 +72,21 @@ class CpuRecorder:
         self.recorded += 1
         launches = []
 
-        def launch():
+        def launch(streams):
             self.launched += 1
             self.branched += len(recordings) > 1
             if launches:
-                with torch._C._AutoDispatchBelowAutograd():
-                    for recording in reversed(recordings):
+                for recording, stream in reversed(list(zip(recordings, streams, strict=True))):
+                    with _drawing_from(stream), torch._C._AutoDispatchBelowAutograd():
                         for func, args, kwargs, out in recording.calls:
                             _redo(func, args, kwargs, out)
             launches.append(None)
 
         return launch
+
+
+def _drawing_from(stream):
+    return nullcontext() if stream is None else stream.running()
 
 
 def _redo(func, args, kwargs, out):

@@ -58,34 +58,23 @@ class RandomStream:
 
     For code that can only draw from the global generators: module constructors, dropout.
 
-    :ivar drew: whether the last block drew a number.
+    :ivar states: of the generators, the device's last.
     """
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
-        self._seed, self._generators = seed, _global_generators(device)
-        self._states: list[torch.Tensor] | None = None
-        self.drew = False
+        self._generators = _global_generators(device)
+        self.states = [torch.Generator(each.device).manual_seed(seed).get_state() for each in self._generators]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Draw from the stream in a block, and restore the generators' state afterwards."""
-        outside = self._now()
-        if self._states is None:
-            for each in self._generators:
-                each.manual_seed(self._seed)
-            self._states = self._now()
-        else:
-            self._set(self._states)
-        before = self._states
+        outside = [each.get_state() for each in self._generators]
+        self._set(self.states)
         try:
             yield
         finally:
-            self._states = self._now()
-            self.drew = not all(map(torch.equal, before, self._states))
+            self.states = [each.get_state() for each in self._generators]
             self._set(outside)
-
-    def _now(self) -> list[torch.Tensor]:
-        return [each.get_state() for each in self._generators]
 
     def _set(self, states: list[torch.Tensor]) -> None:
         for each, state in zip(self._generators, states, strict=True):

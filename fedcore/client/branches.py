@@ -3,7 +3,7 @@
 Each lane trains one client at a time, with a model and memory of its own. Steps that a graph takes for any client
 (:class:`fedcore.client.captured_steps.StepGraphs`) write to the memory of their lane only, so those of several lanes
 may run side by side: they are recorded once more, each as a branch of one graph, and one launch takes them all.
-Steps that read their client, draw random numbers or cannot be captured are taken one after the other.
+Steps that read their client or cannot be captured are taken one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from functools import partial
 
 from fedcore.base.errors import PluginCallError
 from fedcore.base.seeding import RandomStream
-from fedcore.client.captured_steps import REFUSED, SEEN, Captured, CaptureWarning, Key, Launch, StepGraphs, TrainBatch
+from fedcore.client.captured_steps import (
+    REFUSED,
+    SEEN,
+    Captured,
+    CaptureWarning,
+    Key,
+    StepGraphs,
+    TrainBatch,
+)
+from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
 from fedcore.data.client import Picked
 
@@ -50,15 +59,12 @@ class Branches:
 
     def __init__(self, lanes: Sequence[StepGraphs], train_batch: TrainBatch) -> None:
         self._lanes, self._train_batch = lanes, train_batch
-        self._graphs: dict[Combination, Launch | str] = {}
-        self._drawing: set[int] = set()
+        self._graphs: dict[Combination, LaunchBranches | str] = {}
 
     def alone(self, lane: int, step: PlannedStep) -> None:
         """Take a step of one lane."""
         with step.stream.running():
             self._lanes[lane].take_step(step.session, step.epoch, step.number, step.picked)
-        if step.stream.drew:
-            self._drawing.add(lane)
 
     def together(self, steps: Mapping[int, PlannedStep]) -> set[int]:
         """Take the steps that one graph takes, by lane; returns their lanes."""
@@ -66,7 +72,7 @@ class Branches:
         keys: list[tuple[int, Key]] = []
         for lane, step in steps.items():
             found = self._lanes[lane].replayable(step.session, step.epoch, step.picked)
-            if found is not None and lane not in self._drawing:
+            if found is not None:
                 keys.append((lane, found[0]))
                 ready[lane] = found[1]
         if len(ready) < 2:
@@ -82,26 +88,26 @@ class Branches:
             for lane, captured in ready.items():
                 captured.batch.copy_(steps[lane].picked)
                 steps[lane].session.losses.count(captured.losses)
-            launch()
+            launch([steps[lane].stream for lane in ready])
         return set() if launch is None or isinstance(launch, str) else {*ready}
 
-    def _note(self, combination: Combination, launch: Launch | str) -> None:
+    def _note(self, combination: Combination, launch: LaunchBranches | str) -> None:
         """Keep a graph, and drop the oldest of too many."""
         self._graphs.pop(combination, None)
         while len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         self._graphs[combination] = launch
 
-    def _record(self, steps: Sequence[tuple[PlannedStep, Captured]]) -> Launch | str:
+    def _record(self, steps: Sequence[tuple[PlannedStep, Captured]]) -> LaunchBranches | str:
         """Record steps as branches and take them; returns REFUSED where that cannot be done."""
         counts = [step.session.losses.counts() for step, _ in steps]
-        branches = []
+        branches, streams = [], [step.stream for step, _ in steps]
         for step, captured in steps:
             captured.batch.copy_(step.picked)
             step.session.training.optimizer.zero_grad()
             branches.append(partial(self._train_batch, step.session, step.epoch, step.number, captured.batch))
         try:
-            launch = self._lanes[0].recorder.record(*branches)
+            launch = self._lanes[0].recorder.record_branches(branches, streams)
         except (RuntimeError, PluginCallError) as error:
             for (step, _), before in zip(steps, counts, strict=True):
                 step.session.losses.restore(before)
@@ -109,5 +115,5 @@ class Branches:
             reason = str(error).partition("\n")[0]
             warnings.warn(f"steps cannot be branches of one graph: {reason}", CaptureWarning, stacklevel=2)
             return REFUSED
-        launch()
+        launch(streams)
         return launch

@@ -10,12 +10,10 @@ second is captured.
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,14 +22,13 @@ from torch import Tensor
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginCallError
 from fedcore.client.fixed_tensors import FixedTensors
+from fedcore.client.recorder import Launch, Recorder
 from fedcore.client.session import LocalSession
 from fedcore.client.step import Batch
 from fedcore.data import Dataset
 from fedcore.data.client import Picked
 
 TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
-Launch = Callable[[], None]
-"""Takes a recorded step, or several, on the device."""
 
 
 class Kind(NamedTuple):
@@ -75,96 +72,6 @@ SEEN, REFUSED = "seen", "refused"
 
 class CaptureWarning(UserWarning):
     """A training step could not be captured and runs eagerly: slower, with the same result."""
-
-
-class Recorder(Protocol):
-    """Records the operations of a function on a device, to repeat them in one launch."""
-
-    def running(self) -> AbstractContextManager[None]:
-        """Run a block where recording is possible."""
-
-    def record(self, *branches: Callable[[], object]) -> Launch:
-        """Call functions and record their device operations without executing them; returns their launch.
-
-        :param branches: they may run side by side: none writes to what another one reads or writes.
-        :raises RuntimeError: an operation cannot be recorded.
-        """
-
-
-class CudaRecorder:
-    """Records CUDA graphs on a separate stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._branches: list[torch.cuda.Stream] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        """Create a new memory pool; this also restores torch's generator after a failed capture."""
-        self._pool = torch.cuda.graph_pool_handle()
-        # torch releases a pool with its last graph, and a released pool cannot be captured into again.
-        self._anchor = torch.cuda.CUDAGraph()
-        with self.running():
-            self._anchor.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            torch.zeros(1, device=self._device)
-            self._anchor.capture_end()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run a block on the recorded stream, after the work that is queued on the current one."""
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
-
-    def record(self, *branches: Callable[[], object]) -> Launch:
-        """Capture a graph; returns its launch. Each of several branches is captured on a stream of its own."""
-        graph = torch.cuda.CUDAGraph()
-        with _no_collection():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                self._run(branches)
-            except BaseException:
-                with suppress(RuntimeError):  # it says that the capture is invalid
-                    graph.capture_end()
-                self._begin()
-                raise
-            try:
-                graph.capture_end()
-            except RuntimeError:
-                self._begin()
-                raise
-        return graph.replay
-
-    def _run(self, branches: Sequence[Callable[[], object]]) -> None:
-        """Call functions, several of them on streams that part from this one and join it again."""
-        if len(branches) == 1:
-            branches[0]()
-            return
-        while len(self._branches) < len(branches):
-            self._branches.append(torch.cuda.Stream(self._device))
-        # All part before the first one begins, or the graph would run them one after the other.
-        for stream, _ in zip(self._branches, branches):
-            stream.wait_stream(self._stream)
-        for stream, branch in zip(self._branches, branches):
-            with torch.cuda.stream(stream):
-                branch()
-        for stream, _ in zip(self._branches, branches):
-            self._stream.wait_stream(stream)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disable the garbage collector: destroying an old graph invalidates a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class StepGraphs:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
 from fedcore.base.tensors import on_cpu, unflatten
 from fedcore.base.types import ClientUpdate
-from fedcore.client.captured_steps import CudaRecorder, Recorder, StepGraphs, captures
+from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client
 from fedcore.client.local_work import LocalWork
@@ -33,6 +33,7 @@ from fedcore.client.messages import (
     pack_update,
 )
 from fedcore.client.plugin_results import chosen_starts
+from fedcore.client.recorder import CudaRecorder, Recorder
 from fedcore.client.session import LocalSession
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel

@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 
-from fedcore.client.captured_steps import CaptureWarning, CudaRecorder
+from fedcore.client.captured_steps import CaptureWarning
+from fedcore.client.recorder import CudaRecorder
 from fedcore.runs.evaluation import Evaluator
 from tests import support
 from tests.client import test_captured_steps
@@ -21,8 +22,8 @@ def captures(monkeypatch):
     counts = {"captured": 0, "replayed": 0}
     record = CudaRecorder.record
 
-    def counting_record(recorder, *branches):
-        launch = record(recorder, *branches)
+    def counting_record(recorder, function):
+        launch = record(recorder, function)
         counts["captured"] += 1
 
         def counting_launch():
@@ -84,6 +85,12 @@ def test_clients_in_lanes_train_as_one_after_the_other(go, plugins):
         warnings.simplefilter("error", CaptureWarning)
         lanes = go(*plugins, **options, lanes=4)
     assert_close(lanes, go(*plugins, **options), rtol=1e-4, atol=1e-5)
+
+
+def test_branches_draw_their_own_random_numbers(go):
+    model = f"module:{test_captured_steps.__name__}.with_dropout"
+    options = {**RUN, "partition": "iid", "batch_size": 8, "model": model}
+    assert_close(go(**options, lanes=4), go(**options), rtol=1e-3, atol=1e-4)
 
 
 def test_clients_in_lanes_are_branches_of_one_graph(go, captures):

@@ -20,11 +20,11 @@ class OneAtATime(CpuRecorder):
         super().__init__()
         self.refused = 0
 
-    def record(self, *functions):
-        if len(functions) > 1:
+    def record_branches(self, branches, streams):
+        if len(branches) > 1:
             self.refused += 1
             raise RuntimeError("no branches here\nand more lines")
-        return super().record(*functions)
+        return super().record_branches(branches, streams)
 
 
 def test_branches_that_cannot_be_recorded_are_taken_one_by_one(tmp_path, monkeypatch):
