@@ -142,8 +142,9 @@ class Collector:
         }
 
 
-def aggregate(current: Round, collector: Collector) -> Tensors:
-    """Return w_{t+1}: owned parameters by ``aggregate``, the weighted mean for the rest, then every ``server_step``.
+def aggregate(current: Round, collector: Collector) -> None:
+    """Make w_{t+1} the round's model: owned parameters by ``aggregate``, the weighted mean for the rest, then every
+    ``server_step``.
 
     :raises RoundFailedError: all weights are 0.
     :raises DivergedError: the new model is not finite.
@@ -173,7 +174,7 @@ def aggregate(current: Round, collector: Collector) -> Tensors:
             f"round {current.number}: the aggregated {broken!r} is not finite. {_against_divergence(current)} "
             "The last good state is kept."
         )
-    return model
+    current.model = model
 
 
 def require_enough(current: Round) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Federation, ServerScope
-from fedcore.server.state import Ledger, ServerState
+from fedcore.server.state import ServerState
 
 
 def run_post_train(
@@ -16,10 +15,4 @@ def run_post_train(
     """Run every ``post_train``; returns the state to commit, the clients' failures and the ignored outcomes."""
     with ServerScope(federation, committed, committed.round, "post_train") as scope:
         federation.setup.plugins.call_all("post_train", server=ScopeContext(scope))
-    state = replace(
-        committed,
-        model=scope.model,
-        plugins=scope.states.snapshot(),
-        ledger=Ledger(committed.ledger).add(scope.ledger).as_json(),
-    )
-    return state, scope.failures, scope.ignored
+    return scope.commit(), scope.failures, scope.ignored

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure
 from fedcore.server.aggregation import Collector, aggregate, require_enough
 from fedcore.server.broadcasts import Broadcasts
@@ -15,7 +14,7 @@ from fedcore.server.cohort import train_cohort
 from fedcore.server.context import RoundContext
 from fedcore.server.plugin_results import check_cohort
 from fedcore.server.scope import Federation, Round
-from fedcore.server.state import Ledger, ServerState
+from fedcore.server.state import ServerState
 from fedcore.storage.manifest import Manifest
 
 Notify = Callable[[str, Mapping[str, Any]], None]
@@ -58,9 +57,10 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
                 notify("client", {"client": task.client, "failed": isinstance(outcome, ClientFailure)})
         trained = time.perf_counter()
         require_enough(current)
-        model = aggregate(current, collector) if current.accepted else None
+        if current.accepted:
+            aggregate(current, collector)
         ended = time.perf_counter()
-    state = _next_state(current, collector, model)
+    state = _next_state(current, collector)
     training = trained - sent - collector.seconds
     seconds = {
         "round": ended - began,
@@ -102,21 +102,15 @@ def _begin(current: Round) -> None:
     current.phase = "round"
 
 
-def _next_state(current: Round, collector: Collector, model: Tensors | None) -> ServerState:
-    """Return the state to commit.
-
-    :param model: None where no update was accepted: model and plugins' states stay unchanged.
-    """
+def _next_state(current: Round, collector: Collector) -> ServerState:
+    """Return the state to commit; without an accepted update model and plugins' states stay unchanged."""
     committed, simulator = current.committed, current.federation.simulator
     versions = {client: collector.versions[client] for client in current.accepted}
-    return replace(
-        committed,
-        model=committed.model if model is None else model,
+    return current.commit(
         round=current.number + 1,
-        plugins=committed.plugins if model is None else current.states.snapshot(),
         manifest=Manifest.of(committed.manifest).updated(versions),
-        ledger=Ledger(committed.ledger).add(current.ledger).as_json(),
         virtual_time=committed.virtual_time + simulator.round_seconds(current.number, current.simulated.values()),
+        **({} if current.accepted else {"model": committed.model, "plugins": committed.plugins}),
     )
 
 

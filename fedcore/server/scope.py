@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -106,6 +106,15 @@ class ServerScope:
     def lr(self) -> float:
         """The local learning rate of the round."""
         return self.federation.config.learning_rate(self.number)
+
+    def commit(self, **more: Any) -> ServerState:
+        """Return the state to commit: with this model, the plugins' states, and the bytes sent and received here.
+
+        :param more: its other fields that change, or these where they stay unchanged.
+        """
+        ledger = Ledger(self.committed.ledger).add(self.ledger).as_json()
+        own = {"plugins": self.states.snapshot(), "ledger": ledger}
+        return replace(self.committed, **{"model": self.model, **own, **more})
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
         """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""
