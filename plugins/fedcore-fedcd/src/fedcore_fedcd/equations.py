@@ -28,6 +28,25 @@ def assign_fine_classes(features: Tensor, labels: Tensor, prototypes: Tensor, kn
     return own.masked_fill(~known[labels], -torch.inf).argmax(dim=1)
 
 
+def hierarchical_weights(known: Tensor, alpha: float) -> Tensor:
+    """Return the log weights of psi in the denominator of omega, by a sample's own prototype (Eqs. 3, 4).
+
+    0 for the own prototype, log(alpha) for others of its class, log(1 - alpha) for those of other classes, and -inf
+    for unknown ones. The rows of unknown own prototypes keep finite entries: a sum over nothing would leave NaN in the
+    gradient of a loss that is masked.
+
+    :param known: (C, M) bool.
+    :returns: (CM, CM), float64.
+    """
+    classes, per_class = known.shape
+    index, held = torch.arange(classes * per_class, device=known.device), known.flatten()
+    of_class = index // per_class
+    same = of_class == of_class.unsqueeze(1)  # (CM, CM)
+    weights = torch.full(same.shape, _log(1 - alpha), dtype=torch.float64, device=known.device)
+    weights = weights.masked_fill(same, _log(alpha)).masked_fill(index == index.unsqueeze(1), 0.0)
+    return weights.masked_fill(~held & held.unsqueeze(1), -torch.inf)
+
+
 def hierarchical_prototype_loss(
     features: Tensor,
     labels: Tensor,
@@ -38,6 +57,7 @@ def hierarchical_prototype_loss(
     temperature: float = 1.0,
     importance: Tensor | None = None,
     known: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Return L_hpc: the importance-weighted mean of -log omega (Eqs. 3 to 5).
 
@@ -46,23 +66,18 @@ def hierarchical_prototype_loss(
     the rows of unknown prototypes, even NaN, does not matter.
 
     :param fine: fine class within the class (B,); ``importance`` (B,), default 1; ``known`` (C, M), default all.
+    :param weights: :func:`hierarchical_weights` of ``known`` and ``alpha``, where they were computed before.
     :returns: shape ().
     """
     classes, per_class, _ = prototypes.shape
     known = torch.ones(classes, per_class, dtype=torch.bool, device=features.device) if known is None else known
-    prototypes = torch.where(known.unsqueeze(2), prototypes, 0.0)  # masking alone would not stop 0 * NaN
-    logits = (_cosines(features, prototypes) / temperature).flatten(1)  # (B, CM)
-    index = torch.arange(classes * per_class, device=features.device)
-    positive = index == (labels * per_class + fine).unsqueeze(1)  # (B, CM)
-    same = (index // per_class) == labels.unsqueeze(1)  # (B, CM)
-    weighted = torch.where(same, logits + _log(alpha), logits + _log(1 - alpha))  # (B, CM), logs of alpha * psi
-    weighted = torch.where(positive, logits, weighted)
-    active = (positive & known.flatten()).any(dim=1)  # (B,)
-    # Rows that are dropped keep finite entries: a sum over nothing would leave NaN in their gradient.
-    left_out = ~known.flatten() & active.unsqueeze(1)
-    denominator = weighted.masked_fill(left_out, -torch.inf).logsumexp(dim=1)  # (B,)
-    loss = denominator - torch.where(positive, logits, 0.0).sum(dim=1)  # (B,)
-    return _weighted_mean(torch.where(active, loss, 0.0), importance)
+    weights = hierarchical_weights(known, alpha) if weights is None else weights
+    prototypes = prototypes.masked_fill(~known.unsqueeze(2), 0.0)  # masking alone would not stop 0 * NaN
+    logits = (_cosines(features, prototypes) / temperature).flatten(1)  # (B, CM), log psi
+    own = labels * per_class + fine  # (B,)
+    denominator = (logits + weights.to(logits.dtype)[own]).logsumexp(dim=1)  # (B,)
+    loss = denominator - logits.gather(1, own.unsqueeze(1)).squeeze(1)  # (B,)
+    return _weighted_mean(loss.masked_fill(~known.flatten()[own], 0.0), importance)
 
 
 def batch_prototype_loss(features: Tensor, labels: Tensor, classifier: nn.Module, num_classes: int) -> Tensor:

@@ -136,7 +136,14 @@ class FedCD(Plugin[FedCDOptions]):
                 centres = eq.cluster_class(features[labels == c], self.options.fine_classes, seed)
                 start[c, : len(centres)], known[c, : len(centres)] = centres, True
         partners = torch.randint(client.n, shape[:2], generator=client.generator("mixed")).to(client.device)
-        client.scratch.update(start=start, known=known, partners=partners)
+        points = self._points_of(client.received)
+        client.scratch.update(
+            start=start,
+            known=known,
+            partners=partners,
+            points=None if points is None else [*points],
+            weights=eq.hierarchical_weights(known, self.options.alpha).to(start.dtype),
+        )
         if self.options.hpc:
             client.add_parameters({"prototypes": start}, weight_decay=0.0)
 
@@ -179,6 +186,7 @@ class FedCD(Plugin[FedCDOptions]):
             alpha=self.options.alpha,
             temperature=self.options.temperature,
             known=scratch["known"],
+            weights=scratch["weights"],
         )
         of_points = points and (points.z, points.labels, points.fine)
         return self._mean(points, loss, (step.features, step.y, fine), of_points)
@@ -193,19 +201,34 @@ class FedCD(Plugin[FedCDOptions]):
         return self._mean(points, loss, samples, of_points)
 
     def _points(self, step: Step) -> PrototypePoints | None:
-        """Return the global prototypes as samples of D^k+, those not known with importance 0; None without."""
-        received = step.client.received
-        left_out = self.options.rebalance != "mixed" and self.options.prototype_weight == 0
+        """Return the global prototypes in D^k+ of a batch; None without."""
+        scratch = step.client.scratch
+        if scratch["points"] is None:
+            return None
+        points = PrototypePoints(*scratch["points"])
+        if self.options.rebalance != "mixed":
+            return points
+        # A prototype goes into the batch that holds its partner, a sample drawn once per round.
+        partners = scratch["partners"].flatten().unsqueeze(1)  # (CM, 1)
+        here = (partners == step.indices.to(partners.device)).any(dim=1)  # (CM,)
+        return points._replace(importance=points.importance * here)
+
+    def _points_of(self, received: Mapping[str, Tensor]) -> PrototypePoints | None:
+        """Return the global prototypes as samples, those not known with importance 0; None without.
+
+        Where they have a mean of their own (appended, averaged), their importance adds up to ``prototype_weight``.
+        """
+        mixed = self.options.rebalance == "mixed"
+        left_out = not mixed and self.options.prototype_weight == 0
         if self.options.rebalance == "none" or left_out or not received:
             return None
-        prototypes, importance = received["prototypes"], received["counts"]  # (C, M, d), (C, M)
-        classes, per_class = importance.shape
-        if self.options.rebalance == "mixed":
-            # A prototype goes into the batch that holds its partner, a sample drawn once per round.
-            partners = step.client.scratch["partners"].unsqueeze(2)  # (C, M, 1)
-            importance = importance * (partners == step.indices.to(partners.device)).any(dim=2)
-        index = torch.arange(classes * per_class, device=importance.device)
-        return PrototypePoints(prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten())
+        prototypes, counts = received["prototypes"], received["counts"]  # (C, M, d), (C, M)
+        importance = counts.flatten()
+        if not mixed:
+            importance = self.options.prototype_weight * importance / importance.sum().clamp(min=1)
+        index = torch.arange(counts.numel(), device=counts.device)
+        per_class = counts.shape[1]
+        return PrototypePoints(prototypes.flatten(0, 1), index // per_class, index % per_class, importance)
 
     def _mean(
         self,
@@ -218,15 +241,12 @@ class FedCD(Plugin[FedCDOptions]):
         if points is None or of_points is None:
             return loss(*samples)
         joined = [torch.cat(pair) for pair in zip(samples, of_points, strict=True)]
-        ones = points.importance.new_ones(len(samples[0]))
-        if self.options.rebalance == "mixed":
-            return loss(*joined, importance=torch.cat([ones, points.importance]))
-        # The samples' mean and the prototypes', each with its own divisor.
-        of_prototypes = points.importance / points.importance.sum().clamp(min=1)
-        importance = torch.cat([ones / len(ones), self.options.prototype_weight * of_prototypes])
+        # Where they are not mixed: the samples' mean and the prototypes', each with its own divisor.
+        each = 1.0 if self.options.rebalance == "mixed" else 1.0 / len(samples[0])
+        importance = torch.cat([points.importance.new_full((len(samples[0]),), each), points.importance])
         mean = loss(*joined, importance=importance)
         # The sum keeps the samples' gradient whole; one divisor, as in Eqs. 5, 9 and 10, shortens their steps.
-        return mean if self.options.rebalance == "averaged" else mean * importance.sum()
+        return mean * importance.sum() if self.options.rebalance == "appended" else mean
 
     # --- server --------------------------------------------------------------------------------------------
 
