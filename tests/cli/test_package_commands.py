@@ -32,6 +32,7 @@ def hello(name: str) -> None:
 @greet.command()
 def goodbye() -> None:
     """Say goodbye."""
+    raise ConfigError("nobody is there")
 
 
 class CloudEngine(InProcessEngine):
@@ -66,6 +67,13 @@ def invoke(*words):
 def test_a_packages_command_is_there(installed):
     assert invoke("greet", "hello", "you").output == "hello you\n"
     assert "Greets." in invoke("--help").output
+
+
+def test_errors_of_a_packages_command_are_messages(installed):
+    outcome = invoke("greet", "goodbye")
+    assert outcome.exit_code == 2
+    assert outcome.output == "error: nobody is there\n"
+    assert invoke("greet", "hello").exit_code == 2  # typer's own: an argument is missing
 
 
 def test_a_command_that_cannot_be_imported_leaves_the_others(installed):
