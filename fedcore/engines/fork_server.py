@@ -23,7 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from fedcore.base.errors import FedcoreError
@@ -152,7 +152,7 @@ def main(fd: int, modules: Sequence[str]) -> None:
         import fedcore.engines.serving  # noqa: F401 - for the workers
 
         for module in modules:
-            importlib.import_module(module)
+            _module(module)
 
     signal.signal(signal.SIGCHLD, _collect)
     with socket.socket(fileno=fd) as channel:
@@ -205,7 +205,7 @@ def _work(request: dict[str, Any], descriptors: Sequence[int]) -> None:
         own = [place for place in sys.path if place not in (os.environ.get("PYTHONPATH") or "").split(os.pathsep)]
         sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *own]
         module, _, function = request["call"].partition(":")
-        code = getattr(importlib.import_module(module), function)(*request["arguments"]) or 0
+        code = getattr(_module(module), function)(*request["arguments"]) or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:
@@ -214,6 +214,11 @@ def _work(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module that the process of the tests, our parent, names."""
+    return importlib.import_module(name)
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
