@@ -150,12 +150,12 @@ class CheckpointStore:
     def _stamped(self, manifest: Manifest, new: Iterable[int]) -> Tensor:
         """Return what the states that a manifest names are known by, (n,) int64 in its order; looks at the new ones."""
         clients = manifest.tensors()["clients"].numpy()
-        stamps = np.zeros(max(int(clients.max(initial=-1)) + 1, len(self._stamps)), np.int64)
-        stamps[: len(self._stamps)] = self._stamps
+        missing = int(clients.max(initial=-1)) + 1 - len(self._stamps)
+        if missing > 0:
+            self._stamps = np.append(self._stamps, np.zeros(missing, np.int64))
         for client in new:
-            stamps[client] = self.clients.stamp(client, manifest.get(client))
-        self._stamps = stamps
-        return torch.from_numpy(stamps[clients])
+            self._stamps[client] = self.clients.stamp(client, manifest.get(client))
+        return torch.from_numpy(self._stamps[clients])
 
     def _check_stamps(self, manifest: Manifest, found: Tensor | None) -> npt.NDArray[np.int64]:
         """Refuse a client's state that is whole, but not the one that was written: another run's, client's or round's.

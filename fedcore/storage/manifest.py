@@ -37,12 +37,10 @@ class Manifest(Mapping[int, "int | None"]):
 
     def changed(self, other: Manifest) -> list[int]:
         """Return the clients with different versions in the two, in ascending order."""
-        length = max(len(self._versions), len(other._versions))
-        padded = np.full((2, length), _ABSENT, np.int32)
-        for row, manifest in zip(padded, (self, other)):
-            row[: len(manifest._versions)] = manifest._versions
-        changed: list[int] = np.flatnonzero(padded[0] != padded[1]).tolist()
-        return changed
+        short, long = sorted((self._versions, other._versions), key=len)
+        changed = np.flatnonzero(short != long[: len(short)])
+        added = len(short) + np.flatnonzero(long[len(short) :] != _ABSENT)
+        return [*changed.tolist(), *added.tolist()]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the clients that took part and their versions, each (n,) int32, as :meth:`from_tensors` reads them."""
