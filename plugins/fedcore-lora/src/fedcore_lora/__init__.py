@@ -40,9 +40,7 @@ class LoRAOptions(PluginOptions):
     """Options of LoRA."""
 
     rank: int = Field(8, ge=1, le=4096, description="r: rank of the adapters.")
-    alpha: float = Field(
-        16.0, ge=0, description="alpha: an adapter's product counts alpha / r; 0 trains the head only."
-    )
+    alpha: float = Field(8.0, ge=0, description="alpha: an adapter's product counts alpha / r; 0 trains the head only.")
     layers: list[str] = Field(
         ["*"], description="Patterns over the encoder's linear and convolutional layers that get an adapter."
     )
