@@ -9,18 +9,25 @@ import torch
 from fedcore import DataError
 from fedcore.data import load_dataset
 from fedcore.testing import check_dataset, check_model
-from fedcore_graph import GraphSamples, gin, imdb_binary, mutag, read_tudataset
 
 REAL = Path(os.environ.get("FEDCORE_TEST_DATA", "/nonexistent"))
 
 
 @pytest.fixture
-def rings(tmp_path, tu):
-    return read_tudataset(tu.write(tmp_path, "RINGS", tu.rings_and_stars(30)), "RINGS")
+def package():
+    """Return the package; with torch_geometric it takes seconds to import, in each process that collects tests."""
+    import fedcore_graph
+
+    return fedcore_graph
+
+
+@pytest.fixture
+def rings(package, tmp_path, tu):
+    return package.read_tudataset(tu.write(tmp_path, "RINGS", tu.rings_and_stars(30)), "RINGS")
 
 
 def test_a_batch_is_what_torch_geometric_collates(rings, tu):
-    from torch_geometric.data import Batch, Data  # takes a second, in each process that collects tests
+    from torch_geometric.data import Batch, Data
 
     graphs = []
     for graph in tu.rings_and_stars(30):
@@ -35,13 +42,13 @@ def test_a_batch_is_what_torch_geometric_collates(rings, tu):
         assert torch.equal(rings.labels[chosen], theirs.y)
 
 
-def test_the_kit_is_content(tmp_path, tu):
+def test_the_kit_is_content(package, tmp_path, tu):
     tu.write(tmp_path, "MUTAG", tu.rings_and_stars(40))
-    check_dataset(lambda data_dir: mutag(tmp_path))
-    dataset = mutag(tmp_path)
+    check_dataset(lambda data_dir: package.mutag(tmp_path))
+    dataset = package.mutag(tmp_path)
     assert (len(dataset.train), len(dataset.test), dataset.input_shape, dataset.kind) == (36, 4, (3,), "graphs")
     assert torch.bincount(dataset.test.labels).tolist() == [2, 2]
-    check_model(gin, num_classes=2, input_shape=(3,), samples=dataset.train)
+    check_model(package.gin, num_classes=2, input_shape=(3,), samples=dataset.train)
 
 
 def test_selected_graphs_batch_as_before(rings):
@@ -53,9 +60,9 @@ def test_selected_graphs_batch_as_before(rings):
     assert torch.equal(part.labels, rings.labels[chosen])
 
 
-def test_graphs_without_node_features_get_their_degree(tmp_path, tu):
+def test_graphs_without_node_features_get_their_degree(package, tmp_path, tu):
     tu.write(tmp_path, "IMDB-BINARY", tu.rings_and_stars(40, node_labels=False))
-    dataset = imdb_binary(tmp_path)
+    dataset = package.imdb_binary(tmp_path)
     widest = max(graph.nodes for graph in tu.rings_and_stars(40)) - 1  # a star's centre
     assert dataset.input_shape == (widest + 1,)
     graphs = dataset.train.gather(torch.arange(len(dataset.train)))
@@ -64,23 +71,23 @@ def test_graphs_without_node_features_get_their_degree(tmp_path, tu):
     assert torch.equal(graphs.x.argmax(dim=1), degrees)
 
 
-def test_very_large_degrees_are_one_number(tmp_path, monkeypatch, tu):
+def test_very_large_degrees_are_one_number(package, tmp_path, monkeypatch, tu):
     monkeypatch.setattr("fedcore_graph.tudataset.MAX_ONE_HOT_DEGREE", 5)
     tu.write(tmp_path, "IMDB-BINARY", tu.rings_and_stars(40, node_labels=False))
-    x = read_tudataset(tmp_path, "IMDB-BINARY").x
+    x = package.read_tudataset(tmp_path, "IMDB-BINARY").x
     assert x.shape[1] == 1
     assert (float(x.mean()), float(x.std())) == pytest.approx((0, 1), abs=1e-5)
 
 
 @pytest.mark.parametrize("position", [0, 2, 4])
-def test_graphs_without_edges_are_graphs(tmp_path, position, tu):
+def test_graphs_without_edges_are_graphs(package, tmp_path, position, tu):
     graphs = tu.rings_and_stars(4)
     graphs.insert(position, tu.Graph(2, [], 1, [0, 2]))
-    samples = read_tudataset(tu.write(tmp_path, "SOME", graphs), "SOME")
+    samples = package.read_tudataset(tu.write(tmp_path, "SOME", graphs), "SOME")
     alone = samples.gather(torch.tensor([position]))
     assert (alone.num_nodes, alone.num_edges, alone.num_graphs) == (2, 0, 1)
     assert alone.x.argmax(dim=1).tolist() == [0, 2]
-    model = gin(2, (3,)).eval()
+    model = package.gin(2, (3,)).eval()
     together = samples.gather(torch.arange(5))
     torch.testing.assert_close(model(together).logits[position : position + 1], model(alone).logits)
 
@@ -97,18 +104,18 @@ def test_graphs_without_edges_are_graphs(tmp_path, position, tu):
     ],
     ids=["missing", "text", "astray", "beyond", "labels", "order"],
 )
-def test_files_that_cannot_be_used_are_named(tmp_path, change, message, tu):
+def test_files_that_cannot_be_used_are_named(package, tmp_path, change, message, tu):
     tu.write(tmp_path, "SOME", [tu.ring(4), tu.star(5), tu.ring(4), tu.ring(5)])
     change(tmp_path / "SOME" / "raw")
     with pytest.raises(DataError, match=message) as error:
-        read_tudataset(tmp_path, "SOME")
+        package.read_tudataset(tmp_path, "SOME")
     assert str(tmp_path / "SOME" / "raw") in str(error.value)
 
 
-def test_a_graph_without_nodes_is_refused_by_number(tmp_path, tu):
+def test_a_graph_without_nodes_is_refused_by_number(package, tmp_path, tu):
     graphs = [tu.ring(4), tu.Graph(0, [], 1, []), tu.ring(5)]
     with pytest.raises(DataError, match="graph 1 has no nodes; leave it out"):
-        read_tudataset(tu.write(tmp_path, "SOME", graphs), "SOME")
+        package.read_tudataset(tu.write(tmp_path, "SOME", graphs), "SOME")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +131,7 @@ def test_a_graph_without_nodes_is_refused_by_number(tmp_path, tu):
         ({"edge_attr": torch.zeros(3, 1)}, "edge_attr has 3 rows for 2 edges"),
     ],
 )
-def test_tensors_that_are_no_graphs_are_refused(change, message):
+def test_tensors_that_are_no_graphs_are_refused(package, change, message):
     good = {
         "x": torch.zeros(4, 2),
         "edge_index": torch.tensor([[0, 1], [1, 0]]),
@@ -132,15 +139,15 @@ def test_tensors_that_are_no_graphs_are_refused(change, message):
         "edge_offsets": torch.tensor([0, 1, 2]),
         "labels": torch.tensor([0, 1]),
     }
-    assert len(GraphSamples(**good)) == 2
+    assert len(package.GraphSamples(**good)) == 2
     with pytest.raises(DataError, match=message):
-        GraphSamples(**{**good, **change})
+        package.GraphSamples(**{**good, **change})
 
 
-def test_features_of_edges_come_along():
+def test_features_of_edges_come_along(package):
     edges = torch.tensor([[0, 1, 0, 2], [1, 0, 2, 0]])
     attributes = torch.arange(4.0).unsqueeze(1)
-    samples = GraphSamples(
+    samples = package.GraphSamples(
         torch.zeros(5, 1), edges, torch.tensor([0, 2, 5]), torch.tensor([0, 2, 4]), torch.tensor([0, 1]), attributes
     )
     batch = samples.gather(torch.tensor([1, 0]))
@@ -148,13 +155,13 @@ def test_features_of_edges_come_along():
     assert batch.edge_index.tolist() == [[0, 2, 3, 4], [2, 0, 4, 3]]
 
 
-def test_the_real_mutag():
+def test_the_real_mutag(package):
     if not (REAL / "MUTAG" / "raw").is_dir():
         pytest.skip("FEDCORE_TEST_DATA does not have it")
     from torch_geometric.io import read_tu_data
 
     dataset = load_dataset("mutag", REAL)
-    graphs = read_tudataset(REAL, "MUTAG")
+    graphs = package.read_tudataset(REAL, "MUTAG")
     assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (169, 19, (7,))
     # Of the 188 compounds 125 are mutagenic (Debnath et al. 1991).
     assert torch.bincount(graphs.labels).tolist() == [63, 125]
