@@ -1,4 +1,7 @@
-"""Plugins or trackers with their options, in the forms in which a configuration may name them. Imports no torch."""
+"""The forms in which a configuration names plugins and trackers with their options, and public samples.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -27,3 +30,15 @@ def read_choices(value: Any, kind: str) -> Any:
     if isinstance(value, dict):
         value = {name: {} if options is None else options for name, options in value.items()}
     return value
+
+
+def public_share(public: str | None) -> float | None:
+    """Return the share of the training set that ``--public`` names; None where it names a data set, or nothing.
+
+    >>> public_share("0.1"), public_share("digits")
+    (0.1, None)
+    """
+    try:
+        return float(public or "")
+    except ValueError:
+        return None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from fedcore.base.choices import read_choices
+from fedcore.base.choices import public_share, read_choices
 from fedcore.base.errors import ConfigError, UnknownNameError
 from fedcore.base.system_options import SystemOptions, read_system
 from fedcore.base.validation_errors import describe
@@ -286,15 +286,3 @@ class RunConfig(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(describe(error, f"{source}: " if source else "")) from None
-
-
-def public_share(public: str | None) -> float | None:
-    """Return the share of the training set that ``--public`` names; None where it names a data set, or nothing.
-
-    >>> public_share("0.1"), public_share("digits")
-    (0.1, None)
-    """
-    try:
-        return float(public or "")
-    except ValueError:
-        return None

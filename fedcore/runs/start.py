@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base import objects, registry
-from fedcore.base.config import RunConfig, public_share
+from fedcore.base.choices import public_share
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Partition, load_partition
