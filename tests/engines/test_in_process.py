@@ -17,8 +17,8 @@ from tests.engines.test_local import spec
 from tests.recorder import CpuRecorder, captured_on_cpu, side_by_side, storages
 
 RUN = {**captured.RUN, "clients": 8}
-BY_CLIENT = [("moon",), ("fedcme",), ("fedcp",), ("per-fedavg",)]
-METHODS = [(), ("fedprox",), ("fedproc",), ("fedeccr",), ("fdcl",), ("fedcd",), ("scaffold",), ("ditto",), ("fedsam",)]
+METHODS = [(), ("fedprox",), ("moon",), ("fedcme",), ("scaffold",)]
+SLOW = [("fedproc",), ("fedeccr",), ("fdcl",), ("fedcd",), ("ditto",), ("fedsam",), ("fedcp",), ("per-fedavg",)]
 
 
 @pytest.fixture
@@ -27,7 +27,9 @@ def both(tmp_path, monkeypatch):
     return lambda *plugins, **options: side_by_side(tmp_path, monkeypatch, *plugins, **{**RUN, **options})
 
 
-@pytest.mark.parametrize("plugins", [*METHODS, *BY_CLIENT], ids="+".join)
+@pytest.mark.parametrize(
+    "plugins", [*METHODS, *(pytest.param(plugins, marks=pytest.mark.slow) for plugins in SLOW)], ids="+".join
+)
 def test_lanes_train_as_one_client_after_the_other(both, plugins):
     with warnings.catch_warnings():
         warnings.simplefilter("error", CaptureWarning)
