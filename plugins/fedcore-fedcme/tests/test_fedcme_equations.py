@@ -68,6 +68,16 @@ def test_alignment_takes_counts_for_known_and_keeps_float32():
     assert value.item() == (2.0 - 5.0) ** 2 + 9.0**2
 
 
+def test_the_mean_over_features_does_not_grow_with_their_number():
+    z, zeta = torch.tensor([[1.0, 3.0], [5.0, 5.0]]), torch.zeros(2, 2)
+    sums, counts = class_sums(z, torch.tensor([0, 1]), 2)
+    known = torch.tensor([True, False])
+    assert float(alignment_loss(sums, counts, zeta, known)) == 10.0
+    assert float(alignment_loss(sums, counts, zeta, known, mean=True)) == 5.0
+    wide = [torch.cat([part, part], dim=1) for part in (sums, zeta)]
+    assert float(alignment_loss(wide[0], counts, wide[1], known, mean=True)) == 5.0
+
+
 def test_alignment_draws_class_means_to_their_global_features():
     z, y, zeta = torch.randn(8, 3, requires_grad=True), torch.arange(8) % 2, torch.randn(2, 3)
     known = torch.tensor([True, True])

@@ -65,12 +65,16 @@ def global_features(
     return (sums + fill * memory) / count, known | (holders > 0)
 
 
-def alignment_loss(sums: Tensor, counts: Tensor, global_features: Tensor, known: Tensor) -> Tensor:
+def alignment_loss(
+    sums: Tensor, counts: Tensor, global_features: Tensor, known: Tensor, *, mean: bool = False
+) -> Tensor:
     r"""Return :math:`\sum_c |\overline{z}_c - \zeta_c|^2` over the batch's classes with a known zeta_c (Eq. 9).
 
     ``sums`` (C, d) and ``counts`` (C,) of the batch as from :func:`class_sums`, ``global_features`` zeta (C, d),
     ``known`` (C,) bool (or counts, where 0 means unknown); the result has shape (). What stands in unknown rows, even
     NaN, does not matter.
+
+    :param mean: take the mean over the features in place of their sum.
 
     >>> z, zeta = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]]), torch.zeros(3, 2)
     >>> sums, counts = class_sums(z, torch.tensor([0, 0, 2]), 3)
@@ -80,5 +84,6 @@ def alignment_loss(sums: Tensor, counts: Tensor, global_features: Tensor, known:
     known = known.bool()
     means = sums / counts.clamp(min=1).unsqueeze(1)  # (C, d)
     target = torch.where(known.unsqueeze(1), global_features, 0.0)
-    distances = (means - target).square().sum(dim=1)  # (C,)
+    squares = (means - target).square()  # (C, d)
+    distances = squares.mean(dim=1) if mean else squares.sum(dim=1)  # (C,)
     return torch.where(known & (counts > 0), distances, 0.0).sum()

@@ -38,6 +38,9 @@ class FedCMEOptions(PluginOptions):
     """Options of FedCME; the defaults are the paper's."""
 
     mu: float = Field(0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
+    distance: Literal["sum", "mean"] = Field(
+        "sum", description="Squared norm of Eq. 9: the sum over the features, or their mean, whatever their number."
+    )
     align: bool = Field(True, description="Feature alignment; without it exchange only (FedCME-OE).")
     exchange: Literal["classifier", "encoder", "model", "none"] = Field(
         "classifier", description="What matched clients swap: encoder is FedCME-FE, model FedCME-WM, none FedCME-OL."
@@ -151,7 +154,8 @@ class FedCME(Plugin[FedCMEOptions]):
         client.scratch["counts"].add_(counts)
         if not client.received:
             return None
-        value = eq.alignment_loss(sums, counts, client.received["features"], client.received["known"])
+        received, mean = client.received, self.options.distance == "mean"
+        value = eq.alignment_loss(sums, counts, received["features"], received["known"], mean=mean)
         return Loss(value, weight=self.options.mu, name="alignment")
 
     @hookimpl
