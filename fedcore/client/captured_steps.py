@@ -38,6 +38,11 @@ class Kind(NamedTuple):
     lr: float
     excluded: frozenset[str]
 
+    @classmethod
+    def of(cls, session: LocalSession, picked: Picked) -> Kind:
+        """Return those of a session's step on a batch."""
+        return cls(len(picked.positions), session.lr, session.excluded)
+
 
 class Key(NamedTuple):
     """A kind of step with the values that its hooks read; None for a value that they did not read."""
@@ -96,7 +101,7 @@ class StepGraphs:
 
     def take_step(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
         """Take one optimizer step: replay a captured one, capture one that was seen before, else run it eagerly."""
-        kind = Kind(len(picked.positions), session.lr, session.excluded)
+        kind = Kind.of(session, picked)
         if kind in self._refused:
             self._train_batch(session, epoch, number, picked)
             return
@@ -117,7 +122,7 @@ class StepGraphs:
 
     def replayable(self, session: LocalSession, epoch: int, picked: Picked) -> tuple[Key, Captured] | None:
         """Return the captured step that takes a batch, if it does so for any client."""
-        kind = Kind(len(picked.positions), session.lr, session.excluded)
+        kind = Kind.of(session, picked)
         key, step = (None, None) if kind in self._refused else self._find(session, kind, epoch)
         if key is None or not isinstance(step, Captured) or "client" in key.depends_on:
             return None

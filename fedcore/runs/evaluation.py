@@ -83,10 +83,10 @@ class Evaluator:
 
     def _count(self, state: ServerState, with_confusion: bool) -> Counted:
         """Count on the server's test set; on CUDA the counts may still be computed."""
-        model = self._twin if self.overlaps else self.placement.model(self.federation.setup.model)
+        model = loaded(self._twin, state) if self.overlaps else self.load_model(state)
         threads = cores() if self.device.type == "cpu" else 1
         classes = self.federation.dataset.num_classes
-        return count(loaded(model, state), self._test, classes, self.device, threads=threads, confusion=with_confusion)
+        return count(model, self._test, classes, self.device, threads=threads, confusion=with_confusion)
 
     @cached_property
     def _twin(self) -> SplitModel:

@@ -7,12 +7,10 @@ import torch
 from torch import nn
 
 from fedcore import Loss, Plugin, hookimpl
-from fedcore.client.captured_steps import CaptureWarning, StepGraphs
-from fedcore.client.loop import train_batch
-from fedcore.client.runtime import ClientRuntime
+from fedcore.client.captured_steps import CaptureWarning
 from fedcore.models import SplitModel
 from tests import support
-from tests.recorder import CpuRecorder
+from tests.recorder import CpuRecorder, captured_on_cpu
 
 RUN = {
     "dataset": "module:fedcore.testing.problems.few_digits",
@@ -72,14 +70,7 @@ def both(go, monkeypatch):
     def run(*plugins, **options):
         plain = go(*plugins, **{**RUN, **options})
         recorder = CpuRecorder()
-        build = ClientRuntime.__init__
-
-        def capturing(runtime, spec):
-            build(runtime, spec)
-            runtime.graphs = StepGraphs(recorder, train_batch)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ClientRuntime, "__init__", capturing)
+        with captured_on_cpu(monkeypatch, recorder):
             captured = go(*plugins, **{**RUN, **options})
         return captured, plain, recorder
 

@@ -136,12 +136,11 @@ class FedCD(Plugin[FedCDOptions]):
                 centres = eq.cluster_class(features[labels == c], self.options.fine_classes, seed)
                 start[c, : len(centres)], known[c, : len(centres)] = centres, True
         partners = torch.randint(client.n, shape[:2], generator=client.generator("mixed")).to(client.device)
-        points = self._points_of(client.received)
         client.scratch.update(
             start=start,
             known=known,
             partners=partners,
-            points=None if points is None else [*points],
+            points=self._points_of(client.received),
             weights=eq.hierarchical_weights(known, self.options.alpha).to(start.dtype),
         )
         if self.options.hpc:
@@ -203,10 +202,8 @@ class FedCD(Plugin[FedCDOptions]):
     def _points(self, step: Step) -> PrototypePoints | None:
         """Return the global prototypes in D^k+ of a batch; None without."""
         scratch = step.client.scratch
-        if scratch["points"] is None:
-            return None
-        points = PrototypePoints(*scratch["points"])
-        if self.options.rebalance != "mixed":
+        points: PrototypePoints | None = scratch["points"]
+        if points is None or self.options.rebalance != "mixed":
             return points
         # A prototype goes into the batch that holds its partner, a sample drawn once per round.
         partners = scratch["partners"].flatten().unsqueeze(1)  # (CM, 1)
