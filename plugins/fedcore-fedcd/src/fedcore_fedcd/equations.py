@@ -24,7 +24,9 @@ def assign_fine_classes(features: Tensor, labels: Tensor, prototypes: Tensor, kn
     :param features: z (B, d); ``labels`` (B,); ``prototypes`` (C, M, d); ``known`` (C, M) bool.
     :returns: (B,) int64 in 0..M-1; 0 where the class has no known prototype.
     """
-    own = _own_class(_cosines(features.detach(), prototypes), labels)  # (B, M)
+    cosines = cosine_similarity_matrix(features.detach(), prototypes.flatten(0, 1)).unflatten(1, known.shape)
+    index = labels.view(-1, 1, 1).expand(-1, 1, known.shape[1])  # (B, 1, M)
+    own = cosines.gather(1, index).squeeze(1)  # (B, M)
     return own.masked_fill(~known[labels], -torch.inf).argmax(dim=1)
 
 
@@ -73,10 +75,10 @@ def hierarchical_prototype_loss(
     known = torch.ones(classes, per_class, dtype=torch.bool, device=features.device) if known is None else known
     weights = hierarchical_weights(known, alpha) if weights is None else weights
     prototypes = prototypes.masked_fill(~known.unsqueeze(2), 0.0)  # masking alone would not stop 0 * NaN
-    logits = (_cosines(features, prototypes) / temperature).flatten(1)  # (B, CM), log psi
+    logits = cosine_similarity_matrix(features, prototypes.flatten(0, 1)) / temperature  # (B, CM), log psi
     own = labels * per_class + fine  # (B,)
-    denominator = (logits + weights.to(logits.dtype)[own]).logsumexp(dim=1)  # (B,)
-    loss = denominator - logits.gather(1, own.unsqueeze(1)).squeeze(1)  # (B,)
+    # The own prototype's log weight is 0, so the cross-entropy of the weighted logits is -log omega.
+    loss = F.cross_entropy(logits + weights.to(logits.dtype)[own], own, reduction="none")  # (B,)
     return _weighted_mean(loss.masked_fill(~known.flatten()[own], 0.0), importance)
 
 
@@ -167,17 +169,6 @@ def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
     distinct = len(np.unique(points, axis=0))
     means = KMeans(min(per_class, distinct), n_init=10, random_state=seed).fit(points)
     return torch.as_tensor(means.cluster_centers_, dtype=features.dtype, device=features.device)
-
-
-def _cosines(features: Tensor, prototypes: Tensor) -> Tensor:
-    """Return cos(z, P_{c,m}), (B, C, M)."""
-    cosines: Tensor = cosine_similarity_matrix(features, prototypes.flatten(0, 1)).unflatten(1, prototypes.shape[:2])
-    return cosines
-
-
-def _own_class(cosines: Tensor, labels: Tensor) -> Tensor:
-    index = labels.view(-1, 1, 1).expand(-1, 1, cosines.shape[2])  # (B, 1, M)
-    return cosines.gather(1, index).squeeze(1)  # (B, M)
 
 
 def _weighted_mean(values: Tensor, importance: Tensor | None) -> Tensor:
