@@ -6,7 +6,9 @@ belong to no session and carry no tensors are bundled. How many are is a questio
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from fedcore.base.tensors import SEPARATOR
 from fedcore.base.types import Tensors
@@ -47,25 +49,24 @@ class Pace:
 def bundled(tasks: Iterable[ClientTask], pace: Pace, workers: int) -> Iterator[list[ClientTask]]:
     """Group tasks that follow each other; groups become smaller at the end, so that all workers end together."""
     waiting = list(tasks)
-    begin = 0
-    while begin < len(waiting):
-        first = waiting[begin]
-        most = min(pace.bundle_size(first.kind), -(-(len(waiting) - begin) // (2 * workers)))
-        end = begin + 1
-        while end < begin + most and _fit(first, waiting[end]):
-            end += 1
-        yield waiting[begin:end]
-        begin = end
+    left = len(waiting)
+    for _, alike in itertools.groupby(waiting, _alike):
+        run = iter(list(alike))
+        for first in run:
+            most = min(pace.bundle_size(first.kind), -(-left // (2 * workers)))
+            group = [first, *itertools.islice(run, most - 1)]
+            left -= len(group)
+            yield group
 
 
-def _fit(first: ClientTask, other: ClientTask) -> bool:
-    """Return whether two tasks may share a bundle."""
-    plain = (task.session is None and isinstance(task.tensors, dict) and not task.tensors for task in (first, other))
-    return all(plain) and (first.kind, first.shared) == (other.kind, other.shared)
+def _alike(task: ClientTask) -> tuple[str, ...]:
+    """Return what tasks of one bundle have in common; a task that cannot be in one has it with no other."""
+    plain = task.session is None and isinstance(task.tensors, dict) and not task.tensors
+    return (task.kind, task.shared or "") if plain else (task.id,)
 
 
 def join_tasks(tasks: Sequence[ClientTask]) -> ClientTask:
-    """Return a bundle of tasks."""
+    """Return a bundle of tasks; :func:`pack_bundle` packs them when it is sent."""
     first = tasks[0]
     return ClientTask(
         id=f"bundle-{first.id}",
@@ -73,12 +74,18 @@ def join_tasks(tasks: Sequence[ClientTask]) -> ClientTask:
         client=first.client,
         round=first.round,
         shared=first.shared,
-        meta={"tasks": [pack_task(task)[1] for task in tasks]},
+        meta={"tasks": tasks},
     )
 
 
+def pack_bundle(bundle: ClientTask) -> tuple[Tensors, dict[str, Any]]:
+    """Split a bundle into tensors, of which it has none, and JSON."""
+    tensors, meta = pack_task(bundle)
+    return tensors, {**meta, "meta": {"tasks": [pack_task(task)[1] for task in bundle.meta["tasks"]]}}
+
+
 def split_tasks(bundle: ClientTask) -> list[ClientTask]:
-    """Return the tasks of a bundle."""
+    """Return the tasks of a bundle that was sent."""
     return [unpack_task({}, meta) for meta in bundle.meta["tasks"]]
 
 

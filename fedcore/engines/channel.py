@@ -19,7 +19,6 @@ from torch import Tensor
 from fedcore.engines.buffers import Buffers, LentBuffers
 from fedcore.engines.frames import LENGTHS, Parts, pack_frame, size_of, unpack_frame, unpack_whole
 from fedcore.storage.files import storing
-from fedcore.storage.serial import read_tensors, write_tensors
 
 INLINE_BYTES = 1 << 18
 """Longer messages go through the spool, so that the sender need not wait until they are read."""
@@ -50,15 +49,20 @@ class Spool:
         return cls(Path(tempfile.mkdtemp(prefix=f"{cls.PREFIX}{os.getpid()}-", dir=parent)))
 
     def put(self, name: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Write named tensors and a JSON value."""
-        write_tensors(self._file(name), tensors, meta, sync=False, checksum=False)
+        """Write named tensors and a JSON value.
+
+        :raises StorageError: there is no room.
+        """
+        self.put_frame(name, pack_frame(tensors, meta))
 
     def get(self, name: str) -> tuple[dict[str, Tensor], Any]:
-        """Read what :meth:`put` wrote; large tensors are mapped."""
-        return read_tensors(self._file(name))
+        """Map what :meth:`put` wrote."""
+        with self._file(name).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return unpack_whole(memoryview(mapped))
 
     def put_frame(self, name: str, frame: Parts) -> None:
-        """Write a frame that one process takes.
+        """Write a packed frame.
 
         :raises StorageError: there is no room.
         """
@@ -66,19 +70,12 @@ class Spool:
         with storing(path), path.open("xb") as file:
             file.writelines(frame)
 
-    def take_frame(self, name: str) -> tuple[dict[str, Tensor], Any]:
-        """Map the frame that :meth:`put_frame` wrote, and delete its file."""
-        with self._file(name).open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self.delete(name)
-        return unpack_whole(memoryview(mapped))
-
     def delete(self, name: str) -> None:
         """Delete what :meth:`put` wrote; mapped tensors stay readable. Idempotent."""
         self._file(name).unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
-        return self.path / f"{name}.safetensors"
+        return self.path / f"{name}.frame"
 
     def remove(self) -> None:
         """Delete the folder; mapped tensors stay readable."""
@@ -127,7 +124,9 @@ class Channel:
         except ConnectionError as error:
             raise EOFError(str(error)) from error
         if kind == SPOOLED:
-            tensors, (kind, meta, lent) = self.spool.take_frame(meta)
+            name = meta
+            tensors, (kind, meta, lent) = self.spool.get(name)
+            self.spool.delete(name)
         if self._buffers is None:
             self._buffer = lent
         elif kind == BUFFERED:

@@ -26,7 +26,7 @@ from fedcore.client.captured_steps import captures
 from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, pack_task
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
 from fedcore.engines.buffers import Buffers
-from fedcore.engines.bundles import Pace, bundled, join_tasks, split_outcomes
+from fedcore.engines.bundles import Pace, bundled, join_tasks, pack_bundle, split_outcomes
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair
 from fedcore.engines.dispatch import Dispatcher, Pair
 from fedcore.engines.in_process import InProcessEngine, LanesEngine
@@ -115,7 +115,7 @@ class _Worker:
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
         with contextlib.suppress(EOFError, OSError):  # a dead worker is detected by _collect
-            self.channel.send("task", *pack_task(task))
+            self.channel.send("task", *(pack_bundle(task) if task.kind == BUNDLE else pack_task(task)))
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):  # the worker may be dead

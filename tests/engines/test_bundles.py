@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
+from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, unpack_task
 from fedcore.engines.bundles import (
     BUNDLE_SECONDS,
     PROCESSOR_SECONDS,
@@ -18,6 +18,7 @@ from fedcore.engines.bundles import (
     bundled,
     join_outcomes,
     join_tasks,
+    pack_bundle,
     split_outcomes,
     split_tasks,
 )
@@ -69,7 +70,7 @@ def test_only_tasks_alike_share_a_bundle(other):
 
 def test_a_bundle_and_its_outcomes_come_apart_again():
     bundle = join_tasks(PLAIN[:3])
-    assert split_tasks(bundle) == PLAIN[:3]
+    assert split_tasks(unpack_task(*pack_bundle(bundle))) == PLAIN[:3]
     outcomes = [
         ClientResult("fit-0", {"model/w": torch.ones(2)}, {"seconds": 0.1}),
         ClientFailure("fit-1", "raised", "it did"),
