@@ -7,6 +7,7 @@ belong to no session and carry no tensors are bundled. How many are is a questio
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from fedcore.client.messages import (
 
 BUNDLE_SECONDS = 0.02
 """How long a worker's processor is to be busy with one bundle."""
+DEALT_AT_ONCE = 0.8
+"""Share of the tasks left that is dealt at once: each message costs, and what is left evens out unequal groups."""
 PROCESSOR_SECONDS = "processor_seconds"
 """What a worker notes in a task's result; on a busy machine the clock would make short tasks look long."""
 
@@ -47,16 +50,21 @@ class Pace:
 
 
 def bundled(tasks: Iterable[ClientTask], pace: Pace, workers: int) -> Iterator[list[ClientTask]]:
-    """Group tasks that follow each other; groups become smaller at the end, so that all workers end together."""
+    """Group tasks: each worker is dealt as many in turn, fewer towards the end, so that all workers end together.
+
+    Tasks come with the longest first. Dealt one by one, as cards are, they make groups of about the same work.
+    """
     waiting = list(tasks)
     left = len(waiting)
-    for _, alike in itertools.groupby(waiting, _alike):
-        run = iter(list(alike))
-        for first in run:
-            most = min(pace.bundle_size(first.kind), -(-left // (2 * workers)))
-            group = [first, *itertools.islice(run, most - 1)]
-            left -= len(group)
-            yield group
+    for _, run in itertools.groupby(waiting, _alike):
+        alike = list(run)
+        begin = 0
+        while begin < len(alike):
+            each = min(pace.bundle_size(alike[begin].kind), math.ceil(DEALT_AT_ONCE * left / workers))
+            dealt = alike[begin : begin + each * workers]
+            yield from (group for first in range(workers) if (group := dealt[first::workers]))
+            begin += len(dealt)
+            left -= len(dealt)
 
 
 def _alike(task: ClientTask) -> tuple[str, ...]:

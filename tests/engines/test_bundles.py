@@ -37,8 +37,12 @@ def pace_of(seconds, kind="fit_begin"):
 
 def sizes(tasks, pace, workers=2):
     groups = list(bundled(tasks, pace, workers))
-    assert [task for group in groups for task in group] == tasks
+    assert sorted((task.id for group in groups for task in group), key=order_of(tasks)) == [task.id for task in tasks]
     return list(map(len, groups))
+
+
+def order_of(tasks):
+    return {task.id: number for number, task in enumerate(tasks)}.__getitem__
 
 
 def test_tasks_of_unknown_or_long_duration_go_alone():
@@ -52,6 +56,21 @@ def test_short_tasks_share_bundles_that_shrink_towards_the_end():
     assert found[:4] == [5] * 4
     assert found == sorted(found, reverse=True)
     assert found[-1] == 1
+
+
+def test_few_very_short_tasks_take_few_messages():
+    assert sizes(PLAIN, pace_of(1e-6)) == [16, 16, 4, 4]
+    assert sizes(PLAIN[:1], pace_of(1e-6)) == [1]
+    assert sizes(PLAIN, pace_of(1e-6), workers=64) == [1] * 40
+
+
+def test_workers_are_dealt_tasks_in_turn_so_that_the_long_ones_are_shared_out():
+    groups = list(bundled(PLAIN, pace_of(BUNDLE_SECONDS / 5.5), 2))
+    assert [task.client for task in groups[0]] == [0, 2, 4, 6, 8]
+    assert [task.client for task in groups[1]] == [1, 3, 5, 7, 9]
+    work = [40 - task.client for task in PLAIN]  # seconds, the longest first
+    done = [sum(work[task.client] for group in groups[worker::2] for task in group) for worker in range(2)]
+    assert max(done) - min(done) <= max(work) / 2
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,16 @@ def test_a_function_is_called_with_open_files_by_their_numbers(session):
 
 
 class Dies(Plugin):
-    """Ends its worker once."""
+    """Ends its worker at two of three clients; in the first round each has a message of its own."""
 
     @hookimpl
     def begin_local(self, client):
-        if client.id == 0:
-            os.kill(os.getpid(), signal.SIGKILL) if client.round == 0 else os._exit(3)
+        if client.round == 0 and client.id < 2:
+            os.kill(os.getpid(), signal.SIGKILL) if client.id == 0 else os._exit(3)
 
 
 def test_how_a_worker_ends_is_told(tmp_path, processes):
-    federate(tmp_path, Dies, workers=1, clients=2)
+    federate(tmp_path, Dies, workers=1, clients=3)
     assert all(isinstance(process, ForkedProcess) for process in processes)
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 3, 0]
 
