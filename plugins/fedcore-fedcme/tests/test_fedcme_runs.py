@@ -195,9 +195,12 @@ def least_similar_pairs(vectors):
     return pairs
 
 
-def analytic_federation(run, *, mu, swap=True, head=1, fresh=None, memory=True, evaluated=None, config=HAND):
+def analytic_federation(
+    run, *, mu, norm="mean", swap=True, head=1, fresh=None, memory=True, evaluated=None, config=HAND
+):
     """FedCME in float64 with full batches, from the paper's text; the switches make it wrong on purpose.
 
+    :param norm: the squared norm of Eq. 9 over the features, ``mean`` or ``sum``.
     :param head: the last layers that are the classifier; features are what goes into them.
     :param fresh: layers whose momentum starts anew at the exchange; None is those of the classifier.
     :param evaluated: a run whose clients drew the parts to evaluate on, where this one's drew none.
@@ -244,7 +247,7 @@ def analytic_federation(run, *, mu, swap=True, head=1, fresh=None, memory=True, 
                     if (y == c).any():
                         seen[k][c].append(z[y == c].detach())
                         if c in zeta:
-                            loss = loss + mu * (z[y == c].mean(0) - zeta[c]).square().sum()
+                            loss = loss + mu * getattr((z[y == c].mean(0) - zeta[c]).square(), norm)()
                 gradients = torch.autograd.grad(loss, list(local[k].values()))
                 with torch.no_grad():
                     for (name, tensor), g in zip(local[k].items(), gradients):
@@ -287,9 +290,8 @@ def as_unmoved(weights):
 
 
 def test_a_run_is_the_paper_computed_by_hand(go):
-    options = {"mu": 0.1}
-    run = go({"fedcme": options}, **HAND)
-    w, zeta, vectors, matches = analytic_federation(run, mu=0.1)
+    run = go({"fedcme": {"mu": 5.0}}, **HAND)
+    w, zeta, vectors, matches = analytic_federation(run, mu=5.0)
     assert distance(weights(run), w) < 2e-5
     state = plugin_state(run, "fedcme")
     assert state["known"].tolist() == [c in zeta for c in range(10)]
@@ -307,15 +309,21 @@ def test_a_run_is_the_paper_computed_by_hand(go):
         "no memory in Eq. 6": {"memory": False},
     }
     for what, switches in wrong.items():
-        assert distance(weights(run), analytic_federation(run, **{"mu": 0.1, **switches})[0]) > 1e-4, what
+        assert distance(weights(run), analytic_federation(run, **{"mu": 5.0, **switches})[0]) > 1e-4, what
     assert distance(weights(run), analytic_federation(run, mu=0.0)[0]) > 1e-3
+    assert distance(weights(run), analytic_federation(run, mu=5.0, norm="sum")[0]) > 1e-3
+
+
+def test_the_norm_as_a_sum_by_hand(go):
+    run = go({"fedcme": {"mu": 0.1, "distance": "sum"}}, **HAND)
+    assert distance(weights(run), analytic_federation(run, mu=0.1, norm="sum")[0]) < 2e-5
 
 
 def test_a_classifier_of_two_layers_by_hand(go):
     """Both travel, with fresh momentum, and the features of Eqs. 5, 6 and 9 are what goes into them, 128 wide."""
-    run = go({"fedcme": {"mu": 0.1, "classifier_layers": 2}}, **HAND)
+    run = go({"fedcme": {"mu": 5.0, "classifier_layers": 2}}, **HAND)
     found = as_unmoved(weights(run))
-    w, zeta, vectors, matches = analytic_federation(run, mu=0.1, head=2)
+    w, zeta, vectors, matches = analytic_federation(run, mu=5.0, head=2)
     assert distance(found, w) < 2e-5
     state = plugin_state(run, "fedcme")
     assert state["features"].shape == (10, 128)
@@ -324,16 +332,16 @@ def test_a_classifier_of_two_layers_by_hand(go):
     for k, vector in vectors.items():
         np.testing.assert_allclose(state["vectors"][k].numpy(), vector, atol=1e-12)
     assert dict(state["donors"]) == matches[-1]
-    assert distance(found, analytic_federation(run, mu=0.1, head=1)[0]) > 1e-3
-    assert distance(found, analytic_federation(run, mu=0.1, head=2, fresh=("classifier",))[0]) > 1e-4
+    assert distance(found, analytic_federation(run, mu=5.0, head=1)[0]) > 1e-3
+    assert distance(found, analytic_federation(run, mu=5.0, head=2, fresh=("classifier",))[0]) > 1e-4
 
 
 def test_alignment_alone_and_exchange_alone_by_hand(go):
-    run = go({"fedcme": {"align": False, "mu": 0.1}}, **HAND)
+    run = go({"fedcme": {"align": False, "mu": 5.0}}, **HAND)
     assert distance(weights(run), analytic_federation(run, mu=0.0)[0]) < 2e-5
     exchanging = run
-    run = go({"fedcme": {"exchange": "none", "mu": 0.1}}, **HAND)
-    assert distance(weights(run), analytic_federation(run, mu=0.1, swap=False, evaluated=exchanging)[0]) < 2e-5
+    run = go({"fedcme": {"exchange": "none", "mu": 5.0}}, **HAND)
+    assert distance(weights(run), analytic_federation(run, mu=5.0, swap=False, evaluated=exchanging)[0]) < 2e-5
 
 
 # --- what is observed and sent --------------------------------------------------------------------------------
@@ -377,7 +385,7 @@ def test_alignment_starts_once_there_are_global_features(go, recorded):
     for client, part in enumerate(partition_of(run).train):
         values = []
         for z, y in recorded.batches[1, client]:
-            distances = [((z[y == c].mean(0) - first["features"][c].numpy()) ** 2).sum() for c in set(y.tolist())]
+            distances = [((z[y == c].mean(0) - first["features"][c].numpy()) ** 2).mean() for c in set(y.tolist())]
             values.append(sum(distances))
         sizes.append(len(part))
         means.append(np.mean(values))

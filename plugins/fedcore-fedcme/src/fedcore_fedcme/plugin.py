@@ -38,8 +38,8 @@ class FedCMEOptions(PluginOptions):
     """Options of FedCME; the defaults are the paper's."""
 
     mu: float = Field(0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
-    distance: Literal["sum", "mean"] = Field(
-        "sum", description="Squared norm of Eq. 9: the sum over the features, or their mean, whatever their number."
+    distance: Literal["mean", "sum"] = Field(
+        "mean", description="Squared norm of Eq. 9: the mean over the features, whatever their number, or their sum."
     )
     align: bool = Field(True, description="Feature alignment; without it exchange only (FedCME-OE).")
     exchange: Literal["classifier", "encoder", "model", "none"] = Field(
