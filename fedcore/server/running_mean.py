@@ -103,12 +103,16 @@ class _Sum:
             return {}
         if divisor == 0:
             raise ZeroDivisionError("the weights of all accepted updates are 0")
-        means = (self._total / divisor).split(self._sizes)
-        shapes = (self._layout.shapes[name] for name in self._names)
-        return {
-            name: mean.view(shape).to(dtype)
-            for name, mean, (shape, dtype) in zip(self._names, means, shapes, strict=True)
+        shapes = map(self._layout.shapes.__getitem__, self._names)
+        means = {
+            name: torch.empty(shape, dtype=dtype, device=self._total.device)
+            for name, (shape, dtype) in zip(self._names, shapes)
         }
+        flat = {name: mean.view(-1) for name, mean in means.items()}
+        for block in self._blocks if sum(self._sizes) else ():
+            torch.div(block.total, divisor, out=block.scratch)
+            torch._foreach_copy_([flat[name][begin:end] for name, begin, end in block.pieces], block.places)
+        return means
 
     def _cut(self, total: Tensor, length: int) -> Iterator[_Block]:
         scratch = torch.empty_like(total[:length])
