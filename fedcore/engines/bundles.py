@@ -50,7 +50,7 @@ class Pace:
 
 
 def bundled(tasks: Iterable[ClientTask], pace: Pace, workers: int) -> Iterator[list[ClientTask]]:
-    """Group tasks: each worker is dealt as many in turn, fewer towards the end, so that all workers end together.
+    """Group tasks: the workers are dealt equally many, and fewer each time, so that all of them end together.
 
     Tasks come with the longest first. Dealt one by one, as cards are, they make groups of about the same work.
     """
