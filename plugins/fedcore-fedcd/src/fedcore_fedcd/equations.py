@@ -24,7 +24,7 @@ def assign_fine_classes(features: Tensor, labels: Tensor, prototypes: Tensor, kn
     :param features: z (B, d); ``labels`` (B,); ``prototypes`` (C, M, d); ``known`` (C, M) bool.
     :returns: (B,) int64 in 0..M-1; 0 where the class has no known prototype.
     """
-    cosines = cosine_similarity_matrix(features.detach(), prototypes.flatten(0, 1)).unflatten(1, known.shape)
+    cosines: Tensor = cosine_similarity_matrix(features.detach(), prototypes.flatten(0, 1)).unflatten(1, known.shape)
     index = labels.view(-1, 1, 1).expand(-1, 1, known.shape[1])  # (B, 1, M)
     own = cosines.gather(1, index).squeeze(1)  # (B, M)
     return own.masked_fill(~known[labels], -torch.inf).argmax(dim=1)
