@@ -74,7 +74,7 @@ def _alike(task: ClientTask) -> tuple[str, ...]:
 
 
 def join_tasks(tasks: Sequence[ClientTask]) -> ClientTask:
-    """Return a bundle of tasks; :func:`pack_bundle` packs them when it is sent."""
+    """Return a bundle that holds its tasks, in ``meta["tasks"]``; :func:`pack_bundle` packs them when it is sent."""
     first = tasks[0]
     return ClientTask(
         id=f"bundle-{first.id}",

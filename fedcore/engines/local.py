@@ -157,17 +157,16 @@ class WorkerEngine:
         if window is not None or self._timeout is not None:  # they are about single tasks
             yield from self._dispatcher.run(tasks, self._collect, window=window)
             return
-        groups = list(bundled(tasks, self._pace, self.workers))
+        groups = bundled(tasks, self._pace, self.workers)
         sent = [group[0] if len(group) == 1 else join_tasks(group) for group in groups]
-        tasks_of = {task.id: group for task, group in zip(sent, groups, strict=True)}
         again: list[ClientTask] = []
         for task, outcome in self._dispatcher.run(sent, self._collect, window=None):
             if task.kind != BUNDLE:
                 yield self._noted(task, outcome)
             elif isinstance(outcome, ClientFailure):
-                again += tasks_of[task.id]
+                again += task.meta["tasks"]
             else:
-                for own, own_outcome in zip(tasks_of[task.id], split_outcomes(outcome), strict=True):
+                for own, own_outcome in zip(task.meta["tasks"], split_outcomes(outcome), strict=True):
                     yield self._noted(own, own_outcome)
         yield from self._dispatcher.run(again, self._collect, window=None)
 

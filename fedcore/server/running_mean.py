@@ -76,6 +76,10 @@ class _Block:
     places: tuple[Tensor, ...]
     pieces: list[tuple[str, int, int]]
 
+    def of(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the pieces of flattened tensors."""
+        return [flat[name][begin:end] for name, begin, end in self.pieces]
+
 
 class _Sum:
     """The float64 sum of factor * tensor for several names, in one flat tensor that is added to block by block."""
@@ -93,9 +97,9 @@ class _Sum:
         if self._total is None:
             device = flat[self._names[0]].device
             self._total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=device)
-            self._blocks = list(self._cut(self._total, BLOCK[device.type]))
-        for block in self._blocks if sum(self._sizes) else ():
-            torch._foreach_copy_(block.places, [flat[name][begin:end] for name, begin, end in block.pieces])
+            self._blocks = list(self._cut(self._total, BLOCK[device.type])) if len(self._total) else []
+        for block in self._blocks:
+            torch._foreach_copy_(block.places, block.of(flat))
             block.total.add_(block.scratch, alpha=factor)
 
     def divided(self, divisor: float) -> Tensors:
@@ -109,9 +113,9 @@ class _Sum:
             for name, (shape, dtype) in zip(self._names, shapes)
         }
         flat = {name: mean.view(-1) for name, mean in means.items()}
-        for block in self._blocks if sum(self._sizes) else ():
+        for block in self._blocks:
             torch.div(block.total, divisor, out=block.scratch)
-            torch._foreach_copy_([flat[name][begin:end] for name, begin, end in block.pieces], block.places)
+            torch._foreach_copy_(block.of(flat), block.places)
         return means
 
     def _cut(self, total: Tensor, length: int) -> Iterator[_Block]:

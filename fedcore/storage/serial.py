@@ -60,7 +60,7 @@ def write_tensors(
     """Write named tensors and a JSON value to ``path`` atomically.
 
     :param sync: wait until the disk has it, for what must survive a power failure.
-    :param checksum: add one, for what must last; files between processes that live together need none.
+    :param checksum: add one; files of earlier versions, which are still read, have none.
     :param inside: see :func:`fedcore.storage.files.replacing`.
     :raises StorageError: there is no room, or no permission.
     """
