@@ -26,7 +26,7 @@ from fedcore import ClientUpdate, Plugin, ServerContext, hookimpl
 from fedcore.client.messages import ClientResult, ClientTask, pack_update
 from fedcore.models import SplitModel
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore.server.aggregation import Collector
+from fedcore.server.collection import Collector
 from fedcore.server.scope import Federation, Round
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore

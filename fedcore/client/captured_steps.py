@@ -1,7 +1,7 @@
 """Training steps on CUDA as captured graphs: recorded once, replayed in one launch.
 
 A replay runs no Python, so a graph may be replayed only where the hooks would do the same again.
-:class:`fedcore.client.step.BatchStep` therefore records whether hooks read the round, the epoch, the client or the
+:class:`fedcore.client.loop.BatchStep` therefore records whether hooks read the round, the epoch, the client or the
 batch. A graph is valid for the whole run, for one round, or for one client's session, according to what they read. A
 step whose hooks read the batch is never captured, and neither is one that rebinds tensors of the client's ``scratch``
 or ``state`` (updates in place are fine). The first step of a kind runs eagerly, which also warms the libraries up; the
@@ -22,11 +22,11 @@ from torch import Tensor
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginCallError
 from fedcore.client.fixed_tensors import FixedTensors
+from fedcore.client.loop import Batch
 from fedcore.client.recorder import Launch, Recorder
 from fedcore.client.session import LocalSession
-from fedcore.client.step import Batch
 from fedcore.data import Dataset
-from fedcore.data.client import Picked
+from fedcore.data.samples import Picked
 
 TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
 

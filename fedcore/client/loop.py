@@ -1,30 +1,30 @@
-"""Local training: the single loop over local epochs and batches.
+"""Local training: the single loop over local epochs and batches, and what plugins see of a mini-batch.
 
 Every method trains through :func:`local_epochs` and :func:`train_batch`; methods differ in the hooks that these call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import copy
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
-from fedcore.base.types import Loss
+from fedcore.client.context import context_of
+from fedcore.client.objective import objective
 from fedcore.client.second_pass import SecondPass, replace_gradients, trained_parameters
 from fedcore.client.session import LocalSession
-from fedcore.client.step import Batch, BatchStep
-from fedcore.data.client import Picked
-from fedcore.hooks.contexts import Step
-from fedcore.hooks.plugin import Plugin
-from fedcore.hooks.plugins import PluginSet
-from fedcore.models import Outputs
+from fedcore.data.samples import Picked
+from fedcore.hooks.contexts import ClientContext, Step
+from fedcore.models import Outputs, SplitModel
 
 Done = TypeVar("Done")
 
@@ -129,7 +129,7 @@ def _forward(session: LocalSession, batch: Batch, *, record: bool = True) -> tup
         return step, objective(session, step, record=record)
 
 
-def _change_gradients(session: LocalSession, batch: Batch, step: BatchStep, second: SecondPass) -> None:
+def _change_gradients(session: LocalSession, batch: Batch, step: BatchStep, second: SecondPass[Batch]) -> None:
     """Let the plugin that implements ``gradients`` put others in place of the model's."""
     second.begin(batch)
     trained = trained_parameters(session)
@@ -140,85 +140,158 @@ def _change_gradients(session: LocalSession, batch: Batch, step: BatchStep, seco
                 replace_gradients(session, plugin, found)
 
 
-def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
-    """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded.
+class Batch:
+    """One mini-batch of one client, shared by the views of all plugins.
 
-    :param record: whether the parts are added to the client's losses.
+    :ivar second: takes further passes, where a plugin implements ``gradients``.
+    :ivar depends_on: which of ``round``, ``client``, ``epoch`` and ``batch`` hooks read; a captured step has their
+        values compiled in, so it can be replayed only where these are the same.
     """
-    task = task_loss(session.plugins, step)
-    task_scale, terms = 1.0, []
-    for plugin, result in session.plugins.each("local_loss", step=step):
-        for loss in _losses(plugin, result, step):
-            task_scale *= _task_scale(plugin, loss)
-            if isinstance(loss.weight, Tensor) or loss.weight != 0:
-                terms.append(loss.value if _is_one(loss.weight) else loss.weight * loss.value)
-                if record:
-                    session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
-    if task_scale != 0:
-        terms.append(task if task_scale == 1.0 else task_scale * task)
-        if record:
-            session.losses.add("task", task)
-    total = sum(terms[1:], terms[0]) if terms else None
-    if total is None or not total.requires_grad:
-        found = f"give no part of the local objective that depends on the model: task_scale is {task_scale}"
-        hint = "return a term that has a gradient, or a task_scale above 0"
-        raise PluginContractError.of(None, found, round=session.round, client=session.client, hint=hint)
-    return total
+
+    def __init__(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
+        self.session, self.epoch, self.number = session, epoch, number
+        self.picked = picked
+        self.x = session.data.inputs_of(picked)
+        self.indices, self.y = picked.positions, picked.labels
+        self.outputs: Outputs
+        self.depends_on: set[str] = set()
+        self.second: SecondPass[Batch] | None = None
+        self._frozen: dict[str, Outputs | None] = {}
+
+    def part(self, rows: Tensor | slice | None) -> Batch:
+        """Return a batch of some rows of this one, for another pass of the same step; None for all rows."""
+        if rows is None:
+            part = copy.copy(self)
+        else:
+            some = (None if field is None else field[rows] for field in self.picked)
+            part = Batch(self.session, self.epoch, self.number, Picked(*some))  # type: ignore[arg-type]
+            part.depends_on = self.depends_on
+        part.second = None
+        return part
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return a frozen model's outputs on this batch, computed at most once."""
+        if name not in self._frozen:
+            model = self.session.working.frozen[name]
+            if not model.present:
+                self._frozen[name] = None
+            elif self.session.data.varies or not self.session.work.sees_all_samples:
+                self._frozen[name] = model.outputs(self.x)
+            else:
+                self._frozen[name] = model.cached_outputs(self.indices, self.session.data)
+        return self._frozen[name]
 
 
-def task_loss(plugins: PluginSet, step: Step) -> Tensor:
-    """Return the task loss of the one plugin that replaces it, or cross-entropy."""
-    for plugin, value in plugins.each("task_loss", step=step):
-        if value is None:
-            continue
-        if not _is_scalar(value):
-            raise _no_scalar(plugin, "task_loss", step, value)
-        assert isinstance(value, Tensor)
-        return value
-    raise AssertionError("the built-in plugin has a task loss")
+class BatchStep(Step):
+    """What a plugin sees of one mini-batch.
 
+    :ivar x: the model's input: (B, ...), or a batch object of the data set's kind; ``y`` labels (B,) int64;
+        ``indices`` positions in the client's training part (B,).
+    :ivar features: encoder(x), (B, d); ``logits`` classifier(features), (B, C).
+    """
 
-def _task_scale(plugin: Plugin, loss: Loss) -> float:
-    if loss.task_scale != 1.0 and not plugin.scales_task:
-        found = f"returned task_scale {loss.task_scale} without declaring scales_task = True"
-        raise PluginContractError.of(plugin.name, found, hook="local_loss")
-    return loss.task_scale
+    def __init__(self, batch: Batch, plugin: str | None = None) -> None:
+        self._batch = batch
+        self._plugin = plugin
+        self.x, self.y, self.indices = batch.x, batch.y, batch.indices
+        self.features, self.logits = batch.outputs
 
+    def scoped(self, plugin: str) -> Step:
+        """Return the view of one plugin."""
+        return BatchStep(self._batch, plugin)
 
-def _is_one(weight: float | Tensor) -> bool:
-    return not isinstance(weight, Tensor) and weight == 1.0
+    @property
+    def client(self) -> ClientContext:
+        """The client that trains."""
+        self._batch.depends_on.add("client")
+        return context_of(self._batch.session, self._plugin or "")
 
+    @property
+    def model(self) -> SplitModel:
+        """The local model in training."""
+        return self._batch.session.working.module
 
-def _losses(plugin: Plugin, result: Any, step: Step) -> list[Loss]:
-    losses = [] if result is None else result if isinstance(result, list) else [result]
-    for loss in losses:
-        if not isinstance(loss, Loss):
+    @property
+    def round(self) -> int:
+        """The round, from 0."""
+        self._batch.depends_on.add("round")
+        return self._batch.session.round
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, T."""
+        return self._batch.session.config.rounds
+
+    @property
+    def progress(self) -> float:
+        """round / rounds: 0 in the first round, (T - 1) / T in the last."""
+        return self.round / self.rounds
+
+    @property
+    def epoch(self) -> int:
+        """The local epoch, from 0: the pass over the client's samples, the last cut short by ``--local-steps``."""
+        self._batch.depends_on.add("epoch")
+        return self._batch.epoch
+
+    @property
+    def added(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that this plugin added in ``begin_local``."""
+        self._batch.depends_on.add("client")
+        return self._batch.session.requests.added.get(self._plugin or "", {})
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable shared parameters."""
+        return self._batch.session.training.shared
+
+    @property
+    def reference(self) -> list[Tensor]:
+        """The values of ``parameters`` at the start of the round."""
+        return self._batch.session.training.reference
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch; None if there is none.
+
+        :raises PluginContractError: the plugin did not declare that it ``reads`` the model.
+        """
+        self._require(name)
+        self._batch.depends_on.add("client")
+        return self._batch.frozen(name)
+
+    @property
+    def global_model(self) -> SplitModel:
+        """The frozen model that the client started the round from."""
+        self._require("global")
+        return self._batch.session.working.frozen["global"].module
+
+    @property
+    def previous_model(self) -> SplitModel | None:
+        """The client's frozen model of its last committed participation; None on the first."""
+        self._require("previous")
+        self._batch.depends_on.add("client")
+        previous = self._batch.session.working.frozen["previous"]
+        return previous.module if previous.present else None
+
+    @contextmanager
+    def random(self, purpose: str) -> Iterator[None]:
+        """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
+        batch = self._batch
+        batch.depends_on.add("batch")
+        seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
+        with random_stream(seed, batch.session.working.device):
+            yield
+
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
+        """Return the gradient of the whole objective at other weights, or on some rows of the batch, by name."""
+        second = self._batch.second
+        if second is None or not second.is_open:
             raise PluginContractError.of(
-                plugin.name,
-                f"returned {type(loss).__name__}",
-                hook="local_loss",
-                round=step.round,
-                client=step.client.id,
-                expected="Loss, a list of Loss or None",
-                hint="wrap it: Loss(value)",
+                self._plugin or "",
+                "calls step.gradients_at, which works in the hook gradients only",
+                round=self._batch.session.round,
+                client=self._batch.session.client,
             )
-        if not _is_scalar(loss.value):
-            raise _no_scalar(plugin, "local_loss", step, loss.value)
-    return losses
+        return second.gradients_at(self._batch, weights, rows)
 
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0
-
-
-def _no_scalar(plugin: Plugin, hook: str, step: Step, value: Any) -> PluginContractError:
-    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    return PluginContractError.of(
-        plugin.name,
-        f"returned a value of {shape}",
-        hook=hook,
-        round=step.round,
-        client=step.client.id,
-        expected="a 0-dim tensor",
-        hint="did you forget .mean()?",
-    )
+    def _require(self, model: str) -> None:
+        self._batch.session.plugins.require_reads(model, self._plugin or "")

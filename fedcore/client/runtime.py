@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from fedcore.client.recorder import CudaRecorder, Recorder
 from fedcore.client.session import LocalSession
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
-from fedcore.data.client import ClientData
+from fedcore.data.samples import ClientData
 from fedcore.hooks.setup import READ_UPDATES, Setup
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
@@ -114,8 +115,8 @@ class ClientRuntime:
         try:
             made = TASKS[task.kind](self, task, shared)
             result = made if isinstance(made, ClientResult) else (yield from made)
-            stays = self.updates_on.type != "cpu" and "version" in result.meta
-            tensors = result.tensors if stays else on_cpu(result.tensors)
+            if self.updates_on.type == "cpu" or "version" not in result.meta:
+                result = replace(result, tensors=on_cpu(result.tensors))
         except Failed as failed:
             return self._failed(task, failed.kind, str(failed))
         except PluginCallError as error:
@@ -127,7 +128,7 @@ class ClientRuntime:
         after = self.setup.plugins.seconds
         spent = {name: after[name] - seconds for name, seconds in before.items()}
         self._record_time(task, result.meta, {"": time.perf_counter() - began, **spent})
-        return ClientResult(result.task_id, tensors, result.meta)
+        return result
 
     def _record_time(self, task: ClientTask, meta: dict[str, Any], spent: dict[str, float]) -> None:
         """Add the seconds of a task, earlier parts of its training included, to its result: in total and by plugin."""

@@ -9,27 +9,35 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
-from fedcore.client.step import Batch
 from fedcore.hooks.plugin import Plugin
 
-Evaluate = Callable[[Batch], Tensor]
-"""Takes the forward pass of a batch; returns its objective, of which nothing is recorded."""
+
+class Divisible(Protocol):
+    """A batch that knows what its step depends on: :class:`fedcore.client.loop.Batch`."""
+
+    depends_on: set[str]
+
+    def part(self, rows: Tensor | slice | None) -> Self:
+        """Return a batch of some rows of this one; None for all rows."""
 
 
-class SecondPass:
+B = TypeVar("B", bound=Divisible)
+
+
+class SecondPass(Generic[B]):
     """Takes further passes of one step; made before the first one.
 
-    :param evaluate: what a pass computes.
+    :param evaluate: takes the forward pass of a batch; returns its objective, of which nothing is recorded.
     """
 
-    def __init__(self, session: LocalSession, evaluate: Evaluate) -> None:
+    def __init__(self, session: LocalSession, evaluate: Callable[[B], Tensor]) -> None:
         self._session, self._evaluate = session, evaluate
         self._random = _random_state(session.working.device)
         self._draws = self._open = False
@@ -48,16 +56,14 @@ class SecondPass:
         """Whether the hook ``gradients`` runs."""
         return self._open
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: B) -> None:
         """Note whether the first pass drew random numbers; the step is not captured then, as states cannot be."""
         now = _random_state(self._session.working.device)
         self._draws = self._random is not None and now is not None and _bytes(now) != _bytes(self._random)
         if self._draws:
             batch.depends_on.add("batch")
 
-    def gradients_at(
-        self, batch: Batch, weights: Mapping[str, Tensor], rows: Tensor | slice | None
-    ) -> dict[str, Tensor]:
+    def gradients_at(self, batch: B, weights: Mapping[str, Tensor], rows: Tensor | slice | None) -> dict[str, Tensor]:
         """Return the gradient of the whole objective by name; documented in :class:`fedcore.hooks.contexts.Step`."""
         part = batch.part(rows)
         trained = trained_parameters(self._session)

@@ -20,7 +20,7 @@ from fedcore.client.local_work import LocalWork
 from fedcore.client.optimizer import Optimizer, ParameterGroup
 from fedcore.client.working_model import WorkingModel
 from fedcore.data import PublicSamples
-from fedcore.data.client import ClientData
+from fedcore.data.samples import ClientData
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import PluginSet
 from fedcore.storage.state import States
@@ -122,7 +122,7 @@ class LocalSession:
     :ivar training: what the current epoch trains; set by :meth:`prepare_training`.
     :ivar excluded: the parameters that it does not train, as plugins froze them; outside of epochs those of no epoch.
     :ivar steps: optimizer steps so far.
-    :ivar depends_on: what hooks looked at in the current step, see :class:`fedcore.client.step.Batch`.
+    :ivar depends_on: what hooks looked at in the current step, see :class:`fedcore.client.loop.Batch`.
     :ivar scratch: the plugins' values for this round, by plugin; ``contexts`` what they see of the client.
     """
 

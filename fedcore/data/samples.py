@@ -1,15 +1,18 @@
-"""The interface of a data set: labels, and batches gathered by position."""
+"""Samples: the interface of a data set, labels and batches gathered by position, and one client's part of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from functools import cached_property
+from itertools import repeat
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
+from fedcore.data.augment import apply_augmentation, draw_augmentation
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -178,6 +181,97 @@ class Dataset:
     def kind(self) -> str:
         """The kind of batches, as models name it in ``takes``."""
         return self.train.kind
+
+
+class Picked(NamedTuple):
+    """The samples of one batch, on the device.
+
+    :param positions: positions in the client's samples, (B,) int64; ``rows`` in the data set; ``labels`` (B,) int64.
+    :param drawn: the random numbers of the augmentation, (B, numbers); None without augmentation.
+    """
+
+    positions: Tensor
+    rows: Tensor
+    labels: Tensor
+    drawn: Tensor | None
+
+    def clone(self) -> Picked:
+        """Return a copy in newly allocated memory."""
+        return Picked(*(None if part is None else part.clone() for part in self))  # type: ignore[arg-type]
+
+    def copy_(self, other: Picked) -> None:
+        """Copy the values of a batch of the same size into this one."""
+        for own, value in zip(self, other, strict=True):
+            if own is not None and value is not None:
+                own.copy_(value)
+
+
+class ClientData:
+    """Samples of one client by position 0..n-1, in data-set order.
+
+    :param indices: positions in ``samples`` that belong to the client, int64 (n,).
+    :param augmentation: name of the augmentation that training batches get; None for none.
+    """
+
+    def __init__(
+        self, samples: Samples, indices: Tensor, device: torch.device, augmentation: str | None = None
+    ) -> None:
+        self._samples = samples
+        self._indices, self._count = indices.to(device), len(indices)
+        self._device = device
+        self._augmentation = augmentation
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Classes by position, (n,) int64, on the device."""
+        return self._labels_of(self._indices)
+
+    def _labels_of(self, rows: Tensor) -> Tensor:
+        labels = self._samples.labels
+        return labels.index_select(0, rows.to(labels.device)).to(self._device)
+
+    @classmethod
+    def training(cls, dataset: Dataset, indices: Tensor, device: torch.device, *, augmented: bool) -> ClientData:
+        """Return a client's training part."""
+        return cls(dataset.train, indices, device, dataset.augmentation if augmented else None)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def varies(self) -> bool:
+        """Whether the input at a position changes from epoch to epoch."""
+        return self._augmentation is not None
+
+    def batches(self, order: Tensor, size: int, stream: Callable[[], torch.Generator]) -> Iterator[Picked]:
+        """Yield one epoch's batches: the samples at ``order`` (n,), ``size`` at a time, the last perhaps fewer.
+
+        :param stream: makes the generator of the augmentations' random numbers, where there are any.
+        """
+        positions = order.to(self._device)
+        rows = self._indices.index_select(0, positions)
+        labels = self._labels_of(rows)
+        drawn: Iterator[Tensor | None] = repeat(None)
+        if self._augmentation is not None:
+            drawn = iter(draw_augmentation(self._augmentation, len(order), stream()).to(self._device).split(size))
+        if len(order) <= size:
+            yield Picked(positions, rows, labels, next(drawn))
+            return
+        for parts in zip(positions.split(size), rows.split(size), labels.split(size), strict=True):
+            yield Picked(*parts, next(drawn))
+
+    def inputs(self, positions: Tensor) -> Any:
+        """Return the inputs at these positions (on the device), not augmented."""
+        return self._samples.gather(self._indices[positions]).to(self._device)
+
+    def inputs_of(self, picked: Picked) -> Any:
+        """Return the inputs of a batch, augmented by its ``drawn`` numbers."""
+        x = self._samples.gather(picked.rows).to(self._device)
+        if picked.drawn is None:
+            return x
+        assert self._augmentation is not None
+        assert isinstance(self._samples, ResidentSamples)
+        return apply_augmentation(self._augmentation, x, picked.drawn, self._samples.mean, self._samples.std)
 
 
 def _normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

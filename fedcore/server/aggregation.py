@@ -1,172 +1,57 @@
-"""Aggregation: updates are validated, passed to plugins and added up as they arrive, in dispatch order; then the next
-global model w_{t+1} is made of them, with its checks.
-"""
+"""Aggregation: the weighted mean of the accepted updates, and the next global model w_{t+1} with its checks."""
 
 from __future__ import annotations
 
-import os
-import time
-import traceback
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from fedcore.base.errors import DivergedError, PluginCallError, PluginContractError, RejectUpdate, RoundFailedError
-from fedcore.base.tensors import bytes_of, first_nonfinite, on_cpu
+from fedcore.base.errors import DivergedError, RejectUpdate, RoundFailedError
+from fedcore.base.tensors import first_nonfinite, on_cpu
 from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.client.messages import ClientFailure, ClientTask, Outcome
+from fedcore.hooks.contexts import ServerContext
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.setup import Setup
-from fedcore.server.context import RoundContext
+from fedcore.models.layout import Layout
 from fedcore.server.plugin_results import check_partial
-from fedcore.server.running_mean import RunningMean
 from fedcore.server.scope import Round
 
-PER_UPDATE = ("pre_aggregate", "weight", "accumulate")
-"""Hooks that see one update before it is accepted, and may write about it into the server's state."""
+BLOCK = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Numbers that are added at once: on a CPU few enough to stay in its cache, on CUDA many per kernel."""
 
 
-class Collector:
-    """Takes outcomes in dispatch order.
-
-    :ivar running_mean: of the accepted models; ``kept`` what plugins that own parameters aggregate themselves.
-    :ivar versions: the version of each accepted client's state, None where it keeps nothing.
-    :ivar seconds: spent here; ``client_seconds`` by clients, ``plugin_seconds`` by plugin on clients.
-    """
-
-    def __init__(self, current: Round) -> None:
-        self._current, self._federation = current, current.federation
-        self._server = RoundContext(current)
-        setup = current.federation.setup
-        self._owners = {
-            plugin.name: setup.claimed(plugin, "owns") for plugin in setup.plugins.implementers("aggregate")
-        }
-        touching = {p.name: None for hook in PER_UPDATE for p in setup.plugins.implementers(hook)}
-        self._touching = list(touching)
-        self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
-        self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
-        self.versions: dict[int, int | None] = {}
-        self.seconds = 0.0
-        self.client_seconds = 0.0
-        self.plugin_seconds: dict[str, float] = {}
-        self._losses: list[tuple[int, Mapping[str, float]]] = []
-
-    def take(self, task: ClientTask, outcome: Outcome) -> None:
-        """Accept one outcome, or record why not; a rejected update changes nothing.
-
-        An update that makes a hook raise is rejected too, so that no client can stop the run.
-        """
-        began = time.perf_counter()
-        if isinstance(outcome, ClientFailure):
-            self._current.fail(task.client, outcome.kind, outcome.message)
-        else:
-            try:
-                with self._undone_on_error():
-                    self._accept(task, outcome)
-            except (RejectUpdate, PluginCallError) as error:
-                if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
-                    traceback.print_exc()
-                kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
-                self._current.fail(task.client, kind, str(error))
-        self.seconds += time.perf_counter() - began
-
-    def _undone_on_error(self) -> AbstractContextManager[None]:
-        """Undo what plugins write about an update inside the block if it raises."""
-        return self._current.states.undone_on_error(self._touching) if self._touching else nullcontext()
-
-    def _accept(self, task: ClientTask, outcome: Outcome) -> None:
-        current, plugins = self._current, self._federation.setup.plugins
-        update, meta = self._federation.validator.update(task, outcome, current.lr)
-        sizes = {"model": bytes_of(update.model)}
-        sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
-        update = self._inspected(task, update)
-        weight = float(plugins.first("weight", server=self._server, update=update))
-        for plugin in plugins.implementers("accumulate"):
-            try:
-                plugins.call(plugin.name, "accumulate", server=self._server, update=update)
-            except RejectUpdate as error:
-                raise PluginContractError.of(
-                    plugin.name,
-                    f"rejects an update that is accepted already ({error})",
-                    hook="accumulate",
-                    round=current.number,
-                    client=task.client,
-                    hint="raise RejectUpdate in pre_aggregate",
-                ) from error
-            if plugin.name not in self._owners:
-                update.payload.get(plugin.name, {}).clear()
-        self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it
-        for plugin_name, names in self._owners.items():
-            own = {name: update.model[name] for name in names}
-            self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))
-        current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
-        current.accepted.append(task.client)
-        current.weights[task.client] = weight
-        for sender, size in sizes.items():
-            current.ledger.up(sender, size)
-        self.versions[task.client] = meta.version
-        self._losses.append((update.samples, update.metrics.get("losses", {})))
-        self.client_seconds += meta.seconds
-        for name, seconds in meta.plugin_seconds.items():
-            self.plugin_seconds[name] = self.plugin_seconds.get(name, 0.0) + seconds
-
-    def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
-        """Return the update as every ``pre_aggregate`` leaves it."""
-        plugins, validator = self._federation.setup.plugins, self._federation.validator
-        implementers = plugins.implementers("pre_aggregate")
-        for plugin in (plugin for plugin in implementers if plugin.encodes):
-            update = self._seen(plugin, update) or update
-        if validator.encoded:
-            validator.check(task, update)  # whole models from here on
-        for plugin in (plugin for plugin in implementers if not plugin.encodes):
-            seen = self._seen(plugin, update)
-            if seen is not None:
-                update = seen
-                validator.check(task, update)
-        return update
-
-    def _seen(self, plugin: Plugin, update: ClientUpdate) -> ClientUpdate | None:
-        call = self._federation.setup.plugins.call
-        seen = call(plugin.name, "pre_aggregate", server=self._server, update=update)
-        return None if seen is None else update.merged(plugin.name, seen)
-
-    def mean_losses(self) -> dict[str, float]:
-        """Return the clients' mean losses by name, weighted by samples."""
-        names = sorted({name for _, losses in self._losses for name in losses})
-        return {
-            name: sum(n * losses[name] for n, losses in self._losses if name in losses)
-            / sum(n for n, losses in self._losses if name in losses)
-            for name in names
-        }
-
-
-def aggregate(current: Round, collector: Collector) -> None:
+def aggregate(
+    current: Round, server: ServerContext, running: RunningMean, kept: Mapping[str, list[ClientUpdate]]
+) -> None:
     """Make w_{t+1} the round's model: owned parameters by ``aggregate``, the weighted mean for the rest, then every
     ``server_step``.
 
+    :param server: what hooks see of the round.
+    :param running: the mean of the accepted updates; ``kept`` those that plugins aggregate themselves, by plugin.
     :raises RoundFailedError: all weights are 0.
     :raises DivergedError: the new model is not finite.
     """
     setup = current.federation.setup
     plugins = setup.plugins
     try:
-        mean = setup.uploads.split(on_cpu(collector.running_mean.mean()))
+        mean = setup.uploads.split(on_cpu(running.mean()))
     except ZeroDivisionError as error:
         raise RoundFailedError(f"round {current.number}: {error}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     current.phase = "aggregate"
     for plugin in plugins.implementers("aggregate"):
-        updates = collector.kept[plugin.name]
-        owned = plugins.call(plugin.name, "aggregate", server=RoundContext(current), updates=updates)
+        updates = kept[plugin.name]
+        owned = plugins.call(plugin.name, "aggregate", server=server, updates=updates)
         model.update(_checked(setup, plugin, "aggregate", owned, setup.claimed(plugin, "owns")))
     current.phase = "round"
     trainable = [name for name in setup.layout.shared if name in setup.layout.trainable]
     current.buffers = {name: model[name] for name in setup.layout.shared if name in setup.layout.buffers}
     for plugin in plugins.implementers("server_step"):
         mean = {name: model[name] for name in trainable}
-        stepped = plugins.call(plugin.name, "server_step", server=RoundContext(current), mean=mean)
+        stepped = plugins.call(plugin.name, "server_step", server=server, mean=mean)
         model.update(_checked(setup, plugin, "server_step", stepped, trainable))
     broken = first_nonfinite(model)
     if broken:
@@ -221,3 +106,127 @@ def _against_divergence(current: Round) -> str:
     if config.momentum and config.optimizer == "sgd":
         ways.append(f"less --momentum ({config.momentum:g} now)")
     return f"Training diverged; try {', '.join(ways[:-1])} or {ways[-1]}."
+
+
+class RunningMean:
+    """The weighted mean of models, added one by one in a fixed order.
+
+    One float64 sum of weight * tensor per name, divided once and rounded to the tensor's dtype: equal models
+    return exactly themselves. Floating buffers are weighted by samples;
+    integer buffers take the maximum. The sums are on the models' device.
+    """
+
+    def __init__(self, layout: Layout, names: Iterable[str]) -> None:
+        self._layout = layout
+        self._names = list(names)
+        floating = [name for name in self._names if layout.shapes[name][1].is_floating_point]
+        self._by_weight = _Sum(layout, [name for name in floating if name not in layout.buffers])
+        self._by_samples = _Sum(layout, [name for name in floating if name in layout.buffers])
+        self._largest: Tensors = {}
+        self._weight = 0.0
+        self._samples = 0
+
+    def add(self, model: Mapping[str, Tensor], *, weight: float, samples: int) -> None:
+        """Add one model.
+
+        :raises RejectUpdate: the weight is negative or not finite.
+        """
+        if not (math.isfinite(weight) and weight >= 0):
+            raise RejectUpdate(f"the weight {weight} is not a finite number >= 0")
+        self._weight += weight
+        self._samples += samples
+        self._by_weight.add(model, weight)
+        self._by_samples.add(model, samples)
+        for name in self._names:
+            if not self._layout.shapes[name][1].is_floating_point:
+                tensor = model[name]
+                known = self._largest.get(name)
+                self._largest[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
+
+    def mean(self) -> Tensors:
+        """Return the mean of what was added.
+
+        :raises ZeroDivisionError: all weights are 0.
+        """
+        means = dict(self._largest)
+        for total, divisor in ((self._by_weight, self._weight), (self._by_samples, self._samples)):
+            means.update(total.divided(divisor))
+        return {name: means[name] for name in self._names if name in means}
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A part of a sum.
+
+    :param total: the part, (n,) float64; ``scratch`` as many numbers, and ``places`` for each piece among them.
+    :param pieces: what is added here: names and positions in the flattened tensors.
+    """
+
+    total: Tensor
+    scratch: Tensor
+    places: tuple[Tensor, ...]
+    pieces: list[tuple[str, int, int]]
+
+    def of(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the pieces of flattened tensors."""
+        return [flat[name][begin:end] for name, begin, end in self.pieces]
+
+
+class _Sum:
+    """The float64 sum of factor * tensor for several names, in one flat tensor that is added to block by block."""
+
+    def __init__(self, layout: Layout, names: list[str]) -> None:
+        self._layout, self._names = layout, names
+        self._sizes = [layout.shapes[name][0].numel() for name in names]
+        self._total: Tensor | None = None
+        self._blocks: list[_Block] = []
+
+    def add(self, model: Mapping[str, Tensor], factor: float) -> None:
+        if not self._names:
+            return
+        flat = {name: model[name].flatten() for name in self._names}
+        if self._total is None:
+            device = flat[self._names[0]].device
+            self._total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=device)
+            self._blocks = list(self._cut(self._total, BLOCK[device.type])) if len(self._total) else []
+        for block in self._blocks:
+            torch._foreach_copy_(block.places, block.of(flat))
+            block.total.add_(block.scratch, alpha=factor)
+
+    def divided(self, divisor: float) -> Tensors:
+        if self._total is None:
+            return {}
+        if divisor == 0:
+            raise ZeroDivisionError("the weights of all accepted updates are 0")
+        shapes = map(self._layout.shapes.__getitem__, self._names)
+        means = {
+            name: torch.empty(shape, dtype=dtype, device=self._total.device)
+            for name, (shape, dtype) in zip(self._names, shapes)
+        }
+        flat = {name: mean.view(-1) for name, mean in means.items()}
+        for block in self._blocks:
+            torch.div(block.total, divisor, out=block.scratch)
+            torch._foreach_copy_(block.of(flat), block.places)
+        return means
+
+    def _cut(self, total: Tensor, length: int) -> Iterator[_Block]:
+        scratch = torch.empty_like(total[:length])
+        pieces = list(self._pieces(length))
+        for part in total.split(length):
+            own, filled = [], 0
+            while filled < len(part):
+                own.append(pieces.pop(0))
+                filled += own[-1][2] - own[-1][1]
+            held = scratch[: len(part)]
+            yield _Block(part, held, held.split([end - begin for _, begin, end in own]), own)
+
+    def _pieces(self, length: int) -> Iterator[tuple[str, int, int]]:
+        """Yield the parts of the tensors between the boundaries of tensors and of blocks."""
+        position = 0
+        for name, size in zip(self._names, self._sizes, strict=True):
+            begin = 0
+            while begin < size:
+                end = min(size, begin + length - position % length)
+                yield name, begin, end
+                position += end - begin
+                begin = end

@@ -19,8 +19,8 @@ from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ServerContext
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
+from fedcore.server.aggregation import RunningMean
 from fedcore.server.plugin_results import check_partial
-from fedcore.server.running_mean import RunningMean
 from fedcore.server.scope import Round, ServerScope
 from fedcore.storage.state import State
 

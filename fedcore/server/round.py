@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore.client.messages import ClientFailure
-from fedcore.server.aggregation import Collector, aggregate, require_enough
+from fedcore.server.aggregation import aggregate, require_enough
 from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.cohort import train_cohort
+from fedcore.server.collection import Collector
 from fedcore.server.context import RoundContext
 from fedcore.server.plugin_results import check_cohort
 from fedcore.server.scope import Federation, Round
@@ -58,7 +59,7 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         trained = time.perf_counter()
         require_enough(current)
         if current.accepted:
-            aggregate(current, collector)
+            aggregate(current, collector.server, collector.running_mean, collector.kept)
         ended = time.perf_counter()
     state = _next_state(current, collector)
     training = trained - sent - collector.seconds

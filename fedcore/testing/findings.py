@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from fedcore.client.context import SessionContext, context_of
-from fedcore.client.step import BatchStep
+from fedcore.client.loop import BatchStep
 from fedcore.hooks.plugin import Plugin
 
 IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")

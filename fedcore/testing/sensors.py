@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore.client.step import BatchStep
+from fedcore.client.loop import BatchStep
 from fedcore.testing.findings import IN_A_STEP, Call, Rule
 from fedcore.testing.fingerprint import fingerprint, global_settings, random_states, tensor_in
 from fedcore.testing.sync import watch_host_sync

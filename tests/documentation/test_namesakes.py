@@ -34,12 +34,10 @@ TESTED_BY = {
     "client/test_batches.py": ["client/loop.py"],
     "client/test_context.py": ["client/mean_gradients.py"],
     "client/test_starts.py": ["client/plugin_results.py"],
-    "client/test_captured_steps.py": ["client/step.py"],
     "data/test_datasets.py": ["data/official_files.py", "data/split.py"],
     "data/test_index_lists.py": ["data/picture.py"],
     "data/test_other_samples.py": [
         "client/worker_spec.py",
-        "data/client.py",
         "data/rows.py",
         "data/sequences.py",
     ],
@@ -49,6 +47,7 @@ TESTED_BY = {
     "engines/test_local.py": ["engines/serving.py"],
     "functional/test_prototypes.py": ["hooks/prototype_exchange.py"],
     "hooks/test_hooks_called.py": ["hooks/hookspecs.py"],
+    "hooks/test_objective.py": ["client/objective.py"],
     "hooks/test_plugin.py": [
         "base/errors.py",
         "hooks/fedavg.py",
@@ -75,6 +74,7 @@ TESTED_BY = {
         "runs/trackers/scalars.py",
         "testing/trackers.py",
     ],
+    "server/test_cohort.py": ["server/collection.py"],
     "server/test_system.py": ["runs/participation.py"],
     "testing/test_analytic.py": [
         "testing/federation.py",

@@ -10,7 +10,7 @@ import fedcore
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
 from fedcore.models.layout import JOINED, FlatLayout, Layout
-from fedcore.server.running_mean import RunningMean
+from fedcore.server.aggregation import RunningMean
 from tests import support
 from tests.support import model_bytes
 

@@ -49,7 +49,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "fedcore.storage.state.States.snapshot",
     ],
     "checks": [f"{_SERVER}.validation.UpdateValidator.update", f"{_SERVER}.validation.UpdateValidator.check"],
-    "fold": [f"{_SERVER}.running_mean.RunningMean.add", f"{_SERVER}.aggregation.aggregate"],
+    "fold": [f"{_SERVER}.aggregation.RunningMean.add", f"{_SERVER}.aggregation.aggregate"],
     "server": [f"{_RUNS}.training.run_round"],
     "evaluation": [f"{_RUNS}.evaluation.Evaluator.begin", f"{_RUNS}.evaluation.Evaluator.evaluate_clients"],
     "records and checkpoint": [

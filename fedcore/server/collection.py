@@ -1,0 +1,137 @@
+"""Collection: updates are validated, passed to plugins and added up as they arrive, in dispatch order."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from fedcore.base.errors import PluginCallError, PluginContractError, RejectUpdate
+from fedcore.base.tensors import bytes_of
+from fedcore.base.types import ClientUpdate
+from fedcore.client.messages import ClientFailure, ClientTask, Outcome
+from fedcore.hooks.plugin import Plugin
+from fedcore.server.aggregation import RunningMean
+from fedcore.server.context import RoundContext
+from fedcore.server.scope import Round
+
+PER_UPDATE = ("pre_aggregate", "weight", "accumulate")
+"""Hooks that see one update before it is accepted, and may write about it into the server's state."""
+
+
+class Collector:
+    """Takes outcomes in dispatch order.
+
+    :ivar server: what hooks see of the round.
+    :ivar running_mean: of the accepted models; ``kept`` what plugins that own parameters aggregate themselves.
+    :ivar versions: the version of each accepted client's state, None where it keeps nothing.
+    :ivar seconds: spent here; ``client_seconds`` by clients, ``plugin_seconds`` by plugin on clients.
+    """
+
+    def __init__(self, current: Round) -> None:
+        self._current, self._federation = current, current.federation
+        self.server = RoundContext(current)
+        setup = current.federation.setup
+        self._owners = {
+            plugin.name: setup.claimed(plugin, "owns") for plugin in setup.plugins.implementers("aggregate")
+        }
+        touching = {p.name: None for hook in PER_UPDATE for p in setup.plugins.implementers(hook)}
+        self._touching = list(touching)
+        self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
+        self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
+        self.versions: dict[int, int | None] = {}
+        self.seconds = 0.0
+        self.client_seconds = 0.0
+        self.plugin_seconds: dict[str, float] = {}
+        self._losses: list[tuple[int, Mapping[str, float]]] = []
+
+    def take(self, task: ClientTask, outcome: Outcome) -> None:
+        """Accept one outcome, or record why not; a rejected update changes nothing.
+
+        An update that makes a hook raise is rejected too, so that no client can stop the run.
+        """
+        began = time.perf_counter()
+        if isinstance(outcome, ClientFailure):
+            self._current.fail(task.client, outcome.kind, outcome.message)
+        else:
+            try:
+                with self._undone_on_error():
+                    self._accept(task, outcome)
+            except (RejectUpdate, PluginCallError) as error:
+                if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
+                    traceback.print_exc()
+                kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
+                self._current.fail(task.client, kind, str(error))
+        self.seconds += time.perf_counter() - began
+
+    def _undone_on_error(self) -> AbstractContextManager[None]:
+        """Undo what plugins write about an update inside the block if it raises."""
+        return self._current.states.undone_on_error(self._touching) if self._touching else nullcontext()
+
+    def _accept(self, task: ClientTask, outcome: Outcome) -> None:
+        current, plugins = self._current, self._federation.setup.plugins
+        update, meta = self._federation.validator.update(task, outcome, current.lr)
+        sizes = {"model": bytes_of(update.model)}
+        sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
+        update = self._inspected(task, update)
+        weight = float(plugins.first("weight", server=self.server, update=update))
+        for plugin in plugins.implementers("accumulate"):
+            try:
+                plugins.call(plugin.name, "accumulate", server=self.server, update=update)
+            except RejectUpdate as error:
+                raise PluginContractError.of(
+                    plugin.name,
+                    f"rejects an update that is accepted already ({error})",
+                    hook="accumulate",
+                    round=current.number,
+                    client=task.client,
+                    hint="raise RejectUpdate in pre_aggregate",
+                ) from error
+            if plugin.name not in self._owners:
+                update.payload.get(plugin.name, {}).clear()
+        self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it
+        for plugin_name, names in self._owners.items():
+            own = {name: update.model[name] for name in names}
+            self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))
+        current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
+        current.accepted.append(task.client)
+        current.weights[task.client] = weight
+        for sender, size in sizes.items():
+            current.ledger.up(sender, size)
+        self.versions[task.client] = meta.version
+        self._losses.append((update.samples, update.metrics.get("losses", {})))
+        self.client_seconds += meta.seconds
+        for name, seconds in meta.plugin_seconds.items():
+            self.plugin_seconds[name] = self.plugin_seconds.get(name, 0.0) + seconds
+
+    def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        """Return the update as every ``pre_aggregate`` leaves it."""
+        plugins, validator = self._federation.setup.plugins, self._federation.validator
+        implementers = plugins.implementers("pre_aggregate")
+        for plugin in (plugin for plugin in implementers if plugin.encodes):
+            update = self._seen(plugin, update) or update
+        if validator.encoded:
+            validator.check(task, update)  # whole models from here on
+        for plugin in (plugin for plugin in implementers if not plugin.encodes):
+            seen = self._seen(plugin, update)
+            if seen is not None:
+                update = seen
+                validator.check(task, update)
+        return update
+
+    def _seen(self, plugin: Plugin, update: ClientUpdate) -> ClientUpdate | None:
+        call = self._federation.setup.plugins.call
+        seen = call(plugin.name, "pre_aggregate", server=self.server, update=update)
+        return None if seen is None else update.merged(plugin.name, seen)
+
+    def mean_losses(self) -> dict[str, float]:
+        """Return the clients' mean losses by name, weighted by samples."""
+        names = sorted({name for _, losses in self._losses for name in losses})
+        return {
+            name: sum(n * losses[name] for n, losses in self._losses if name in losses)
+            / sum(n for n, losses in self._losses if name in losses)
+            for name in names
+        }
