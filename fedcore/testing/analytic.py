@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedcore import hookimpl
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.data.owners import IntArray
 from fedcore.hooks.contexts import Step
+from fedcore.hooks.hookspecs import hookimpl
 from fedcore.hooks.plugin import Plugin
 from fedcore.models import SplitModel
 

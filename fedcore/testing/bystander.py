@@ -7,7 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedcore import ClientContext, ClientUpdate, Plugin, ServerContext, hookimpl
+from fedcore.base.types import ClientUpdate
+from fedcore.hooks.contexts import ClientContext, ServerContext
+from fedcore.hooks.hookspecs import hookimpl
+from fedcore.hooks.plugin import Plugin
 
 
 class Bystander(Plugin):

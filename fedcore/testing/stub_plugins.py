@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcore import hookimpl
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
+from fedcore.hooks.hookspecs import hookimpl
 from fedcore.hooks.plugin import Plugin, PluginOptions
 
 
