@@ -35,18 +35,22 @@ PARTS = ("train", "test")
 PUBLIC = "public"
 
 
-def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack_worker_spec(spec: WorkerSpec, *, local: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a specification into tensors and JSON.
 
     Samples of a class that workers cannot import are not packed: :func:`unpack_worker_spec` loads the data set again.
+
+    :param local: for workers on this machine: a partition that stays in a file is not packed, they read that file.
     """
-    lists = dict(zip(PARTS, (spec.partition.train, spec.partition.test), strict=True))
+    file = spec.partition.file if local else None
+    lists = dict(zip(PARTS, (spec.partition.train, spec.partition.test), strict=True)) if file is None else {}
     partition = {part: {"positions": each.positions, "offsets": each.offsets} for part, each in lists.items()}
     data: dict[str, Mapping[str, Tensor]] = {}
     meta = {
         "config": spec.config.model_dump(mode="json"),
         "state_dir": str(spec.state_dir),
         "info": spec.partition.info,
+        "partition_file": None if file is None else str(file),
         "dataset": None,
         "definitions": objects.current().plain(),
     }
@@ -73,10 +77,14 @@ def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     """Join what :func:`pack_worker_spec` split, without copying; objects of the caller's program are defined first."""
     objects.define(meta["definitions"])
     config, groups = RunConfig.model_validate(meta["config"]), unflatten(tensors)
-    partition = unflatten(groups["partition"])
-    train, test = (IndexLists(partition[part]["positions"], partition[part]["offsets"]) for part in PARTS)
     dataset = _dataset(config, unflatten(groups.get("data", {})), meta["dataset"])
-    return WorkerSpec(config, dataset, Partition(train, test, meta["info"]), Path(meta["state_dir"]))
+    if meta["partition_file"] is not None:
+        partition = Partition.stored(Path(meta["partition_file"]), meta["info"])
+    else:
+        lists = unflatten(groups["partition"])
+        train, test = (IndexLists(lists[part]["positions"], lists[part]["offsets"]) for part in PARTS)
+        partition = Partition(train, test, meta["info"])
+    return WorkerSpec(config, dataset, partition, Path(meta["state_dir"]))
 
 
 def _dataset(

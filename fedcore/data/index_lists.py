@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -12,13 +13,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedcore.storage.stored_tensors import StoredTensor
+
 _INT32 = torch.iinfo(torch.int32)
+_AT_ONCE = 1 << 12  # clients in a piece of what is made of all of them
 
 
 class IndexLists(Sequence[Tensor]):
     """A sequence of one (n_k,) int64 tensor per client, created on access.
 
-    A list of tensors takes 1 kB per client, this class 8 bytes per client and 4 per position.
+    A list of tensors takes 1 kB per client, this class 8 bytes per client and 4 per position;
+    :class:`StoredIndexLists` takes none.
 
     :param positions: the positions of all clients, concatenated: (n,) int32 or int64.
     :param offsets: the start of each client's positions, and the end of the last: (K + 1,) int64.
@@ -43,7 +48,8 @@ class IndexLists(Sequence[Tensor]):
     @classmethod
     def empty(cls, clients: int) -> IndexLists:
         """Return empty lists for ``clients`` clients."""
-        return cls(torch.empty(0, dtype=torch.int32), torch.zeros(clients + 1, dtype=torch.int64))
+        # NumPy's zeros take no memory until they are written, torch's do.
+        return cls(torch.empty(0, dtype=torch.int32), torch.from_numpy(np.zeros(clients + 1, np.int64)))
 
     @property
     def sizes(self) -> Tensor:
@@ -62,8 +68,7 @@ class IndexLists(Sequence[Tensor]):
     def __getitem__(self, client: int | slice) -> Tensor | IndexLists:
         if isinstance(client, slice):
             return IndexLists.of([self[k] for k in range(*client.indices(len(self)))])
-        begin, end = self._bounds(client)
-        return self.positions.narrow(0, begin, end - begin).long()
+        return self._between(*self._bounds(client))
 
     def size(self, client: int) -> int:
         """Return the number of positions of one client, without creating its tensor."""
@@ -79,6 +84,10 @@ class IndexLists(Sequence[Tensor]):
         k = range(len(self._ends) - 1)[client]  # counts from the end, and raises IndexError, as a list does
         return int(self._ends[k]), int(self._ends[k + 1])
 
+    def _between(self, begin: int, end: int) -> Tensor:
+        """Return the positions from one place to before another, int64."""
+        return self.positions.narrow(0, begin, end - begin).long()
+
     def __iter__(self) -> Iterator[Tensor]:
         for begin, end in pairwise(self.offsets.tolist()):
             yield self.positions[begin:end].long()
@@ -91,6 +100,20 @@ class IndexLists(Sequence[Tensor]):
         positions = self.positions.tolist()
         return [positions[begin:end] for begin, end in pairwise(self.offsets.tolist())]
 
+    def json(self) -> Iterator[str]:
+        """Yield the JSON text of :meth:`tolists` piece by piece."""
+        yield "["
+        for first in range(0, len(self), _AT_ONCE):
+            ends = self.offsets[first : first + _AT_ONCE + 1]
+            piece = IndexLists(self.positions[ends[0] : ends[-1]], ends - ends[0])
+            yield ", " * (first > 0) + json.dumps(piece.tolists())[1:-1]
+        yield "]"
+
+    def sizes_in_pieces(self) -> Iterator[Tensor]:
+        """Yield :attr:`sizes` piece by piece."""
+        for first in range(0, len(self), _AT_ONCE):
+            yield self.offsets[first : first + _AT_ONCE + 1].diff()
+
     def problem(self) -> str | None:
         """Return the defect of tensors from an untrusted file, or None."""
         if any(tensor.ndim != 1 for tensor in (self.positions, self.offsets)):
@@ -99,4 +122,23 @@ class IndexLists(Sequence[Tensor]):
             return "positions should be int32 or int64, offsets int64"
         if not len(self.offsets) or self.offsets[0] != 0 or self.offsets[-1] != len(self.positions):
             return f"offsets should go from 0 to {len(self.positions)}"
-        return "offsets should not decrease" if bool((self.sizes < 0).any()) else None
+        return "offsets should not decrease" if bool((self.offsets[1:] < self.offsets[:-1]).any()) else None
+
+
+class StoredIndexLists(IndexLists):
+    """Index lists that stay in a file: a client's are read when it is asked for, and registered clients take no memory.
+
+    :param positions: see :class:`IndexLists`, likewise ``offsets``.
+    """
+
+    def __init__(self, positions: StoredTensor, offsets: StoredTensor) -> None:
+        super().__init__(positions.mapped, offsets.mapped)
+        self._positions, self._offsets = positions, offsets
+
+    def _bounds(self, client: int) -> tuple[int, int]:
+        k = range(len(self))[client]
+        begin, end = self._offsets.read(k, k + 2).tolist()
+        return begin, end
+
+    def _between(self, begin: int, end: int) -> Tensor:
+        return torch.from_numpy(self._positions.read(begin, end))

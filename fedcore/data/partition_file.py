@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.data.index_lists import IndexLists
-from fedcore.data.partition import DECLARED, FORMAT, SPLIT_FORMAT, Partition, labels_sha256, problem_with
+from fedcore.data.partition import DECLARED, FORMAT, SPLIT_FORMAT, TENSORS, Partition, labels_sha256, problem_with
 from fedcore.data.samples import Dataset
 from fedcore.storage.files import read_text
 from fedcore.storage.serial import read_tensors
@@ -58,8 +58,9 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
             f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
         )
     size = sys.maxsize if declared else len(dataset.train)
+    beside = None
     if content["format"] == SPLIT_FORMAT:
-        train, test = _read_beside(content, size, path)
+        train, test, beside = _read_beside(content, path)
     else:
         train, test = (_parts(content, name, size, path) for name in ("train", "test"))
     result = Partition(train, test, info)
@@ -72,7 +73,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
             "Write it again with `fedcore data split`; a split of your own is a function, "
             "--partition module:NAME.FUNCTION."
         )
-    return result
+    return result if beside is None else result.at(beside)  # not those that were read for the checks
 
 
 def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLists:
@@ -86,25 +87,24 @@ def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLis
     return IndexLists.of(lists)
 
 
-def _read_beside(content: dict[str, Any], size: int, path: Path) -> tuple[IndexLists, IndexLists]:
-    """Return train and test from the safetensors file that a partition file names, memory-mapped."""
+def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, IndexLists, Path]:
+    """Return train and test from the safetensors file that a partition file names, memory-mapped, and the file."""
     name = content.get("file")
     if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
         raise DataError(f'{path}: "file" should name a .safetensors file in the same folder')
     beside = path.with_name(name)
     try:
         tensors, _ = read_tensors(beside)
-        parts = [IndexLists(tensors[f"{part}/positions"], tensors[f"{part}/offsets"]) for part in ("train", "test")]
+        train, test = (IndexLists(tensors[positions], tensors[offsets]) for positions, offsets in TENSORS.values())
     except OSError as error:
         raise DataError(f"the index lists of {path} are in {beside}, which cannot be read: {error}") from error
     except (ValueError, KeyError) as error:
         raise DataError(f"{beside} does not hold the index lists of {path}: {error}") from error
-    for part in parts:
+    for part in (train, test):
         problem = part.problem()
         if problem:
             raise DataError(f"{beside}: {problem}")
-    train, test = parts
-    return train, test
+    return train, test, beside
 
 
 def _no_constant(name: str) -> float:

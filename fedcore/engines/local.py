@@ -128,7 +128,7 @@ class WorkerEngine:
 
     def __init__(self, spec: WorkerSpec, workers: int) -> None:
         self.workers = workers
-        tensors, meta = pack_worker_spec(spec)
+        tensors, meta = pack_worker_spec(spec, local=True)
         self._spool = Spool.create(bytes_of(tensors))
         self._spool.put(WORKER_SPEC, tensors, meta)
         self._buffers = Buffers(self._spool.path)

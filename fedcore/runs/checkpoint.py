@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from fedcore.base.tensors import SEPARATOR, flatten, unflatten
 from fedcore.base.types import Tensors
 from fedcore.runs.saved import Binding
 from fedcore.server.state import ServerState
+from fedcore.storage.client_row import ClientRow
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.files import delete_others
 from fedcore.storage.manifest import Manifest
@@ -45,7 +45,7 @@ Note = Callable[[str], None]
 Check = Callable[[ServerState, Mapping[str, Any]], object]
 
 MOST_CLIENTS = 100_000_000
-"""A manifest takes 4 bytes for each client up to the highest; a file that names a higher one is no checkpoint."""
+"""A manifest's memory grows with the highest client that it names; a file that names a higher one is no checkpoint."""
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RunDirectoryError)
 
@@ -61,7 +61,7 @@ class CheckpointStore:
         self.binding: Binding | None = None  # what is written into every checkpoint
         self.found: Mapping[str, Any] = {}  # the JSON part of the one that was loaded
         self._kept: dict[Path, Manifest] = {}  # oldest first
-        self._stamps = np.empty(0, np.int64)  # of the clients' states that the newest names, by client; 0 for unknown
+        self._stamps = ClientRow(0, np.int64)  # of the clients' states that the newest names; 0 for unknown
 
     def save(
         self,
@@ -149,26 +149,21 @@ class CheckpointStore:
 
     def _stamped(self, manifest: Manifest, new: Iterable[int]) -> Tensor:
         """Return what the states that a manifest names are known by, (n,) int64 in its order; looks at the new ones."""
-        clients = manifest.tensors()["clients"].numpy()
-        missing = int(clients.max(initial=-1)) + 1 - len(self._stamps)
-        if missing > 0:
-            self._stamps = np.append(self._stamps, np.zeros(missing, np.int64))
-        for client in new:
-            self._stamps[client] = self.clients.stamp(client, manifest.get(client))
-        return torch.from_numpy(self._stamps[clients])
+        stamps = {client: self.clients.stamp(client, manifest.get(client)) for client in new}
+        self._stamps = self._stamps.updated(stamps)
+        return torch.from_numpy(self._stamps.of(manifest.tensors()["clients"].numpy()))
 
-    def _check_stamps(self, manifest: Manifest, found: Tensor | None) -> npt.NDArray[np.int64]:
+    def _check_stamps(self, manifest: Manifest, found: Tensor | None) -> ClientRow:
         """Refuse a client's state that is whole, but not the one that was written: another run's, client's or round's.
 
         :param found: as :meth:`_stamped` gave it; None in checkpoints of earlier versions.
         """
-        clients = manifest.tensors()["clients"].numpy()
-        stamps = np.zeros(int(clients.max(initial=-1)) + 1, np.int64)
+        clients, stamps = manifest.tensors()["clients"].numpy(), ClientRow(0, np.int64)
         if found is None:
             return stamps
         if found.dtype != torch.int64 or found.shape != (len(clients),):
             raise ValueError("the manifest's stamps do not fit its clients")
-        stamps[clients] = found.numpy()
+        stamps = stamps.filled_with(clients, found.numpy())
         for client, version in manifest.items():
             if stamps[client] and self.clients.stamp(client, version) != stamps[client]:
                 raise RunDirectoryError(f"client {client}'s state of round {version} is not the one that was written")

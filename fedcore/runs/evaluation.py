@@ -124,7 +124,8 @@ class Evaluator:
     @cached_property
     def _held_out(self) -> list[int]:
         """The clients that hold samples out."""
-        found: list[int] = self.federation.partition.test.sizes.nonzero().flatten().tolist()
+        held_out = self.federation.partition.test
+        found: list[int] = held_out.sizes.nonzero().flatten().tolist() if len(held_out.positions) else []
         return found
 
     def evaluate_clients(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
@@ -163,7 +164,7 @@ class Evaluator:
                 if found is not None:
                     results[task.client] = found
                     self._add_confusions(found)
-        summary = summarise_clients(results, set(range(federation.config.clients)) - set(state.manifest))
+        summary = summarise_clients(results, (client for client in results if client not in state.manifest))
         if scope.failures:
             summary |= {"failed": len(scope.failures), "failures": scope.failures}
         return summary

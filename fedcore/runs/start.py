@@ -56,7 +56,7 @@ def begin(
     setup = run.updated(out=out).set_up()
     with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
         try:
-            partition.save(directory.partition_file)
+            partition = partition.save(directory.partition_file)
             file = ConfigFile.of(setup.config, _digest_of(partition), data_digest(run.dataset), installed_versions())
             directory.checkpoints.binding = file.binding
             directory.write_config(file)  # last: it makes the folder a run to be resumed
@@ -115,6 +115,8 @@ def reopen(
     setup = run.set_up()
     if out is not None:
         directory = _copied(directory, out, with_clients=not partition.is_declared)
+        if partition.file is not None:
+            partition = partition.at(directory.path / partition.file.name)
     directory.checkpoints.binding = binding
     return OpenedRun(setup, run.dataset, partition, directory, file, notes, changed)
 

@@ -57,7 +57,7 @@ class Federation:
     @cached_property
     def simulator(self) -> Simulator:
         """Draws which clients are available, lost, late and slow; without ``--system`` all take part."""
-        return Simulator(self.config, self.partition.train.sizes.numpy(), self.setup.breaks)
+        return Simulator(self.config, self.partition.train.size, self.setup.breaks)
 
 
 @dataclass

@@ -6,7 +6,7 @@ Nothing here depends on earlier rounds, on the engine or on the number of worker
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,10 +45,10 @@ class SimulatedOutcome:
 class Simulator:
     """Draws which clients are available, and the outcomes of those that were selected."""
 
-    def __init__(self, config: RunConfig, samples: NDArray[np.int64], breaks: Collection[int] = ()) -> None:
+    def __init__(self, config: RunConfig, samples: Callable[[int], int], breaks: Collection[int] = ()) -> None:
         """Draw what holds for the whole run: the slow clients, and with ``concurrency`` who arrives when.
 
-        :param samples: training samples of each client.
+        :param samples: returns the number of a client's training samples.
         :param breaks: local epochs at whose start the cohort pauses for an exchange.
         """
         self.options = config.system or SystemOptions()
@@ -56,7 +56,9 @@ class Simulator:
         clients = config.clients
         slow = round(self.options.slow * clients)
         self.arrivals: Arrivals | None = None
-        self._slow = set(self._stream("slow").permutation(clients)[:slow].tolist()) if slow else set[int]()
+        self._slow: NDArray[np.bool_] = np.zeros(clients, np.bool_)
+        if slow:
+            self._slow[self._stream("slow").permutation(clients)[:slow]] = True
         self._present: tuple[int, NDArray[np.bool_]] | None = None
         if self.options.concurrency is not None:
             self.arrivals = Arrivals(
@@ -125,9 +127,9 @@ class Simulator:
 
     def _unit_seconds(self, client: int) -> float:
         """Return the seconds of a client's local epoch, or of a step with ``--local-steps``."""
-        epoch = math.ceil(int(self._samples[client]) / self._config.batch_size)
+        epoch = math.ceil(self._samples(client) / self._config.batch_size)
         batches = epoch if self._config.local_steps is None else 1
-        return batches * self.options.step_seconds * (self.options.slow_factor if client in self._slow else 1.0)
+        return batches * self.options.step_seconds * (self.options.slow_factor if self._slow[client] else 1.0)
 
     def _presence(self, round: int) -> NDArray[np.bool_]:
         """Return for each client whether it is available; cached for the latest round."""

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -141,14 +141,15 @@ def _checksum(value: Mapping[str, Any], mark: str) -> str:
     return f"{zlib.crc32((mark + json.dumps(value)).encode()):08x}"
 
 
-def write_text(path: Path, text: str, *, inside: Path | None = None) -> None:
+def write_text(path: Path, text: str | Iterable[str], *, inside: Path | None = None) -> None:
     """Write a text file atomically.
 
+    :param text: whole or in pieces, of which one is in memory at a time.
     :param inside: see :func:`replacing`.
     :raises StorageError: there is no room, or no permission.
     """
     with replacing(path, sync=True, inside=inside) as temporary, temporary.open("x", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines([text] if isinstance(text, str) else text)
 
 
 def write_json(path: Path, value: Any, *, inside: Path | None = None) -> None:

@@ -9,19 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedcore
+import fedcore.data.partition as partition_module
 from fedcore.base.seeding import choose, generator
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.experiment import resume
 from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.runs.start import reopen
+from fedcore.runs.training import Experiment
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.manifest import Manifest
 from fedcore.storage.serial import read_tensors, write_tensors
 from fedcore_study.bench import scale
 from fedcore_study.bench.measure import engine
-from fedcore_study.bench.scale import SCALE, same_rounds, scaled_config
+from fedcore_study.bench.scale import SCALE, peak_memory, same_rounds, scaled_config
 from tests import support
 
 VERSIONS = st.dictionaries(st.integers(0, 2000), st.none() | st.integers(0, 10_000), max_size=20)
@@ -88,6 +91,35 @@ def test_a_site_carries_the_partition_as_it_is(tmp_path):
     assert (again.sha256, again.info) == (partition.sha256, partition.info)
 
 
+def test_workers_of_this_machine_read_the_partitions_file(tmp_path, monkeypatch):
+    config, dataset = resolve_config(support.config(tmp_path, clients=5, client_test_fraction=0.2))
+    monkeypatch.setattr(partition_module, "MAX_IN_JSON", 0)
+    partition = resolve_partition(config, dataset).save(tmp_path / "partition.json")
+    spec = WorkerSpec(config, dataset, partition, tmp_path)
+    for local in (True, False):
+        tensors, meta = pack_worker_spec(spec, local=local)
+        assert any(name.startswith("partition/") for name in tensors) != local
+        again = unpack_worker_spec(tensors, meta).partition
+        assert (again.sha256, again.info) == (partition.sha256, partition.info)
+        assert again.file == (partition.file if local else None)
+
+
+def test_a_copy_of_a_run_reads_its_own_partition(tmp_path, monkeypatch):
+    monkeypatch.setattr(partition_module, "MAX_IN_JSON", 0)
+    result = support.run(tmp_path, rounds=1)
+    opened = reopen(result.directory, allow_code=True, out=tmp_path / "copy")
+    assert opened.partition.file.parent == tmp_path / "copy"
+    assert opened.partition.sha256 == reopen(result.directory, allow_code=True).partition.sha256
+
+
+@pytest.mark.slow
+def test_a_million_registered_clients_take_little_memory():
+    """The partition takes 48 bytes per client while it is made, which memory that is used later hides in part."""
+    few, many = (peak_memory(scaled_config("fedavg", n, {"workers": 1, "device": "cpu"}), 2) for n in (1000, 1_000_000))
+    assert (many.parent - few.parent) * 2**20 < 48 * 1_000_000
+    assert (many.worker - few.worker) * 2**20 < 16 * 1_000_000
+
+
 TINY = {"workers": 0, "device": "cpu", "dataset": "digits"}
 
 
@@ -112,6 +144,21 @@ def test_repeated_rounds_draw_the_same_clients_and_these_go_on(method, monkeypat
         assert dict(ours.state.manifest) == before
         assert {version is None for version in before.values()} == {method == "fedavg"}
         assert ("contrast" in str(records[2]["losses"])) == (method == "moon")
+
+
+def test_rounds_come_again_once_their_checkpoint_is_on_the_disk(monkeypatch):
+    """It deletes the versions of earlier rounds, which those that come again write."""
+    settled, one_round = [], Experiment.one_round
+
+    def noted(experiment, state):
+        settled.append(experiment._writing is None)
+        return one_round(experiment, state)
+
+    monkeypatch.setattr(Experiment, "one_round", noted)
+    with engine(scaled_config("fedavg", 6, TINY)) as ours:
+        same_rounds(ours, 2)
+        same_rounds(ours, 2)
+    assert settled == [True, False, True, False]
 
 
 @pytest.mark.slow

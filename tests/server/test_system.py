@@ -46,7 +46,7 @@ METHODS = sorted({point.name for point in entry_points(group="fedcore.plugins")}
 
 def simulator(breaks=(), clients=200, samples=160, **system):
     config = RunConfig(clients=clients, local_epochs=10, batch_size=16, seed=3, system=system)
-    return Simulator(config, np.full(clients, samples), breaks)
+    return Simulator(config, lambda client: samples, breaks)
 
 
 def lost(record):
@@ -281,7 +281,7 @@ def test_who_cannot_be_reached_is_sent_nothing(tmp_path):
 
 def test_the_cohort_is_drawn_from_the_available(tmp_path):
     result = federate(tmp_path, clients=10, participation=0.4, rounds=6, system={"availability": 0.4}, seed=1)
-    there = Simulator(RunConfig(clients=10, seed=1, system={"availability": 0.4}), np.zeros(10))
+    there = Simulator(RunConfig(clients=10, seed=1, system={"availability": 0.4}), lambda client: 0)
     for record in records(result):
         available = there.available(record["round"])
         assert set(record["cohort"]) <= set(available)
@@ -293,7 +293,7 @@ def test_a_plugin_that_selects_an_unavailable_client_does_not_get_it(tmp_path):
     system = {"availability": 0.5}
     everyone = (Chosen, {"rounds": [[0, 1, 2, 3], [0, 1, 2, 3]]})
     result = federate(tmp_path, everyone, clients=4, rounds=2, system=system)
-    there = Simulator(RunConfig(clients=4, system=system), np.zeros(4))
+    there = Simulator(RunConfig(clients=4, system=system), lambda client: 0)
     for record in records(result):
         assert record["system"]["took_part"] == list(there.available(record["round"]))
         assert set(lost(record).values()) == {"unavailable"}
@@ -319,7 +319,7 @@ def test_questions_reach_who_is_there_and_everyone_after_training(tmp_path):
     system = {"availability": 0.6, "no_show": 0.2}
     result = federate(tmp_path, Asks, clients=6, rounds=3, system=system, seed=2)
     (state,) = committed(result).plugins.values()
-    there = Simulator(RunConfig(clients=6, seed=2, system=system), np.zeros(6))
+    there = Simulator(RunConfig(clients=6, seed=2, system=system), lambda client: 0)
     for record in records(result):
         number = record["round"]
         assert state[str(number)] == [client for client in range(6) if there.reachable(number, client)]
@@ -387,7 +387,7 @@ def test_who_reaches_the_exchange_takes_part_in_it_and_is_lost_after_it(tmp_path
     options = {"clients": 8, "local_epochs": 4, "rounds": 4}
     result = federate(tmp_path, Exchanges, **options, system=system, engine=engine)
     (paused,) = committed(result).plugins.values()
-    there = Simulator(RunConfig(**options, system=system), np.full(8, 100), (2,))
+    there = Simulator(RunConfig(**options, system=system), lambda client: 100, (2,))
     after = set()
     for record in records(result):
         simulated = {client: there.simulated(record["round"], client) for client in record["cohort"]}

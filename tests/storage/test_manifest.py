@@ -1,4 +1,4 @@
-"""The manifest: a mapping from clients to versions, in 4 bytes each, that comes back from a checkpoint."""
+"""The manifest: a mapping from clients to versions that comes back from a checkpoint."""
 
 from __future__ import annotations
 

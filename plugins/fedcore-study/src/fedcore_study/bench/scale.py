@@ -123,6 +123,7 @@ def same_rounds(ours: EngineRounds, block: int) -> float:
     The same clients are drawn every time, so that from the second block on every client of every cohort has a state
     to go on from: among 10^6 clients none would return by chance.
     """
+    ours.experiment.settle()  # the last block's checkpoint deletes versions of rounds that come again
     ours.state = replace(ours.state, round=0)
     return ours.rounds(block)
 
