@@ -10,10 +10,11 @@ def main() -> None:
     """Run the ``fedcore`` command; exits by SystemExit with an exit code of ``fedcore.cli.guard``."""
     import sys
 
-    from fedcore.base.startup import end_without_collecting, open_standard_streams
+    from fedcore.base.startup import end_without_collecting, keep_freed_memory, open_standard_streams
 
     open_standard_streams()
     end_without_collecting()
+    keep_freed_memory()
     try:
         from fedcore.cli.app import app
 

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import gc
+import platform
 import subprocess
 import sys
 
+import pytest
+
 from fedcore.base.startup import importing
 from fedcore.base.subprocesses import environment
+
+MEMORY = """
+import concurrent.futures
+import resource
+import sys
+from fedcore.base.startup import keep_freed_memory
+
+print(keep_freed_memory())
+import torch
+
+def activations(_):
+    for _ in range(20):
+        torch.ones(3 << 20).add_(1)  # 12 MiB, 3072 pages
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(activations, range(2)))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+print(min(faults() for _ in range(3)))
+"""
 
 CODE = """
 import gc
@@ -61,3 +87,16 @@ def test_streams_that_are_closed_are_opened(tmp_path):
     done = subprocess.run(["sh", "-c", command, "sh", script, tmp_path / "file"], check=False)
     assert done.returncode == 0
     assert (tmp_path / "file").read_text() == "True\n"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
+@pytest.mark.parametrize(
+    "given", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}]
+)
+def test_freed_memory_stays_with_the_process_unless_the_user_chose_otherwise(given):
+    command = [sys.executable, "-P", "-c", MEMORY]
+    done = subprocess.run(command, env={**environment(), **given}, capture_output=True, text=True, check=True)
+    kept, faults = done.stdout.split()
+    assert kept == str(not given)
+    if not given:
+        assert int(faults) < 3072, "every activation's pages would be 120,000 faults"
