@@ -10,6 +10,11 @@ partitions are not comparable. Example:
     python benchmarks/fedavg_by_hand.py --data-dir data --dataset cifar10 --model simple-cnn --projection \\
         --local-epochs 5
 
+MOON's setting on CIFAR-10 as its public code has it, data loader and partition included:
+
+    python benchmarks/fedavg_by_hand.py --data-dir data --dataset cifar10 --model simple-cnn --projection \\
+        --local-epochs 10 --rounds 100 --augment --drop-last
+
 ``--data-dir`` holds ``FashionMNIST/raw/*-ubyte`` (unpacked IDX files) and ``cifar10.npz`` (arrays ``x_train``
 uint8 NHWC, ``y_train``, ``x_test``, ``y_test``). One line per round, then one line of JSON, on standard output.
 """
@@ -60,8 +65,12 @@ def load(dataset: str, data_dir: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def dirichlet_partition(
     labels: npt.NDArray[np.int64], clients: int, alpha: float, seed: int, min_size: int = 10
 ) -> list[Tensor]:
-    """Divide each class by Dir(alpha); a client that already holds the average gets no more (as MOON does)."""
-    rng = np.random.default_rng(seed)
+    """Divide each class by Dir(alpha); a client that already holds the average gets no more.
+
+    The numbers are drawn by NumPy's legacy generator in the order of the public code of MOON and NIID-Bench, so the
+    same seed gives their partition.
+    """
+    rng = np.random.RandomState(seed)
     while True:
         parts: list[list[int]] = [[] for _ in range(clients)]
         for c in range(CLASSES):
@@ -90,14 +99,29 @@ def build_model(name: str, projection: bool, channels: int, size: int) -> nn.Seq
     return nn.Sequential(*encoder, nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, 256), nn.Linear(256, CLASSES))
 
 
+def crop_and_flip(images: Tensor) -> Tensor:
+    """Pad each image by 4 pixels of its reflection, cut a random window of its size, mirror every second one or so."""
+    n, _, height, width = images.shape
+    padded = F.pad(images, (4, 4, 4, 4), mode="reflect")
+    result = torch.empty_like(images)
+    draws = zip(*(torch.randint(high, (n,)).tolist() for high in (9, 9, 2)))
+    for i, (top, left, mirrored) in enumerate(draws):
+        window = padded[i, :, top : top + height, left : left + width]
+        result[i] = window.flip(2) if mirrored else window
+    return result
+
+
 def train_client(model: nn.Module, x: Tensor, y: Tensor, mine: Tensor, args: argparse.Namespace) -> None:
-    """Train ``model`` in place on the samples ``mine``: shuffled every epoch, the short last batch included."""
+    """Train ``model`` in place on the samples ``mine``, shuffled every epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
     model.train()
     for _ in range(args.local_epochs):
         for batch in mine[torch.randperm(len(mine))].split(args.batch_size):
+            if args.drop_last and len(batch) < args.batch_size:
+                continue
             optimizer.zero_grad()
-            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            images = crop_and_flip(x[batch]) if args.augment else x[batch]
+            F.cross_entropy(model(images), y[batch]).backward()
             optimizer.step()
 
 
@@ -123,6 +147,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--weight-decay", type=float, default=1e-5)
+    parser.add_argument("--augment", action="store_true", help="crop and flip the training images")
+    parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
     parser.add_argument("--seed", type=int, default=0, help="of the partition drawn here, the model and the batches")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
