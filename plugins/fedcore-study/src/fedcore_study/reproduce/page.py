@@ -12,14 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore_study.compare.figures import Figure
+from fedcore_study.compare.figures import Figure, paired_difference
 from fedcore_study.compare.formats import markdown_table, spread
 from fedcore_study.reproduce.collect import changed_since
 from fedcore_study.reproduce.evidence import Evidence, slug, started
 from fedcore_study.reproduce.places import Cell
-from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe
+from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row
 
 Drawn = tuple[Recipe, str, list[Evidence]]
+
+BASELINE = "FedAvg"
+"""The row that the others are compared with."""
 
 END = "<!-- end of results -->"
 _MARKER = re.compile(r"<!-- results: (\S+) -->\n(.*?)" + re.escape(END), re.DOTALL)
@@ -94,20 +97,58 @@ def by_column(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[Evide
 
 
 def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
-    """Return a column's table: each row's figure in the paper, ours, the difference, seeds and rounds."""
+    """Return a column's table: each row's figure in the paper, ours, the difference, seeds and rounds.
+
+    Where the table has a row FedAvg, both figures stand beside FedAvg's, too: what the paper
+    claims, and what was found.
+    """
     place = [c.name for c in recipe.columns].index(column)
     several = len(recipe.protocols) > 1
-    headings = ["method", "paper %"]
+    baseline = next((row for row in recipe.rows if row.name == BASELINE), None)
+    beside = [f"minus {BASELINE}"] if baseline else []
+    headings = ["method", "paper %", *beside]
     for heading in recipe.protocols:
-        headings += [f"{heading} %" if several else "ours %", "minus paper"]
+        headings += [f"{heading} %" if several else "ours %", *beside, "minus paper"]
     rows = []
     for row in recipe.rows:
-        runs = [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
-        cells = [row.name, row.paper[place].text]
+        runs = _runs_of(row, found)
+        paper = row.paper[place]
+        cells = [row.name, paper.text]
+        if baseline:
+            cells.append(_minus(paper.mean, baseline.paper[place].mean) if row is not baseline else "-")
         for protocols in recipe.protocols.values():
-            cells += _figure(runs, protocols, row.paper[place])
+            ours, difference = _figure(runs, protocols, paper)
+            cells.append(ours)
+            if baseline:
+                cells.append(_gain(runs, _runs_of(baseline, found), protocols) if row is not baseline else "-")
+            cells.append(difference)
         rows.append([*cells, ", ".join(str(run.seed) for run in _order(runs)) or "-", _rounds(runs)])
     return markdown_table(column, [*headings, "seeds", "rounds"], rows)
+
+
+def _runs_of(row: Row, found: Iterable[Evidence]) -> list[Evidence]:
+    return [evidence for evidence in found if evidence.place and evidence.place.row == row.name]
+
+
+def _minus(value: float | None, other: float | None) -> str:
+    return "-" if value is None or other is None else _signed(value - other)
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 2) + 0.0:+.2f}"  # never -0.00
+
+
+def _gain(runs: Sequence[Evidence], baseline: Sequence[Evidence], protocols: Sequence[str]) -> str:
+    """Return the mean difference, in points, over the seeds that both rows have finished."""
+    for protocol in protocols:
+        values, others = (
+            {run.seed: value for run in of if run.is_finished and (value := run.accuracy(protocol)) is not None}
+            for of in (runs, baseline)
+        )
+        difference = paired_difference(values, others)
+        if difference:
+            return _signed(100 * difference.mean)
+    return "-"
 
 
 def alt(recipe: Recipe, column: str) -> str:
@@ -130,8 +171,7 @@ def _figure(runs: Sequence[Evidence], protocols: Sequence[str], paper: Printed) 
         if figure is None or len(values) < len(shown):
             continue
         if finished:
-            difference = "-" if paper.mean is None else f"{100 * figure.mean - paper.mean:+.2f}"
-            return [spread(figure, 100), difference]
+            return [spread(figure, 100), _minus(100 * figure.mean, paper.mean)]
         texts = [
             f"{100 * run.accuracy(protocol):.2f} after round {run.curves[protocol].round[-1]} of {run.planned}"  # type: ignore[operator]
             for run in _order(shown)
