@@ -75,7 +75,11 @@ class RunConfig(BaseModel):
         description="Optimizer steps K that every client takes per round, in place of local epochs.",
     )
     batch_size: int = Field(
-        16, ge=1, le=_MANY, description="Samples per local mini-batch; a shorter last batch is trained, too."
+        16, ge=1, le=_MANY, description="Samples per local mini-batch; the last of an epoch may be smaller."
+    )
+    drop_last: bool = Field(
+        False,
+        description="Leave out a local epoch's last mini-batch if it is smaller than the others; never the only one.",
     )
     lr: float = Field(0.02, gt=0, description="Local learning rate of round 0.")
     lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
@@ -256,6 +260,12 @@ class RunConfig(BaseModel):
     def local_work(self) -> tuple[Literal["epochs", "steps"], int]:
         """A client's work per round: the unit and the amount."""
         return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
+
+    def batches(self, samples: int) -> int:
+        """Return the number of mini-batches in a local epoch on so many samples."""
+        if self.drop_last and samples >= self.batch_size:
+            return samples // self.batch_size
+        return math.ceil(samples / self.batch_size)
 
     def learning_rate(self, number: int) -> float:
         """Return the local learning rate of round t = ``number``, from 0, of T rounds, W of them a warm-up.

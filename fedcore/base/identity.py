@@ -39,6 +39,7 @@ LATER = (
     "lr_step_factor",
     "warmup_rounds",
     "patience",
+    "drop_last",
 )
 """Options that do not count in :func:`digest` at their defaults, as they were added later."""
 

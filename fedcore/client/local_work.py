@@ -29,8 +29,11 @@ class LocalWork:
     def of(cls, config: RunConfig, samples: int, smallest_batch: int, asked: Mapping[str, Any]) -> LocalWork:
         """Return the work of a client that holds so many samples.
 
+        :param smallest_batch: samples that the model needs in a batch.
         :param asked: a task's ``epochs`` or ``steps``, where it deviates from the configuration.
         """
+        if config.drop_last:
+            smallest_batch = max(smallest_batch, min(config.batch_size, samples))
         unit, configured = config.local_work
         work = int(asked.get(unit, configured))
         if unit == "epochs":

@@ -127,7 +127,7 @@ class Simulator:
 
     def _unit_seconds(self, client: int) -> float:
         """Return the seconds of a client's local epoch, or of a step with ``--local-steps``."""
-        epoch = math.ceil(self._samples(client) / self._config.batch_size)
+        epoch = self._config.batches(self._samples(client))
         batches = epoch if self._config.local_steps is None else 1
         return batches * self.options.step_seconds * (self.options.slow_factor if self._slow[client] else 1.0)
 

@@ -199,7 +199,7 @@ class UpdateValidator:
         config, held = self._config, self._partition.train.size(task.client)
         unit, work = config.local_work
         work = task.meta.get(unit, work)
-        most = work * math.ceil(held / config.batch_size) if unit == "epochs" else work
+        most = work * config.batches(held) if unit == "epochs" else work
         kept = meta.version is None or (meta.version == task.round and self._store.has(task.client, task.round))
         unknown = next((name for name in meta.frozen if name not in self._trainable), None)
         if meta.client != task.client:
