@@ -9,7 +9,7 @@ from tests.data.test_partitioners import LABELS, naive_dirichlet
 
 
 @pytest.mark.parametrize(("clients", "alpha", "seed"), [(10, 0.5, 0), (8, 0.1, 3), (20, 5.0, 2)])
-def test_it_is_the_public_code_s_split_to_the_sample(clients, alpha, seed):
+def test_it_is_the_split_of_the_public_code_sample_by_sample(clients, alpha, seed):
     rng = np.random.RandomState(seed)
     theirs = naive_dirichlet(LABELS, clients, alpha, rng)
     for held in theirs:
