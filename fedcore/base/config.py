@@ -261,11 +261,18 @@ class RunConfig(BaseModel):
         """A client's work per round: the unit and the amount."""
         return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
 
-    def batches(self, samples: int) -> int:
-        """Return the number of mini-batches in a local epoch on so many samples."""
-        if self.drop_last and samples >= self.batch_size:
-            return samples // self.batch_size
-        return math.ceil(samples / self.batch_size)
+    def smallest_batch(self, samples: int, needed: int = 1) -> int:
+        """Return how many samples a mini-batch has to hold to be trained, in an epoch on so many.
+
+        :param needed: what the model needs.
+        """
+        return max(needed, min(self.batch_size, samples)) if self.drop_last else needed
+
+    def batches(self, samples: int, needed: int = 1) -> int:
+        """Return the number of mini-batches that are trained in a local epoch on so many samples."""
+        full, rest = divmod(samples, self.batch_size)
+        smallest = self.smallest_batch(samples, needed)
+        return full * (self.batch_size >= smallest) + (rest >= smallest)
 
     def learning_rate(self, number: int) -> float:
         """Return the local learning rate of round t = ``number``, from 0, of T rounds, W of them a warm-up.

@@ -26,20 +26,17 @@ class LocalWork:
     sees_all_samples: bool
 
     @classmethod
-    def of(cls, config: RunConfig, samples: int, smallest_batch: int, asked: Mapping[str, Any]) -> LocalWork:
+    def of(cls, config: RunConfig, samples: int, needed: int, asked: Mapping[str, Any]) -> LocalWork:
         """Return the work of a client that holds so many samples.
 
-        :param smallest_batch: samples that the model needs in a batch.
+        :param needed: samples that the model needs in a batch.
         :param asked: a task's ``epochs`` or ``steps``, where it deviates from the configuration.
         """
-        if config.drop_last:
-            smallest_batch = max(smallest_batch, min(config.batch_size, samples))
+        smallest_batch = config.smallest_batch(samples, needed)
         unit, configured = config.local_work
         work = int(asked.get(unit, configured))
         if unit == "epochs":
             return cls(work, None, smallest_batch, True)
-        size = config.batch_size
-        full, rest = divmod(samples, size)
-        per_epoch = full * (size >= smallest_batch) + (rest >= smallest_batch)
+        per_epoch = config.batches(samples, needed)
         epochs = math.ceil(work / per_epoch) if per_epoch else 0
-        return cls(epochs, work, smallest_batch, work * size >= samples)
+        return cls(epochs, work, smallest_batch, work * config.batch_size >= samples)

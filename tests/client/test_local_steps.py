@@ -103,18 +103,15 @@ def test_batches_that_batch_norm_skips_do_not_count(tmp_path):
 
 def test_the_last_batch_of_an_epoch_is_left_out_unless_it_is_the_only_one(tmp_path):
     options = {"clients": 4, "partition": one_sample, "batch_size": 16, "rounds": 1, "local_epochs": 2}
-    notes, steps = ({}, {})
-    for drop in (False, True):
-        result = federate(tmp_path, Notes, **options, drop_last=drop)
-        sizes, notes[drop] = noted(result, "n"), noted(result, "notes")
-        steps[drop] = noted(result, "steps")
+    kept_all, dropped = (federate(tmp_path, Notes, **options, drop_last=drop) for drop in (False, True))
+    sizes, notes = noted(kept_all, "n"), noted(kept_all, "notes")
     assert sizes["0/0"] == 1
     assert any(size % 16 for size in sizes.values() if size > 16)
     for client, size in sizes.items():
-        assert steps[True][client] == 2 * max(1, size // 16)
-        in_batch = (notes[False][client][:, 1:] >= 0).sum(1)
-        kept = notes[False][client][in_batch == min(size, 16)]
-        assert torch.equal(notes[True][client], kept), "the same batches, without the small ones"
+        assert noted(dropped, "steps")[client] == 2 * max(1, size // 16)
+        in_batch = (notes[client][:, 1:] >= 0).sum(1)
+        kept = notes[client][in_batch == min(size, 16)]
+        assert torch.equal(noted(dropped, "notes")[client], kept), "the same batches, without the small ones"
 
 
 # --- the same bits -------------------------------------------------------------------------------------------

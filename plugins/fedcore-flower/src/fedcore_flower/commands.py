@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcore import ConfigError
+from fedcore import ConfigError, RunConfig
 from fedcore.cli import options, output
 from fedcore.cli.settings import build_config
 from fedcore.cli.training import show_summary, training
@@ -23,48 +23,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FLAGS = (
-    "plugins",
-    "dataset",
-    "data_dir",
-    "augment",
-    "model",
-    "projection",
-    "participation",
-    "rounds",
-    "local_epochs",
-    "local_steps",
-    "batch_size",
-    "drop_last",
-    "lr",
-    "lr_decay",
-    "lr_schedule",
-    "lr_step_rounds",
-    "lr_step_factor",
-    "warmup_rounds",
-    "patience",
-    "optimizer",
-    "momentum",
-    "beta1",
-    "beta2",
-    "epsilon",
-    "weight_decay",
-    "clip_norm",
-    "buffers",
-    "seed",
-    "device",
-    "precision",
-    "memory_format",
-    "eval_every",
-    "silhouette_every",
-    "checkpoint_every",
-    "min_clients",
-    "max_waiting",
-    "max_payload",
-    "out",
-    "trackers",
+NOT_THE_SERVERS = (
+    "weights",
+    "partition",
+    "alpha",
+    "classes_per_client",
+    "clients",
+    "client_test_fraction",
+    "samples",
+    "public",
+    "system",
+    "engine",
+    "engine_options",
+    "workers",
+    "autotune",
+    "capture",
+    "lanes",
+    "client_timeout",
 )
-"""Options of a run that a federation's server decides; how data is dealt and where clients run is not among them."""
+"""Options of a run without a flag of the server: how data is dealt and where clients run, among others."""
+
+FLAGS = tuple(name for name in RunConfig.model_fields if name not in NOT_THE_SERVERS)
 
 FEDERATION = "Federation"
 

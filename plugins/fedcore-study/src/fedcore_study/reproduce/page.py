@@ -105,6 +105,7 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
     place = [c.name for c in recipe.columns].index(column)
     several = len(recipe.protocols) > 1
     baseline = next((row for row in recipe.rows if row.name == BASELINE), None)
+    fedavg = _runs_of(baseline, found) if baseline else []
     beside = [f"minus {BASELINE}"] if baseline else []
     headings = ["method", "paper %", *beside]
     for heading in recipe.protocols:
@@ -120,7 +121,7 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
             ours, difference = _figure(runs, protocols, paper)
             cells.append(ours)
             if baseline:
-                cells.append(_gain(runs, _runs_of(baseline, found), protocols) if row is not baseline else "-")
+                cells.append(_gain(runs, fedavg, protocols) if row is not baseline else "-")
             cells.append(difference)
         rows.append([*cells, ", ".join(str(run.seed) for run in _order(runs)) or "-", _rounds(runs)])
     return markdown_table(column, [*headings, "seeds", "rounds"], rows)
