@@ -1,0 +1,96 @@
+"""What of a finished run's error is its classifier's: test accuracy with other classifiers on the same encoder.
+
+    python benchmarks/linear_probe.py RUN_DIRECTORY...
+
+One line per run: train and test accuracy of the global model; test accuracy with one offset per class added to its
+logits; test accuracy of a new linear classifier. Offsets and classifier are fitted on the training samples of all
+clients together, without augmentation, which no client could do: both are bounds for what a correction of the
+classifier can gain, not a method.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import fedcore
+from fedcore.data import Samples, load_dataset
+
+DECAY = 1e-4
+"""Weight of the squared norm of the new classifier's weights."""
+
+
+@torch.no_grad()
+def outputs(model: torch.nn.Module, samples: Samples) -> tuple[Tensor, Tensor]:
+    """Return features (n, d) and logits (n, C) of all samples."""
+    parts = []
+    for indices in torch.arange(len(samples)).split(500):
+        features = model.encoder(samples.gather(indices))
+        parts.append((features, model.classifier(features)))
+    features, logits = zip(*parts)
+    return torch.cat(features), torch.cat(logits)
+
+
+def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> None:
+    """Minimise ``loss()`` over ``parameters`` by L-BFGS."""
+    optimizer = torch.optim.LBFGS(parameters, max_iter=100, history_size=20, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+
+
+def class_offsets(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the offsets (C,) with the least cross-entropy."""
+    offsets = torch.zeros(logits.shape[1], requires_grad=True)
+    minimise([offsets], lambda: F.cross_entropy(logits + offsets, labels))
+    return offsets.detach()
+
+
+def linear_classifier(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return weight (C, d) and bias (C,) of softmax regression on standardised features."""
+    weight = torch.zeros(classes, features.shape[1], requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
+    minimise(
+        [weight, bias],
+        lambda: F.cross_entropy(features @ weight.T + bias, labels) + DECAY * weight.square().sum(),
+    )
+    return weight.detach(), bias.detach()
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    return 100 * (logits.argmax(1) == labels).float().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Other classifiers on the encoders of finished runs")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIRECTORY")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print("| run | train % | test % | test %, offsets | test %, new classifier |\n| --- | ---: | ---: | ---: | ---: |")
+    for directory in args.runs:
+        run = fedcore.load_run(directory)
+        data = load_dataset(run.config.dataset, run.config.data_dir)
+        labels, test_labels = data.train.labels, data.test.labels
+        features, logits = outputs(run.model, data.train)
+        test_features, test_logits = outputs(run.model, data.test)
+        offset = test_logits + class_offsets(logits, labels)
+        mean, deviation = features.mean(0), features.std(0) + 1e-3
+        weight, bias = linear_classifier((features - mean) / deviation, labels, data.num_classes)
+        probe = (test_features - mean) / deviation @ weight.T + bias
+        shares = accuracy(logits, labels), *(accuracy(x, test_labels) for x in (test_logits, offset, probe))
+        print(f"| {directory.name} | {' | '.join(f'{share:.2f}' for share in shares)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
