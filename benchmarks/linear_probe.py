@@ -19,21 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fedcore
-from fedcore.data import Samples, load_dataset
+from fedcore.client.frozen import all_outputs
+from fedcore.data.samples import ClientData
+from fedcore.testing.federation import data_of
+
+CPU = torch.device("cpu")
 
 DECAY = 1e-4
 """Weight of the squared norm of the new classifier's weights."""
-
-
-@torch.no_grad()
-def outputs(model: torch.nn.Module, samples: Samples) -> tuple[Tensor, Tensor]:
-    """Return features (n, d) and logits (n, C) of all samples."""
-    parts = []
-    for indices in torch.arange(len(samples)).split(500):
-        features = model.encoder(samples.gather(indices))
-        parts.append((features, model.classifier(features)))
-    features, logits = zip(*parts)
-    return torch.cat(features), torch.cat(logits)
 
 
 def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> None:
@@ -79,16 +72,17 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     print("| run | train % | test % | test %, offsets | test %, new classifier |\n| --- | ---: | ---: | ---: | ---: |")
     for directory in args.runs:
-        run = fedcore.load_run(directory)
-        data = load_dataset(run.config.dataset, run.config.data_dir)
-        labels, test_labels = data.train.labels, data.test.labels
-        features, logits = outputs(run.model, data.train)
-        test_features, test_logits = outputs(run.model, data.test)
-        offset = test_logits + class_offsets(logits, labels)
+        model, (data, partition) = fedcore.load_run(directory).model, data_of(directory)
+        trained_on = torch.cat(list(partition.train)).unique()
+        train = ClientData(data.train, trained_on, CPU)
+        test = ClientData(data.test, torch.arange(len(data.test)), CPU)
+        features, logits = all_outputs(model, train)
+        test_features, test_logits = all_outputs(model, test)
+        offset = test_logits + class_offsets(logits, train.labels)
         mean, deviation = features.mean(0), features.std(0) + 1e-3
-        weight, bias = linear_classifier((features - mean) / deviation, labels, data.num_classes)
+        weight, bias = linear_classifier((features - mean) / deviation, train.labels, data.num_classes)
         probe = (test_features - mean) / deviation @ weight.T + bias
-        shares = accuracy(logits, labels), *(accuracy(x, test_labels) for x in (test_logits, offset, probe))
+        shares = accuracy(logits, train.labels), *(accuracy(x, test.labels) for x in (test_logits, offset, probe))
         print(f"| {directory.name} | {' | '.join(f'{share:.2f}' for share in shares)} |", flush=True)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedcore
+from fedcore.base.threads import one_thread
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "linear_probe.py"
 
@@ -19,12 +20,10 @@ def script():
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def alone():
     """Thousands of tiny operations wait for each other's threads on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 def test_offsets_undo_a_shift_of_the_logits(script):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError, RunConfig
+from fedcore.base.identity import PARTITION_OPTIONS
 from fedcore.cli import options, output
 from fedcore.cli.settings import build_config
 from fedcore.cli.training import show_summary, training
@@ -23,15 +24,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-NOT_THE_SERVERS = (
+NOT_THE_SERVERS = {
+    *PARTITION_OPTIONS,
     "weights",
-    "partition",
-    "alpha",
-    "classes_per_client",
-    "clients",
-    "client_test_fraction",
-    "samples",
-    "public",
     "system",
     "engine",
     "engine_options",
@@ -40,7 +35,7 @@ NOT_THE_SERVERS = (
     "capture",
     "lanes",
     "client_timeout",
-)
+} - {"dataset"}
 """Options of a run without a flag of the server: how data is dealt and where clients run, among others."""
 
 FLAGS = tuple(name for name in RunConfig.model_fields if name not in NOT_THE_SERVERS)
