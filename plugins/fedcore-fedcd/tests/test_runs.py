@@ -279,6 +279,45 @@ def test_k_means_centres_are_those_of_the_initial_models_features(go):
         np.testing.assert_allclose(centres[m], of_3[nearest == m].mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
+def check_centres(entry, c):
+    """Assert that the prototypes of a class are a fixed point of Lloyd's algorithm on the final features."""
+    of_c, held = entry["features"][entry["labels"] == c], min(3, entry["class_counts"][c])
+    centres = entry["prototypes"][c, :held].astype(np.float64)
+    nearest = ((of_c[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+    for m in range(held):
+        np.testing.assert_allclose(centres[m], of_c[nearest == m].mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hpc", [True, False])
+def test_k_means_after_training_starts_from_the_trained_features(go, hpc):
+    hand_run(go, COHORTS, {"kmeans": "after", "first_t": 1, "hpc": hpc})
+    appeared = []
+    for e in kept("up"):
+        counts = e["received"].get("counts", np.zeros((10, 3), dtype=np.int64))
+        assert (e["known"] == (counts > 0)).all(), "a class without a prototype takes no part in the round's losses"
+        for c in np.flatnonzero(e["class_counts"]):
+            if e["known"][c].any():
+                moved = (e["prototypes"][c] != e["start"][c]).any(axis=1)
+                assert not hpc or (moved == e["known"][c]).all()
+            else:
+                appeared.append((e["round"], e["client"], int(c)))
+                if hpc:  # else they are the means of the fine classes, which cosines assign
+                    check_centres(e, c)
+        assert e["counts"].sum(axis=1).tolist() == e["class_counts"]
+    assert (1, 2, 3) in appeared, "client 2 brings class 3 in the second round"
+    assert (2, 3, 4) in appeared, "and client 3 its only sample in the third"
+    assert len(appeared) == 3 + 2 + 2 + 1
+
+
+def test_k_means_after_training_moves_the_first_round_by_samples_alone(go):
+    """In the first round P^k is no part of any loss: the model is that of k-means before training, to the bit."""
+    runs = [hand_run(go, [[0]], {"kmeans": when, "aggregation": "fedavg"}) for when in ("before", "after")]
+    assert model_bytes(runs[0]) == model_bytes(runs[1])
+    before, after = kept("up")
+    assert (before["features"] == after["features"]).all()
+    assert (before["prototypes"] != after["prototypes"]).any()
+
+
 def test_p_k_rests_in_round_0_and_moves_from_round_1_on(story):
     for e in kept("up", story):
         moved = (e["prototypes"] != e["start"]).any(axis=2)
@@ -456,6 +495,7 @@ CHANGES = [
     {"rebalance": "mixed"},
     {"rebalance": "none"},
     {"first_t": 1},
+    {"kmeans": "after"},
     {"prototype_weight": 0.5},
     {"W": "mean"},
     {"hpc": False},

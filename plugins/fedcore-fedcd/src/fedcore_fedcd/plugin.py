@@ -46,6 +46,11 @@ class FedCDOptions(PluginOptions):
     prototype_weight: float = Field(
         1.0, ge=0, description="Weight of the prototypes' mean beside the samples' (appended, averaged)."
     )
+    kmeans: Literal["before", "after"] = Field(
+        "before",
+        description="When k-means starts the prototypes of a class that has none: on the features before or after the "
+        "client's local training. After it, they take no part in that round's losses.",
+    )
     first_t: Literal[0, 1] = Field(
         0, description="t of the first round in mu = 1 - t/T; 1 is Algorithm 2's, whose last round has no L_dcl."
     )
@@ -122,23 +127,22 @@ class FedCD(Plugin[FedCDOptions]):
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Start P^k from P^g; classes without a global prototype start from k-means on the client's features."""
+        """Start P^k from P^g; classes without a global prototype start from k-means, now or in ``end_local``."""
         shape = (client.num_classes, self.options.fine_classes, client.model.feature_dim)
         start = torch.zeros(shape, device=client.device)
         known = torch.zeros(shape[:2], dtype=torch.bool, device=client.device)
         if client.received:
             start, known = client.received["prototypes"].clone(), client.received["counts"] > 0
         new = [c for c, n in enumerate(client.class_counts.tolist()) if n and not known[c].any()]
-        if new:
+        if new and self.options.kmeans == "before":
             features, _, labels = client.forward()
-            for c in new:
-                seed = int(torch.randint(2**31, (), generator=client.generator(f"kmeans/{c}")))
-                centres = eq.cluster_class(features[labels == c], self.options.fine_classes, seed)
-                start[c, : len(centres)], known[c, : len(centres)] = centres, True
+            self._start_from_centres(client, new, features, labels, start, known)
+            new = []
         partners = torch.randint(client.n, shape[:2], generator=client.generator("mixed")).to(client.device)
         client.scratch.update(
             start=start,
             known=known,
+            new=new,
             partners=partners,
             points=self._points_of(client.received),
             weights=eq.hierarchical_weights(known, self.options.alpha).to(start.dtype),
@@ -170,11 +174,32 @@ class FedCD(Plugin[FedCDOptions]):
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
         """Send P^k and the counts n^k_{c,m} of the final model's features (Eq. 2)."""
-        start, known = client.scratch["start"], client.scratch["known"]
+        start, known, new = (client.scratch[name] for name in ("start", "known", "new"))
         features, _, labels = client.forward()
+        prototypes = client.added["prototypes"].detach() if self.options.hpc else start
+        if new:
+            start, known, prototypes = start.clone(), known.clone(), prototypes.clone()
+            self._start_from_centres(client, new, features, labels, start, known)
+            prototypes[new] = start[new]
         fine = eq.assign_fine_classes(features, labels, start, known)
-        prototypes = client.added["prototypes"] if self.options.hpc else eq.fine_means(features, labels, fine, start)
+        if not self.options.hpc:
+            prototypes = eq.fine_means(features, labels, fine, start)
         return {"prototypes": prototypes, "counts": eq.fine_counts(labels, fine, known)}
+
+    def _start_from_centres(
+        self,
+        client: ClientContext,
+        classes: Sequence[int],
+        features: Tensor,
+        labels: Tensor,
+        start: Tensor,
+        known: Tensor,
+    ) -> None:
+        """Write the k-means centres of some classes' features to ``start`` (C, M, d), and mark them as known."""
+        for c in classes:
+            seed = int(torch.randint(2**31, (), generator=client.generator(f"kmeans/{c}")))
+            centres = eq.cluster_class(features[labels == c], self.options.fine_classes, seed)
+            start[c, : len(centres)], known[c, : len(centres)] = centres, True
 
     def _hierarchical(self, step: Step) -> Tensor:
         scratch, points = step.client.scratch, self._points(step)
