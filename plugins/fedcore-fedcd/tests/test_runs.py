@@ -182,7 +182,7 @@ COHORTS = [[0, 1], [2], [0, 2, 3], [1, 3]]
 def story(go):
     """Return the log of four rounds under partial participation."""
     LOG.clear()
-    hand_run(go, COHORTS, weight_decay=0.1)
+    hand_run(go, COHORTS, {"kmeans": "before"}, weight_decay=0.1)
     return list(LOG)
 
 
@@ -240,7 +240,7 @@ def test_every_batch_is_assigned_against_p_g_and_not_the_moving_p_k(go, monkeypa
         return assign_fine_classes(features, labels, prototypes, known)
 
     monkeypatch.setattr("fedcore_fedcd.equations.assign_fine_classes", noting)
-    hand_run(go, [[0], [0]], local_epochs=2)
+    hand_run(go, [[0], [0]], {"kmeans": "before"}, local_epochs=2)
     first, second = (e["start"] for e in kept("up"))
     assert (second == kept("up", round=1)[0]["received"]["prototypes"]).all()
     assert all((used == first).all() or (used == second).all() for used in seen)
@@ -267,7 +267,7 @@ def test_a_first_appearance_starts_from_k_means_and_a_known_class_from_p_g(story
 
 
 def test_k_means_centres_are_those_of_the_initial_models_features(go):
-    hand_run(go, [[2]], local_epochs=1, lr=1e-30)  # the final features are those of w_0
+    hand_run(go, [[2]], {"kmeans": "before"}, local_epochs=1, lr=1e-30)  # the final features are those of w_0
     e = kept("up")[0]
     two = e["features"][e["labels"] == 5]  # two samples: the centres are the samples
     found = e["start"][5][:2]
@@ -290,7 +290,7 @@ def check_centres(entry, c):
 
 @pytest.mark.parametrize("hpc", [True, False])
 def test_k_means_after_training_starts_from_the_trained_features(go, hpc):
-    hand_run(go, COHORTS, {"kmeans": "after", "first_t": 1, "hpc": hpc})
+    hand_run(go, COHORTS, {"first_t": 1, "hpc": hpc})
     appeared = []
     for e in kept("up"):
         counts = e["received"].get("counts", np.zeros((10, 3), dtype=np.int64))
@@ -333,7 +333,7 @@ def test_weight_decay_and_masks_leave_prototypes_alone(go):
 
 
 def test_without_hpc_prototypes_are_the_means_of_the_final_features(go):
-    hand_run(go, [[0, 1], [0, 1]], {"hpc": False})
+    hand_run(go, [[0, 1], [0, 1]], {"hpc": False, "kmeans": "before"})
     for e in kept("up"):
         for c, m in np.argwhere(e["counts"] > 0):
             similar = cosines(e["features"], e["start"][c].astype(np.float64))
@@ -495,7 +495,7 @@ CHANGES = [
     {"rebalance": "mixed"},
     {"rebalance": "none"},
     {"first_t": 1},
-    {"kmeans": "after"},
+    {"kmeans": "before"},
     {"prototype_weight": 0.5},
     {"W": "mean"},
     {"hpc": False},

@@ -47,7 +47,7 @@ class FedCDOptions(PluginOptions):
         1.0, ge=0, description="Weight of the prototypes' mean beside the samples' (appended, averaged)."
     )
     kmeans: Literal["before", "after"] = Field(
-        "before",
+        "after",
         description="When k-means starts the prototypes of a class that has none: on the features before or after the "
         "client's local training. After it, they take no part in that round's losses.",
     )
