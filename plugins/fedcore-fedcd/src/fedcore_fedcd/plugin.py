@@ -133,16 +133,12 @@ class FedCD(Plugin[FedCDOptions]):
         known = torch.zeros(shape[:2], dtype=torch.bool, device=client.device)
         if client.received:
             start, known = client.received["prototypes"].clone(), client.received["counts"] > 0
-        new = [c for c, n in enumerate(client.class_counts.tolist()) if n and not known[c].any()]
-        if new and self.options.kmeans == "before":
+        client.scratch.update(start=start, known=known)
+        if self.options.kmeans == "before" and (new := self._without_prototype(client)):
             features, _, labels = client.forward()
-            self._start_from_centres(client, new, features, labels, start, known)
-            new = []
+            self._start_from_centres(client, new, features, labels)
         partners = torch.randint(client.n, shape[:2], generator=client.generator("mixed")).to(client.device)
         client.scratch.update(
-            start=start,
-            known=known,
-            new=new,
             partners=partners,
             points=self._points_of(client.received),
             weights=eq.hierarchical_weights(known, self.options.alpha).to(start.dtype),
@@ -174,28 +170,28 @@ class FedCD(Plugin[FedCDOptions]):
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
         """Send P^k and the counts n^k_{c,m} of the final model's features (Eq. 2)."""
-        start, known, new = (client.scratch[name] for name in ("start", "known", "new"))
+        start, known = client.scratch["start"], client.scratch["known"]
         features, _, labels = client.forward()
-        prototypes = client.added["prototypes"].detach() if self.options.hpc else start
-        if new:
-            start, known, prototypes = start.clone(), known.clone(), prototypes.clone()
-            self._start_from_centres(client, new, features, labels, start, known)
-            prototypes[new] = start[new]
+        new = self._without_prototype(client)
+        self._start_from_centres(client, new, features, labels)
         fine = eq.assign_fine_classes(features, labels, start, known)
-        if not self.options.hpc:
+        if self.options.hpc:
+            prototypes = client.added["prototypes"].detach()
+            prototypes[new] = start[new]
+        else:
             prototypes = eq.fine_means(features, labels, fine, start)
         return {"prototypes": prototypes, "counts": eq.fine_counts(labels, fine, known)}
 
+    def _without_prototype(self, client: ClientContext) -> list[int]:
+        """Return the client's classes without a prototype; none once they started from k-means."""
+        known = client.scratch["known"].any(dim=1).tolist()
+        return [c for c, n in enumerate(client.class_counts.tolist()) if n and not known[c]]
+
     def _start_from_centres(
-        self,
-        client: ClientContext,
-        classes: Sequence[int],
-        features: Tensor,
-        labels: Tensor,
-        start: Tensor,
-        known: Tensor,
+        self, client: ClientContext, classes: Sequence[int], features: Tensor, labels: Tensor
     ) -> None:
-        """Write the k-means centres of some classes' features to ``start`` (C, M, d), and mark them as known."""
+        """Start the prototypes of some classes from the k-means centres of their features, and mark them as known."""
+        start, known = client.scratch["start"], client.scratch["known"]
         for c in classes:
             seed = int(torch.randint(2**31, (), generator=client.generator(f"kmeans/{c}")))
             centres = eq.cluster_class(features[labels == c], self.options.fine_classes, seed)
