@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fedcore.client.worker_spec import WorkerSpec as WorkerSpec
     from fedcore.client.worker_spec import pack_worker_spec as pack_worker_spec
     from fedcore.client.worker_spec import unpack_worker_spec as unpack_worker_spec
-    from fedcore.engines.channel import remove_abandoned as remove_abandoned
     from fedcore.engines.dispatch import Dispatcher as Dispatcher
     from fedcore.engines.dispatch import Pair as Pair
     from fedcore.engines.dispatch import in_window as in_window
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from fedcore.engines.local import ALLOCATOR as ALLOCATOR
     from fedcore.engines.local import cores as cores
     from fedcore.engines.protocol import Engine as Engine
+    from fedcore.storage.owned_folder import OwnedFolder as OwnedFolder
+    from fedcore.storage.owned_folder import remove_abandoned as remove_abandoned
     from fedcore.storage.serial import dumps as dumps
     from fedcore.storage.serial import loads as loads
 
@@ -50,6 +51,7 @@ _HOMES = {
     "FailureKind": "client.messages",
     "InProcessEngine": "engines.in_process",
     "Outcome": "client.messages",
+    "OwnedFolder": "storage.owned_folder",
     "Pair": "engines.dispatch",
     "SharedPayload": "client.messages",
     "WorkerSpec": "client.worker_spec",
@@ -61,7 +63,7 @@ _HOMES = {
     "pack_outcome": "client.messages",
     "pack_task": "client.messages",
     "pack_worker_spec": "client.worker_spec",
-    "remove_abandoned": "engines.channel",
+    "remove_abandoned": "storage.owned_folder",
     "unpack_outcome": "client.messages",
     "unpack_task": "client.messages",
     "unpack_worker_spec": "client.worker_spec",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
 import shutil
 import socket
 import tempfile
@@ -19,6 +17,7 @@ from torch import Tensor
 from fedcore.engines.buffers import Buffers, LentBuffers
 from fedcore.engines.frames import LENGTHS, Parts, pack_frame, size_of, unpack_frame, unpack_whole
 from fedcore.storage.files import storing
+from fedcore.storage.owned_folder import OwnedFolder, remove_abandoned
 
 INLINE_BYTES = 1 << 18
 """Longer messages go through the spool, so that the sender need not wait until they are read."""
@@ -29,10 +28,7 @@ WORKER_SPEC = "worker-spec"
 
 
 class Spool:
-    """A folder in shared memory (/dev/shm where there is one with room) for tensors that processes exchange.
-
-    Its name holds the process id of its owner, so that the spool of a killed process is found and deleted.
-    """
+    """A folder in shared memory (/dev/shm where there is one with room) for tensors that processes exchange."""
 
     PREFIX = "fedcore-spool-"
 
@@ -40,13 +36,14 @@ class Spool:
         self.path = path
 
     @classmethod
-    def create(cls, needed: int) -> Spool:
-        """Create a spool with room for ``needed`` bytes and delete abandoned ones."""
-        shared = Path("/dev/shm")  # noqa: S108 - shared memory is the purpose, and the folder below it is private
-        roomy = shared.is_dir() and shutil.disk_usage(shared).free > 2 * needed + (64 << 20)
-        parent = shared if roomy else Path(tempfile.gettempdir())
-        remove_abandoned(parent, cls.PREFIX)
-        return cls(Path(tempfile.mkdtemp(prefix=f"{cls.PREFIX}{os.getpid()}-", dir=parent)))
+    def make_folder(cls, needed: int) -> OwnedFolder:
+        """Make a folder with room for ``needed`` bytes, after deleting abandoned ones."""
+        shared, elsewhere = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - the folder itself is private
+        places = [shared, elsewhere] if shared.is_dir() else [elsewhere]
+        for place in places:
+            remove_abandoned(place, cls.PREFIX)
+        roomy = shutil.disk_usage(places[0]).free > 2 * needed + (64 << 20)
+        return OwnedFolder(places[0] if roomy else elsewhere, cls.PREFIX)
 
     def put(self, name: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write named tensors and a JSON value.
@@ -76,10 +73,6 @@ class Spool:
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.frame"
-
-    def remove(self) -> None:
-        """Delete the folder; mapped tensors stay readable."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 class Channel:
@@ -163,20 +156,3 @@ class Channel:
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return this process's end of a new connection, and the end to hand to a child."""
     return socket.socketpair()
-
-
-def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Delete the folders ``<prefix><process id>-...`` of processes that are gone."""
-    for folder in parent.glob(f"{prefix}*"):
-        pid = folder.name.removeprefix(prefix).partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True

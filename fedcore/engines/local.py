@@ -129,7 +129,8 @@ class WorkerEngine:
     def __init__(self, spec: WorkerSpec, workers: int) -> None:
         self.workers = workers
         tensors, meta = pack_worker_spec(spec, local=True)
-        self._spool = Spool.create(bytes_of(tensors))
+        self._folder = Spool.make_folder(bytes_of(tensors))
+        self._spool = Spool(self._folder.path)
         self._spool.put(WORKER_SPEC, tensors, meta)
         self._buffers = Buffers(self._spool.path)
         self._dispatcher = Dispatcher([self._new_worker() for _ in range(workers)])
@@ -188,7 +189,7 @@ class WorkerEngine:
                 worker.process.kill()
                 worker.process.wait()
         self._dispatcher.workers.clear()
-        self._spool.remove()
+        self._folder.remove()
 
     def _collect(self) -> None:
         """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""

@@ -7,10 +7,8 @@ import logging
 import math
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedcore import ConfigError, FedcoreError
-from fedcore.engines import ALLOCATOR, cores, remove_abandoned
+from fedcore.engines import ALLOCATOR, OwnedFolder, cores, remove_abandoned
 from fedcore_ray.host import Host
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import Bytes
@@ -65,7 +63,7 @@ class Cluster:
     _lock = threading.Lock()
     _users = 0
     _connected = False  # by one of these objects, not by the caller
-    _folder: Path | None = None
+    _folder: OwnedFolder | None = None
 
     def __init__(self, options: RayOptions, gpus: float) -> None:
         self.options, self.gpus = options, gpus
@@ -96,7 +94,7 @@ class Cluster:
             Cluster._connected = False
             folder, Cluster._folder = Cluster._folder, None
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                folder.remove()
 
     def worker_count(self, wanted: int | None, clients: int) -> int:
         """Return how many workers to start: as many as the cluster has room for, or ``wanted``.
@@ -226,7 +224,7 @@ def _why(error: RayError) -> str:
     return "the worker's process is gone"
 
 
-def _connect(options: RayOptions) -> Path | None:
+def _connect(options: RayOptions) -> OwnedFolder | None:
     """Start a Ray cluster for this process, or join a running one; returns the folder of the former.
 
     Workers import from the folder that this process is in while Ray starts. It may be untrusted: another one is used.
@@ -245,15 +243,16 @@ def _connect(options: RayOptions) -> Path | None:
         return None
     # Ray asks for a token; without this it would write one into the home folder, readable by every user.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    remove_abandoned(Path("/tmp"), PREFIX)  # noqa: S108 - where the next line but one makes them
     # Short: Ray makes sockets in it, and a socket's path has at most 107 characters.
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
+    place = Path("/tmp")  # noqa: S108 - the folder below it is private
+    remove_abandoned(place, PREFIX)
+    folder = OwnedFolder(place, PREFIX)
     try:
-        with _own_signals(), contextlib.chdir(folder):
-            ray.init("local", num_cpus=cores(), include_dashboard=False, _temp_dir=str(folder), **quiet)
+        with _own_signals(), contextlib.chdir(folder.path):
+            ray.init("local", num_cpus=cores(), include_dashboard=False, _temp_dir=str(folder.path), **quiet)
     except BaseException as error:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
         if isinstance(error, (ConnectionError, RuntimeError, ValueError, OSError, RayError)):
             raise FedcoreError(f"Ray cannot be started on this machine: {first_line(error)}") from error
         raise
