@@ -59,13 +59,19 @@ class Spool:
         return unpack_whole(memoryview(mapped))
 
     def put_frame(self, name: str, frame: Parts) -> None:
-        """Write a packed frame.
+        """Write a packed frame, or nothing.
 
         :raises StorageError: there is no room.
         """
         path = self._file(name)
-        with storing(path), path.open("xb") as file:
-            file.writelines(frame)
+        with storing(path):
+            file = path.open("xb")
+            try:
+                with file:
+                    file.writelines(frame)
+            except BaseException:
+                self.delete(name)
+                raise
 
     def delete(self, name: str) -> None:
         """Delete what :meth:`put` wrote; mapped tensors stay readable. Idempotent."""

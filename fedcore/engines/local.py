@@ -41,6 +41,9 @@ STARTS_WITHIN = 120.0
 STOPS_WITHIN = 3.0
 """Seconds after which idle workers that were asked to stop are killed."""
 
+LONGEST_POLL = 2**31 - 1
+"""Milliseconds, 24 days, that poll takes at most; a longer wait is several."""
+
 # By default glibc returns freed activations to the kernel, and every step page-faults them in again.
 ALLOCATOR = {
     "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
@@ -128,15 +131,21 @@ class WorkerEngine:
 
     def __init__(self, spec: WorkerSpec, workers: int) -> None:
         self.workers = workers
-        tensors, meta = pack_worker_spec(spec, local=True)
-        self._folder = Spool.make_folder(bytes_of(tensors))
-        self._spool = Spool(self._folder.path)
-        self._spool.put(WORKER_SPEC, tensors, meta)
-        self._buffers = Buffers(self._spool.path)
-        self._dispatcher = Dispatcher([self._new_worker() for _ in range(workers)])
         self._killed_early = 0
         self._pace = Pace()
         self._timeout = spec.config.client_timeout
+        self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
+        tensors, meta = pack_worker_spec(spec, local=True)
+        self._folder = Spool.make_folder(bytes_of(tensors))
+        self._spool = Spool(self._folder.path)
+        self._buffers = Buffers(self._spool.path)
+        try:
+            self._spool.put(WORKER_SPEC, tensors, meta)
+            for _ in range(workers):
+                self._dispatcher.workers.append(self._new_worker())
+        except BaseException:
+            self.close()
+            raise
 
     def _new_worker(self) -> _Worker:
         return _Worker(self._spool, self._buffers)
@@ -197,7 +206,7 @@ class WorkerEngine:
         poll, patience = select.poll(), self._patience()
         for connection in connections:
             poll.register(connection, select.POLLIN)
-        heard = poll.poll(None if patience is None else math.ceil(1000 * patience))
+        heard = poll.poll(None if patience is None else min(math.ceil(1000 * patience), LONGEST_POLL))
         for worker in self._overdue() if not heard else ():
             self._give_up(worker)
         for connection, _ in heard:

@@ -1,6 +1,7 @@
 """Frames between the local engine and its workers, small ones over the socket and large ones through the spool."""
 
 import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,24 @@ def test_a_full_spool_is_a_storage_error(ends, monkeypatch):
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(StorageError, match="make room"):
         ends[0].send("result", {"x": torch.zeros(INLINE_BYTES)}, None)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_a_frame_for_which_there_is_no_room_leaves_nothing(tmp_path, size):
+    """A short one is written when the file is closed."""
+    spool = Spool(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="make room"):
+            spool.put("payload", {"x": torch.zeros(size)}, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not any(tmp_path.iterdir())
+    spool.put("payload", {"x": torch.ones(size)}, None)
+    with pytest.raises(StorageError, match="exists"):
+        spool.put("payload", {"x": torch.zeros(size)}, None)
+    assert float(spool.get("payload")[0]["x"].sum()) == size
 
 
 def test_an_end_that_closes_within_a_message_is_the_end_of_file(ends):

@@ -6,9 +6,10 @@ import os
 
 import pytest
 
-from fedcore.base.errors import ConfigError
+from fedcore.base.errors import ConfigError, StorageError
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines import local
+from fedcore.engines.channel import Spool
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.testing import federate, model_bytes, records, small_config
 from tests.reliability.processes import alive, descendants, spools
@@ -62,6 +63,39 @@ def test_there_are_no_more_workers_than_clients(tmp_path):
     finally:
         engine.close()
         engine.close()  # a second time does nothing
+
+
+def test_an_engine_that_does_not_start_leaves_no_process_and_no_shared_memory(tmp_path, monkeypatch):
+    begun, start = [], local.start_worker
+
+    def refuse_the_second(connection, spool):
+        if begun:
+            raise BlockingIOError("Resource temporarily unavailable")
+        begun.append(start(connection, spool))
+        return begun[0]
+
+    monkeypatch.setattr(local, "start_worker", refuse_the_second)
+    with pytest.raises(BlockingIOError):
+        local.LocalEngine(spec(tmp_path, workers=2, clients=2))
+    assert not spools(os.getpid())
+    assert not alive(begun[0].pid)
+
+
+def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, monkeypatch):
+    def full(self, name, tensors, meta):
+        raise StorageError("there is no room")
+
+    monkeypatch.setattr(Spool, "put", full)
+    with pytest.raises(StorageError):
+        local.LocalEngine(spec(tmp_path, workers=1))
+    assert not spools(os.getpid())
+
+
+@pytest.mark.parametrize("longest", [local.LONGEST_POLL, 1])
+def test_a_limit_of_years_is_waited_for_in_parts(tmp_path, monkeypatch, longest):
+    monkeypatch.setattr(local, "LONGEST_POLL", longest)
+    result = federate(tmp_path, workers=1, rounds=1, client_timeout=1e9)
+    assert [record["failures"] for record in records(result)] == [[]]
 
 
 def test_a_worker_has_one_thread_and_the_allocators_settings():
