@@ -14,11 +14,17 @@ from threadpoolctl import ThreadpoolController
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread, in torch and in the libraries below numpy and scipy; undone at the end."""
+    with one_torch_thread(), _libraries(tuple(sys.modules)).limit(limits=1):
+        yield
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Compute with one thread in torch; undone at the end."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with _libraries(tuple(sys.modules)).limit(limits=1):
-            yield
+        yield
     finally:
         torch.set_num_threads(before)
 

@@ -8,7 +8,7 @@ model on the server's test set.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.base.seeding import numpy_generator
+from fedcore.base.threads import one_torch_thread
 from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset, Samples
@@ -80,8 +81,6 @@ def count(
     chunks = [chunk for chunk in positions.to(samples.labels.device).split(forward_chunk(device)) if len(chunk)]
 
     def counts_of(chunk: Tensor) -> tuple[Tensor, ...]:
-        if device.type == "cpu":
-            torch.set_num_threads(1)  # OpenMP's setting is per thread
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
             _, logits = model(samples.gather(chunk).to(device))
@@ -93,14 +92,24 @@ def count(
             return (*counted, *([confusion_counts(labels, predicted, num_classes)] if confusion else []))
 
     classes = torch.arange(num_classes, device=device)
-    if threads > 1 and len(chunks) > 1 and device.type == "cpu":
-        with ThreadPoolExecutor(threads) as pool:
-            counts = list(pool.map(counts_of, chunks))
-    else:
+    if device.type != "cpu":
         counts = [counts_of(chunk) for chunk in chunks]
+    else:
+        with one_torch_thread():
+            counts = _side_by_side(counts_of, chunks, threads)
     zero = torch.zeros_like(classes)
     zeros = (zero, zero, zero.double().sum(), *([zero.diag()] if confusion else []))
     return Counted(tuple(sum((parts[i] for parts in counts), start) for i, start in enumerate(zeros)))
+
+
+def _side_by_side(
+    function: Callable[[Tensor], tuple[Tensor, ...]], chunks: Sequence[Tensor], threads: int
+) -> list[tuple[Tensor, ...]]:
+    if threads == 1 or len(chunks) < 2:
+        return [function(chunk) for chunk in chunks]
+    # OpenMP's setting is per thread.
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return list(pool.map(function, chunks))
 
 
 def confusion_counts(labels: Tensor, predicted: Tensor, num_classes: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
+from fedcore.base.processors import cores
 from fedcore.data.samples import Dataset
 from fedcore.data.split import Split, assemble, span
 from fedcore.data.vision import load_torchvision
@@ -220,7 +220,7 @@ def _decode(files: Sequence[Path]) -> Tensor:
             )
         images[position] = image
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=min(8, cores())) as pool:
         for _ in pool.map(put, range(len(files))):
             pass
     return torch.from_numpy(images)

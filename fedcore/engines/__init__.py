@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcore.base.processors import cores as cores
     from fedcore.client.messages import ClientFailure as ClientFailure
     from fedcore.client.messages import ClientResult as ClientResult
     from fedcore.client.messages import ClientTask as ClientTask
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from fedcore.engines.dispatch import in_window as in_window
     from fedcore.engines.in_process import InProcessEngine as InProcessEngine
     from fedcore.engines.local import ALLOCATOR as ALLOCATOR
-    from fedcore.engines.local import cores as cores
     from fedcore.engines.protocol import Engine as Engine
     from fedcore.storage.owned_folder import OwnedFolder as OwnedFolder
     from fedcore.storage.owned_folder import remove_abandoned as remove_abandoned
@@ -55,7 +55,7 @@ _HOMES = {
     "Pair": "engines.dispatch",
     "SharedPayload": "client.messages",
     "WorkerSpec": "client.worker_spec",
-    "cores": "engines.local",
+    "cores": "base.processors",
     "dumps": "storage.serial",
     "in_window": "engines.dispatch",
     "loads": "storage.serial",

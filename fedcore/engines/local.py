@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.base.processors import VARIABLE, cores
 from fedcore.base.subprocesses import command, environment
 from fedcore.base.tensors import bytes_of
 from fedcore.client.captured_steps import captures
@@ -66,11 +67,6 @@ def LocalEngine(spec: WorkerSpec) -> InProcessEngine | WorkerEngine:  # noqa: N8
     return WorkerEngine(spec, min(workers or cores(), config.clients))  # further workers would never have a task
 
 
-def cores() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Process(Protocol):
     """What the engine needs of a worker process; ``subprocess.Popen`` has it."""
 
@@ -100,7 +96,7 @@ def start_worker(connection: socket.socket, spool: Path) -> Process:
 
 def worker_environment() -> dict[str, str]:
     """Return the environment of a worker process."""
-    return environment(**ALLOCATOR, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    return environment(**ALLOCATOR, **{VARIABLE: "1"}, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
 class _Worker:

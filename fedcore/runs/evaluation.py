@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedcore.base.processors import cores
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, Counted, count, rates, silhouette, summarise_clients
 from fedcore.client.messages import ClientTask
 from fedcore.data import Samples
-from fedcore.engines.local import cores
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.broadcasts import Broadcasts

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedcore.engines.local import cores
+from fedcore.base.processors import cores
 from fedcore.models import SplitModel
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedcore.base.processors import cores
 from fedcore.storage.files import parse_json, read_bytes, replacing
 
 _META = "fedcore"
@@ -127,7 +128,7 @@ def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:
     """Return the SHA-256, in hex, of a file's contents: every tensor's name, dtype, shape and bytes, and its JSON part.
 
-    Large tensors are hashed in blocks, side by side, and the blocks' hashes hashed.
+    Large tensors are hashed in blocks, side by side where there are processors for it, and the blocks' hashes hashed.
 
     :param tensors: contiguous, on the CPU.
     """
@@ -140,8 +141,9 @@ def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:
             content = memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
             blocks += [content[start : start + _BLOCK] for start in range(0, len(content), _BLOCK)]
     whole = hashlib.sha256(json.dumps([described, meta]).encode())
-    if sum(map(len, blocks)) > 2 * _BLOCK:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+    threads = cores()
+    if threads > 1 and sum(map(len, blocks)) > 2 * _BLOCK:
+        with ThreadPoolExecutor(threads) as pool:
             digests = list(pool.map(_digest, blocks))
     else:
         digests = [_digest(block) for block in blocks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 
 import pytest
 import torch
@@ -56,6 +57,34 @@ def test_counts_are_those_of_all_samples_at_once(threads: int) -> None:
     assert found["correct"] == [int(right[held.labels == c].sum()) for c in range(3)]
     assert found["total"] == [234, 233, 233]
     assert found["loss"] == pytest.approx(float(F.cross_entropy(logits.double(), held.labels, reduction="sum")))
+
+
+class Threads(Logits):
+    """Notes how many threads torch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen.add(torch.get_num_threads())
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_chunk_has_one_thread_and_torch_what_it_had_afterwards(threads: int) -> None:
+    before, model, later = torch.get_num_threads(), Threads(), []
+    torch.set_num_threads(3)
+    try:
+        evaluate(model, samples(700), 3, torch.device("cpu"), threads=threads)
+        assert model.seen == {1}
+        assert torch.get_num_threads() == 3
+        thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert later == [3]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_only_the_samples_that_are_asked_for_count() -> None:

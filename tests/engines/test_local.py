@@ -101,9 +101,6 @@ def test_a_limit_of_years_is_waited_for_in_parts(tmp_path, monkeypatch, longest)
 def test_a_worker_has_one_thread_and_the_allocators_settings():
     environment = local.worker_environment()
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "1")
+    assert environment["PYTHON_CPU_COUNT"] == "1", "it hashes with one thread, too"
     assert "glibc.malloc.hugetlb=1" in environment["GLIBC_TUNABLES"]
     assert {name for name in environment if name.startswith("MALLOC_")} == {*local.ALLOCATOR} - {"GLIBC_TUNABLES"}
-
-
-def test_the_number_of_cores_is_that_of_the_affinity():
-    assert local.cores() == len(os.sched_getaffinity(0))

@@ -199,7 +199,7 @@ def environment() -> dict[str, str]:
     for name in inherited.keys() & RELATIVE:  # to this process's folder, in which no worker starts
         places = inherited[name].split(os.pathsep)
         inherited[name] = os.pathsep.join(os.path.abspath(os.path.expanduser(place)) for place in places)
-    return {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **inherited}
+    return {**ALLOCATOR, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHON_CPU_COUNT": "1", **inherited}
 
 
 def name_of(node: Mapping[str, Any]) -> str:
