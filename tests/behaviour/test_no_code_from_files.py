@@ -18,7 +18,7 @@ CALLS = {
 }
 IMPORTS_BY_NAME = {
     *("fedcore/__init__.py", "fedcore/engines/__init__.py", "fedcore/base/registry.py"),
-    "fedcore/engines/fork_server.py",
+    "fedcore/testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
 }
 """Where import_module is called: the registry imports what a user may name; the others have names of their own, or of

@@ -43,7 +43,6 @@ TESTED_BY = {
     ],
     "data/test_public.py": ["testing/parts.py"],
     "engines/test_channel.py": ["engines/frames.py"],
-    "engines/test_fork_server.py": ["testing/forked.py"],
     "engines/test_local.py": ["engines/serving.py"],
     "functional/test_prototypes.py": ["hooks/prototype_exchange.py"],
     "hooks/test_hooks_called.py": ["hooks/hookspecs.py"],
@@ -82,6 +81,7 @@ TESTED_BY = {
         "testing/stub_plugins.py",
     ],
     "testing/test_engine_contract.py": ["client/runtime.py", "testing/probe.py"],
+    "testing/test_fork_server.py": ["testing/forked.py"],
     "testing/test_kit.py": [
         "cli/authors.py",
         "testing/bystander.py",

@@ -13,8 +13,7 @@ from pathlib import Path
 from fedcore.base.subprocesses import environment
 from fedcore.cli import main
 from fedcore.engines.channel import Spool
-from fedcore.engines.fork_server import ForkedProcess
-from fedcore.testing.forked import fork_server
+from fedcore.testing.forked import ForkedProcess, fork_server
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where the local engine's spools are
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -12,9 +12,8 @@ import torch
 from fedcore import Plugin, hookimpl
 from fedcore.base.subprocesses import environment
 from fedcore.engines import local
-from fedcore.engines.fork_server import ForkedProcess
 from fedcore.testing import client_state, federate, forked_workers
-from fedcore.testing.forked import fork_server
+from fedcore.testing.forked import ForkedProcess, fork_server
 
 PLACE = []
 """Filled by a worker that was forked for an earlier engine, were it to serve a second one."""
@@ -88,6 +87,14 @@ def test_a_function_is_called_with_open_files_by_their_numbers(session):
     assert process.wait(60) == 3
     with os.fdopen(read) as told:
         assert told.read() == f"hello {session}"
+
+
+def test_a_process_has_what_a_worker_has_and_nothing_for_tests(tmp_path):
+    (tmp_path / "modules.py").write_text(
+        "import sys\ndef missing(): return 2 * ('torch' not in sys.modules) + ('fedcore.testing' in sys.modules)\n"
+    )
+    process = fork_server().fork("modules:missing", [], environment={"PYTHONPATH": str(tmp_path)}, descriptors={})
+    assert process.wait(60) == 0
 
 
 class Dies(Plugin):
