@@ -15,17 +15,14 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio; its multiples 
 _AT_ONCE = 1 << 21  # numbers of 8 bytes that one step takes
 
 
-def data_digest(dataset: Dataset, *, ordered: bool = True) -> str:
+def data_digest(dataset: Dataset) -> str:
     """Return a hexadecimal digest of samples, labels, classes and input shape; the set's name is not part of it.
 
     SHA-256 over weighted sums of blocks of 4 KiB, many times as fast as SHA-256 of the samples. It detects every change
     of a single bit, label, sample or channel, and two that are exchanged. It is a checksum, not a signature:
     collisions can be constructed.
-
-    :param ordered: False gives the digest of directories that were begun with sums without weights; it does not see
-        what is exchanged within a block.
     """
-    weights = _weights() if ordered else torch.ones(_BLOCK, dtype=torch.int64)
+    weights = _weights()
     described = [dataset.num_classes, list(dataset.input_shape), list(dataset.class_names or ()), dataset.augmentation]
     whole = hashlib.sha256(json.dumps(described).encode())
     for samples in (dataset.train, dataset.test):

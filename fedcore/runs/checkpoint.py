@@ -123,7 +123,7 @@ class CheckpointStore:
                 state = _unpack(tensors, meta)
                 manifest, (before, damage) = Manifest.of(state.manifest), _manifest_in(older)
                 self.clients.check(manifest, before)
-                stamps = self._check_stamps(manifest, tensors.get(f"manifest{SEPARATOR}stamps"))
+                stamps = self._check_stamps(manifest, tensors[f"manifest{SEPARATOR}stamps"])
                 if check is not None:
                     check(state, meta)
             except _DAMAGED as error:
@@ -153,17 +153,15 @@ class CheckpointStore:
         self._stamps = self._stamps.updated(stamps)
         return torch.from_numpy(self._stamps.of(manifest.tensors()["clients"].numpy()))
 
-    def _check_stamps(self, manifest: Manifest, found: Tensor | None) -> ClientRow:
+    def _check_stamps(self, manifest: Manifest, found: Tensor) -> ClientRow:
         """Refuse a client's state that is whole, but not the one that was written: another run's, client's or round's.
 
-        :param found: as :meth:`_stamped` gave it; None in checkpoints of earlier versions.
+        :param found: as :meth:`_stamped` gave it.
         """
-        clients, stamps = manifest.tensors()["clients"].numpy(), ClientRow(0, np.int64)
-        if found is None:
-            return stamps
+        clients = manifest.tensors()["clients"].numpy()
         if found.dtype != torch.int64 or found.shape != (len(clients),):
             raise ValueError("the manifest's stamps do not fit its clients")
-        stamps = stamps.filled_with(clients, found.numpy())
+        stamps = ClientRow(0, np.int64).filled_with(clients, found.numpy())
         for client, version in manifest.items():
             if stamps[client] and self.clients.stamp(client, version) != stamps[client]:
                 raise RunDirectoryError(f"client {client}'s state of round {version} is not the one that was written")
@@ -199,7 +197,6 @@ def _pack(state: ServerState) -> tuple[Tensors, dict[str, Any]]:
     tensors, rest = flatten(state.plugins)
     manifest = Manifest.of(state.manifest).tensors()
     return flatten({"model": state.model, "plugins": tensors, "manifest": manifest})[0], {
-        "format": 2,
         "round": state.round,
         "phase": state.phase,
         "plugins": rest,
@@ -224,7 +221,7 @@ def _unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ServerSta
             raise TypeError(f"{name} is a {type(meta[name]).__name__}")
     if min(meta["round"], meta["metrics_bytes"]) < 0:
         raise ValueError("a count is negative")
-    virtual_time = float(meta.get("virtual_time", 0.0))  # checkpoints of earlier versions have none
+    virtual_time = float(meta["virtual_time"])
     if not 0 <= virtual_time < math.inf:
         raise ValueError(f"the clock stands at {virtual_time}")
     return ServerState(
@@ -232,7 +229,7 @@ def _unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ServerSta
         round=meta["round"],
         phase=meta["phase"],
         plugins=unflatten(groups["plugins"], meta["plugins"]),
-        manifest=_manifest(groups["manifest"], meta),
+        manifest=_manifest(groups["manifest"]),
         ledger=meta["ledger"],
         best=meta["best"],
         before_correction=meta["before_correction"],
@@ -251,11 +248,9 @@ def _manifest_in(path: Path | None) -> tuple[Manifest | None, str]:
         return None, f"{path.name}: {error}"
 
 
-def _manifest(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Manifest:
-    """Return a checkpoint's manifest, which stood in its JSON part in format 1."""
-    named = [int(client) for client in meta.get("manifest", ())] or tensors.get("clients", torch.empty(0)).tolist()
-    if any(not 0 <= client < MOST_CLIENTS for client in named):
+def _manifest(tensors: Mapping[str, Tensor]) -> Manifest:
+    """Return the manifest in a checkpoint's tensors."""
+    clients = tensors["clients"]
+    if bool(((clients < 0) | (clients >= MOST_CLIENTS)).any()):
         raise ValueError(f"the manifest names a client that is not between 0 and {MOST_CLIENTS - 1}")
-    if "manifest" in meta:
-        return Manifest.of({int(client): version for client, version in meta["manifest"].items()})
     return Manifest.from_tensors(tensors)

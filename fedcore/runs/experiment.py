@@ -153,8 +153,6 @@ def go_on(opened: OpenedRun, *, notify: Notify | None = None, engine: Make | Non
     """Train what is left of a reopened run; see :func:`resume`."""
     note = _noting(notify)
     with one_thread(), opened.directory.lock():
-        for message in opened.notes:
-            note(message)
         finished = opened.directory.read_summary(note) is not None
         state = opened.recover(note) or opened.initial()
         if finished and state.phase != "done" and not opened.changed:
@@ -184,8 +182,6 @@ def evaluate_run(
     _, given = _given_again(path, model, plugins, dataset)
     with one_thread(), given.lent():
         opened, note = reopen(path, allow_code=allow_code), _noting(notify)
-        for message in opened.notes:
-            note(message)
         state = opened.directory.checkpoints.load(note=note)
         if state is None:
             raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")

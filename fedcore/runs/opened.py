@@ -27,7 +27,6 @@ class OpenedRun:
     """A run that can be trained or evaluated as soon as an engine is started.
 
     :param file: its config.yaml, with what the run's files have to agree with.
-    :param notes: messages about the directory for the user.
     :param changes: names of options that take other values from here on.
     """
 
@@ -36,7 +35,6 @@ class OpenedRun:
     partition: Partition
     directory: RunDirectory
     file: ConfigFile
-    notes: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
 
     @property
@@ -92,8 +90,7 @@ class OpenedRun:
 
         :raises RunDirectoryError: names what differs.
         """
-        found = self.directory.checkpoints.found.get("binding")
-        differing = self.file.binding.differences(found) if found is not None else []
+        differing = self.file.binding.differences(self.directory.checkpoints.found.get("binding"))
         if differing:
             raise RunDirectoryError(
                 f"{self.directory.path} does not hold together, its checkpoint was written with something else: "
@@ -129,7 +126,7 @@ def recover(
     metrics, checkpoints = directory.metrics, directory.checkpoints
 
     def check_content(state: ServerState, meta: Mapping[str, Any]) -> None:
-        metrics.check(state.metrics_bytes, meta.get("metrics_sha256"))
+        metrics.check(state.metrics_bytes, meta["metrics_sha256"])
 
     def check_length(state: ServerState, meta: Mapping[str, Any]) -> None:
         metrics.check_length(state.metrics_bytes)

@@ -124,14 +124,14 @@ class RecordFile:
         numbers = ", ".join(map(str, self.damaged()))
         return f"damaged in line {numbers}" if numbers else ""
 
-    def check(self, length: int, digest: str | None) -> None:
+    def check(self, length: int, digest: str) -> None:
         """Refuse a file whose first bytes are not those that a checkpoint counts.
 
-        :param digest: their SHA-256, in hex; None in checkpoints of earlier versions.
+        :param digest: their SHA-256, in hex.
         :raises RunDirectoryError: what differs.
         """
         counted = self.check_length(length)
-        if digest is None or digest == hashlib.sha256(counted).hexdigest():
+        if digest == hashlib.sha256(counted).hexdigest():
             return
         what = self.damage() or "not this run's, or lacks lines"
         raise RunDirectoryError(f"{self.path.name} is {what}")

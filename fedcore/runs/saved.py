@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import RunDirectoryError
-from fedcore.base.identity import LATER, WITHOUT_EFFECT
+from fedcore.base.identity import WITHOUT_EFFECT
 from fedcore.base.safe_yaml import write_yaml
 from fedcore.storage.config_file import BESIDE_OPTIONS, read_mapping
 from fedcore.storage.files import write_text
-
-SINCE_DIGESTS = ("client_timeout", *(name for name in LATER if name != "system"))
-"""Options that came with the digests, shortly before them or later: a file without digests may lack them."""
 
 HOW_TO_CHANGE = (
     "Put back what it was. A change that is wanted is an option of fedcore resume, such as --rounds; any other is "
@@ -133,12 +130,12 @@ class SavedConfig:
     """A run's config.yaml, as it was read.
 
     :param values: its options as they stand there.
-    :param digests: of settings, partition and data; None in a directory of an earlier version, which had none.
+    :param digests: of settings, partition and data.
     """
 
     config: RunConfig
     values: Mapping[str, Any]
-    digests: Mapping[str, str] | None
+    digests: Mapping[str, str]
     changes: Sequence[Mapping[str, Any]]
     versions: Mapping[str, Any]
 
@@ -161,22 +158,18 @@ def read_saved(file: Path, out: Path, *, was: Callable[[], Any] = lambda: None) 
     values = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
     if not values.keys() <= RunConfig.model_fields.keys():
         RunConfig.create(values, source=str(file))  # says which it does not know
-    expected: Collection[str] = set(RunConfig.model_fields) - set(SINCE_DIGESTS)
-    if digests is not None and not (isinstance(digests, dict) and set(digests) == {"settings", "partition", "data"}):
+    if not (isinstance(digests, dict) and set(digests) == {"settings", "partition", "data"}):
         raise RunDirectoryError(f"{file} is damaged: its digests are not whole. {HOW_TO_CHANGE}")
     if not _are_changes(changes):
         raise RunDirectoryError(f"{file} is damaged: its list of changes is none. {HOW_TO_CHANGE}")
-    if digests is not None and digests["settings"] == settings_digest(bound(values)):
-        expected = ()  # whole, in the words of the version that wrote it
-    missing = sorted(set(expected) - set(values))
-    if missing:
-        names = f"{', '.join(missing[:4])}{f' and {len(missing) - 4} others' if len(missing) > 4 else ''}"
-        raise RunDirectoryError(f"{file} is not whole: it lacks {names}. {HOW_TO_CHANGE}")
-    if digests is not None and expected:
-        binding = Binding(bound(values), "", "", changes or ())
+    if digests["settings"] != settings_digest(bound(values)):
+        missing = sorted(set(RunConfig.model_fields) - set(values))
+        if missing:
+            names = f"{', '.join(missing[:4])}{f' and {len(missing) - 4} others' if len(missing) > 4 else ''}"
+            raise RunDirectoryError(f"{file} is not whole: it lacks {names}. {HOW_TO_CHANGE}")
         then = was()
         settings = then.get("settings") if isinstance(then, dict) else None
-        found = _differing(binding.settings, settings) if isinstance(settings, dict) else []
+        found = _differing(bound(values), settings) if isinstance(settings, dict) else []
         raise RunDirectoryError(
             f"{file} was changed since it was written{': ' + '; '.join(found) if found else ''}. {HOW_TO_CHANGE}"
         )

@@ -102,11 +102,8 @@ def reopen(
         _require_reached(reached, path)
         directory = directory.without_clients()
     data = data_digest(run.dataset)
-    if saved.digests is not None and saved.digests["data"] != data:
-        former = data_digest(run.dataset, ordered=False)
-        data = former if saved.digests["data"] == former else data  # a directory keeps the digest that it has
     binding = Binding(bound(saved.values), _digest_of(partition), data, saved.changes)
-    notes = _check_digests(saved, binding, directory.path)
+    _check_digests(saved, binding, directory.path)
     file, changed = ConfigFile(saved.values, binding, saved.versions), tuple(changes)
     if out is not None:
         out = RunDirectory.choose(out, [])
@@ -118,7 +115,7 @@ def reopen(
         if partition.file is not None:
             partition = partition.at(directory.path / partition.file.name)
     directory.checkpoints.binding = binding
-    return OpenedRun(setup, run.dataset, partition, directory, file, notes, changed)
+    return OpenedRun(setup, run.dataset, partition, directory, file, changed)
 
 
 @contextmanager
@@ -159,13 +156,8 @@ def _copy_content(source: Path, target: Path) -> None:
         os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
 
 
-def _check_digests(saved: SavedConfig, binding: Binding, path: Path) -> tuple[str, ...]:
-    """Refuse a partition or data that config.yaml was not written with; returns what could not be looked at."""
-    if saved.digests is None:
-        return (
-            f"{path} is of an earlier version, which wrote no digests: whether its options, its partition and the data "
-            "are those that it was begun with is not known",
-        )
+def _check_digests(saved: SavedConfig, binding: Binding, path: Path) -> None:
+    """Refuse a partition or data that config.yaml was not written with."""
     what = {"partition": "partition.json", "data": "the data set's content"}
     differing = [words for name, words in what.items() if saved.digests[name] != binding.digests()[name]]
     if differing:
@@ -173,7 +165,6 @@ def _check_digests(saved: SavedConfig, binding: Binding, path: Path) -> tuple[st
             f"{path} does not hold together, it was begun with something else: {' and '.join(differing)}. "
             f"{HOW_TO_CHANGE}"
         )
-    return ()
 
 
 def _digest_of(partition: Partition) -> str:

@@ -125,14 +125,14 @@ def sealed(value: Mapping[str, Any], mark: str = "") -> dict[str, Any]:
 
 
 def unsealed(value: Any, mark: str = "") -> dict[str, Any]:
-    """Return a mapping without its checksum; one that has none, as earlier versions wrote it, as it is.
+    """Return a mapping without its checksum.
 
     :raises ValueError: it is no mapping, or not the one that was sealed with this mark.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.40} is no record")
     rest = {key: entry for key, entry in value.items() if key != _SEAL}
-    if _SEAL in value and value[_SEAL] != _checksum(rest, mark):
+    if value.get(_SEAL) != _checksum(rest, mark):
         raise ValueError("its contents do not match its checksum, or it is another run's")
     return rest
 

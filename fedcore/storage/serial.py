@@ -55,19 +55,16 @@ def write_tensors(
     meta: Any = None,
     *,
     sync: bool = True,
-    checksum: bool = True,
     inside: Path | None = None,
 ) -> None:
     """Write named tensors and a JSON value to ``path`` atomically.
 
     :param sync: wait until the disk has it, for what must survive a power failure.
-    :param checksum: add one; files of earlier versions, which are still read, have none.
     :param inside: see :func:`fedcore.storage.files.replacing`.
     :raises StorageError: there is no room, or no permission.
     """
     plain, value = _plain(tensors), json.dumps(meta)
-    if checksum:
-        value = f"{_CHECKSUM}{content_hash(plain, value)} {value}"
+    value = f"{_CHECKSUM}{content_hash(plain, value)} {value}"
     with replacing(path, sync=sync, inside=inside) as temporary:
         temporary.touch()
         mode = stat.S_IMODE(temporary.stat().st_mode)
@@ -88,12 +85,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         tensors, header = _load(path)
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    if not header:
-        return tensors, None
-    value, expected = header.get(_META, ""), None
-    if value.startswith(_CHECKSUM):  # files of the time before there were checksums are read, too
-        expected, _, value = value.removeprefix(_CHECKSUM).partition(" ")
-    if expected is not None and expected != content_hash(tensors, value):
+    found, _, value = header.get(_META, "").partition(" ")
+    if found != f"{_CHECKSUM}{content_hash(tensors, value)}":
         raise ValueError(f"{path} is damaged: its contents do not match its checksum")
     try:
         return tensors, parse_json(value)

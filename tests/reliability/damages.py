@@ -27,7 +27,7 @@ from fedcore import RunConfig
 from fedcore.base.tensors import flatten
 from fedcore.cli.app import app
 from fedcore.runs.experiment import started
-from fedcore.storage.serial import dumps, read_tensors, write_tensors
+from fedcore.storage.serial import dumps, read_tensors
 from tests.reliability import kills, permissions
 
 ROUNDS, STOPPED = 3, 2
@@ -220,17 +220,17 @@ def _others(file: Path, other: Path, chance: random.Random) -> None:
         shutil.copy(other, file)
 
 
-def _of_an_earlier_version(file: Path, other: Path, chance: random.Random) -> None:
-    """Write a file as the version before the digests and checksums did."""
+def _unprotected(file: Path, other: Path, chance: random.Random) -> None:
+    """Write a file without the digests and checksums that it is checked by."""
     if file.suffix == ".safetensors":
         tensors, meta = read_tensors(file)
         for name in ("binding", "metrics_sha256", "sessions"):
             (meta or {}).pop(name, None)
         tensors.pop("manifest/stamps", None)
-        write_tensors(file, tensors, meta, checksum=False)
+        file.write_bytes(dumps(tensors, meta))
     elif file.suffix == ".yaml":
         content = yaml.safe_load(file.read_text())
-        del content["digests"], content["client_timeout"]
+        del content["digests"]
         file.write_text(yaml.safe_dump(content, sort_keys=False))
     elif file.suffix == ".jsonl":
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -255,7 +255,7 @@ DAMAGES: dict[str, Damage] = {
     "a link": _linked,
     "unreadable": lambda file, other, chance: file.chmod(0),
     "another run's": _others,
-    "an earlier version's": _of_an_earlier_version,
+    "without checksums": _unprotected,
 }
 
 

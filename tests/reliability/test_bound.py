@@ -120,27 +120,19 @@ def test_the_digest_of_data_sees_one_bit_a_swap_and_a_class() -> None:
     assert digest(rows.clone(), labels.clone()) == found[0]
 
 
-def test_a_directory_that_was_begun_with_sums_without_weights_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
-    with monkeypatch.context() as before:
-        before.setattr("fedcore.runs.start.data_digest", lambda dataset: data_digest(dataset, ordered=False))
-        out = fedcore.run(damages.configured(tmp_path, "stateless", out=tmp_path / "run")).directory
-    result = cli("resume", out, "--rounds", 4, "--quiet")
-    assert (result.exit_code, "note:" in said(result)) == (0, False), result.output
-
-
 def test_the_digest_of_data_is_that_of_the_content_and_not_of_the_name() -> None:
     dataset = load_dataset("digits")
     assert data_digest(dataset) == data_digest(load_dataset("digits"))
 
 
-def test_a_directory_of_an_earlier_version_goes_on_with_a_note(out: Path, made: damages.Made) -> None:
-    for file in (out / "config.yaml", *(out / "checkpoint").iterdir()):
-        damages.DAMAGES["an earlier version's"](file, file, None)  # type: ignore[arg-type]
-    result = cli("resume", out, "--quiet")
-    assert result.exit_code == 0, result.output
-    assert "is of an earlier version, which wrote no digests" in said(result)
-    assert kills.differences(damages.left(out), made.whole) == []
-    assert cli("evaluate", out).exit_code == 0
+def test_a_configuration_cut_before_its_digests_is_refused(out: Path) -> None:
+    file = out / "config.yaml"
+    whole, found, _ = file.read_text().partition("\ndigests:")
+    assert found
+    file.write_text(whole)
+    for command in ("resume", "evaluate", "compare"):
+        result = cli(command, out)
+        assert (result.exit_code, "its digests are not whole" in said(result)) == (2, True), result.output
 
 
 def test_more_rounds_are_an_option_and_recorded(out: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import random
 import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import fedcore
@@ -138,29 +137,6 @@ def test_a_state_that_both_checkpoints_name_is_an_error_when_it_is_used(stopped)
     file.write_bytes(content)
     fedcore.resume(out)
     assert kills.differences(kills.left_by(out), whole) == []
-
-
-def test_a_run_of_the_time_before_checksums_goes_on(stopped):
-    """One checkpoint, and plain JSON in the headers."""
-    out, whole = stopped
-    generations(out)[0].unlink()
-    for file in [*(out / "checkpoint").iterdir(), *(out / "clients").rglob("*.safetensors")]:
-        tensors, header = load_file(file), header_of(file)
-        tensors.pop("manifest/stamps", None)
-        (value,) = header.values()
-        assert value.startswith("sha256:")
-        save_file(tensors, file, {"fedcore": value.partition(" ")[2]})
-    result = resumed(out)
-    assert (result.exit_code, result.stderr) == (0, "")
-    names = {name for name in whole if not name.startswith("client ")}
-    assert names.isdisjoint(kills.differences(kills.left_by(out), whole))
-
-
-def header_of(file):
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as opened:
-        return opened.metadata()
 
 
 def test_evaluate_says_it_too_and_writes_nothing(stopped):

@@ -143,14 +143,19 @@ def test_a_checkpoint_without_what_it_should_hold(tmp_path):
     assert store.load().round == 1
 
 
-def test_a_checkpoint_without_a_checksum_is_read(tmp_path):
+@pytest.mark.parametrize("without", ["checksum", "stamps"])
+def test_a_checkpoint_that_lacks_what_it_is_checked_by_is_damaged(tmp_path, without):
     store = checkpoints(tmp_path)
-    store.save(state())
-    (path,) = store.root.iterdir()
+    store.save(state(1))
+    store.save(state(2))
+    path = store.root / "000002-0-train.safetensors"
     tensors, meta = read_tensors(path)
-    write_tensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, meta, checksum=False)
-    assert b"sha256" not in path.read_bytes()
-    assert store.load().ledger == state().ledger
+    if without == "checksum":
+        path.write_bytes(serial.dumps(tensors, meta))
+    else:
+        write_tensors(path, {name: t.clone() for name, t in tensors.items() if name != "manifest/stamps"}, meta)
+    assert store.load(note=(heard := []).append).round == 1
+    assert "000002-0-train" in heard[0]
 
 
 @pytest.mark.parametrize("time", [10**400, -1.0, "soon", [1]])

@@ -23,6 +23,8 @@ from fedcore_study.compare.model_size import ModelSize
 from fedcore_study.compare.records import find_runs, read_run
 from fedcore_study.sweep.directory import SweepDirectory
 
+from .sealing import seal
+
 
 @pytest.fixture
 def make(tmp_path):
@@ -52,6 +54,7 @@ def make(tmp_path):
             spent = {"down": 100 * len(curve), "up": 200 * len(curve) + (0 if final is None else 50)}
             summary = {"metrics": figures, "rounds": len(curve), "bytes": spent}
             (folder / "summary.json").write_text(json.dumps(summary))
+        seal(folder)
         return folder
 
     return write
@@ -215,6 +218,7 @@ class TestRecords:
         first, second = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         lines = [first, {**second, "time": None}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        seal(folder)
         times = [line["time"] for line in (first, second)]
         assert expected == sum(time["round"] + time.get("evaluation", 0.0) for time in times) / 2
         alone = read_run(folder, pytest.fail).seconds_per_round(None)
@@ -233,6 +237,7 @@ class TestRecords:
         folder = make([], 0, [None, 0.2])
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('{"phase": "post_train", "bytes": {}}\n')
+        seal(folder)
         (point,) = read_run(folder, pytest.fail).curve("global")
         assert (point.rounds, point.bytes) == (2, 600)
 
@@ -346,8 +351,8 @@ class TestOverClients:
     @pytest.mark.parametrize("each", [None, {}, {"0": "x"}, {"0": 0.5, "1": None}, {"0": 2.0}, [0.5], {"0": True}])
     def test_what_is_not_recorded_by_client(self, each):
         assert spread_of({"accuracy": 0.5, "per_client": each}) is None
-        earlier = {"per_client": each, "std": 0.1, "worst10": 0.2}  # what earlier versions recorded
-        assert spread_of(earlier) == Spread(None, 0.1, 0.2, None, None)
+        figures = {"per_client": each, "std": 0.1, "worst10": 0.2}
+        assert spread_of(figures) == Spread(None, 0.1, 0.2, None, None)
 
     def test_a_run_of_many_clients_has_the_same_figures_without_each_client(self, tmp_path):
         """Beyond 1,000 clients it records the figures over them, but not each one."""
@@ -365,6 +370,7 @@ class TestOverClients:
                 content = json.loads((folder / file).read_text())
                 content["metrics"]["personal"]["per_client"] = {c: v + seed / 10 for c, v in self.EACH.items()}
                 (folder / file).write_text(json.dumps(content) + "\n")
+            seal(folder)
         for at in (None, 1):
             found, _ = join(folders, protocol="personal", by_client=True, round=at)
             row = found.blocks[0].rows[0]
@@ -445,6 +451,7 @@ def test_virtual_time_to_the_target(make):
     text = (folder / "metrics.jsonl").read_text()
     lines = [json.loads(line) | {"virtual_time": 10.0 * n} for n, line in enumerate(text.splitlines(), 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seal(folder)
     found, _ = join([folder], target=0.6)
     (row,) = found.blocks[0].rows
     assert row.virtual == Figure(20.0, None, 1)
@@ -463,6 +470,7 @@ class TestCautions:
             folder = make(plugins, seed, [0.5], **options)
             session = {"model": {"parameters": parameters, "projection": head}}
             (folder / "sessions.jsonl").write_text(json.dumps(session) + "\n")
+            seal(folder)
             return folder
 
         return write

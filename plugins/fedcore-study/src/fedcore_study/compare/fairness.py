@@ -55,7 +55,7 @@ def jain(mean: float, std: float) -> float | None:
 def spread_of(row: Mapping[str, Any]) -> Spread | None:
     """Return the spread that a protocol's figures in a run's records give; None where they are not by client.
 
-    Beyond 1,000 clients a run records the figures alone; of earlier versions deviation and worst 10 %.
+    Beyond 1,000 clients a run records the figures alone.
     """
     each = row.get("per_client")
     accuracies = list(map(_fraction, each.values())) if isinstance(each, dict) else []

@@ -41,7 +41,7 @@ class RunRecord:
 
     :param partition: hash of who holds which samples; ``labels`` that of the training labels they were dealt from.
     :param rounds: lines of metrics.jsonl, one per round. ``summary`` is None before the run is finished.
-    :param sessions: lines of sessions.jsonl, one per process that trained it; none of earlier versions.
+    :param sessions: lines of sessions.jsonl, one per process that trained it.
     """
 
     path: Path
@@ -172,7 +172,7 @@ def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
     try:
         content = parse_json(read_text(file))
         found = partition_digest(str(content["sha256"]), content["info"])
-        if saved.digests is not None and found != saved.digests["partition"]:
+        if found != saved.digests["partition"]:
             raise ValueError("it is not the one that config.yaml was written with")
         return str(content["sha256"]), str(content["info"].get("labels_sha256", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -17,7 +17,7 @@ def confusions(group: Group, class_names: Sequence[str] | None) -> Iterator[Char
     drawn = [chart for protocol in PROTOCOLS if (chart := confusion(group, protocol, class_names)) is not None]
     yield from drawn
     if not drawn:
-        reason = "a finished run records it, up to 100 classes; runs of earlier versions did not"
+        reason = "a finished run records it, up to 100 classes"
         yield Omitted("Confusion matrix", reason)
 
 

@@ -171,7 +171,7 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         raise ConfigError(f"{run.path}: no round is recorded yet")
     summary = run.summary
     if not run.sessions:
-        warn(f"{run.path}: it records neither commit nor machine, as runs of earlier versions do not")
+        warn(f"{run.path}: its sessions.jsonl, with commit and machine, is missing")
     names = [*_LIBRARIES, *_packages(run.config.plugins)]
     known = [{**session, "versions": _chosen(session.get("versions", {}), names)} for session in run.sessions]
     values = {
