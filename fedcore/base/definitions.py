@@ -7,96 +7,64 @@ from __future__ import annotations
 
 import ast
 import builtins
-import symtable
-import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_COMPUTES = (ast.Call, ast.Await, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr)
+from fedcore.base.statements import bound_names, changed, is_definition, used_names
 
 
 class NotDefined(Exception):
     """A name is not defined by the source alone; the message says why."""
 
 
-def main_source() -> str | None:
-    """Return the source of the program that runs: a script, or the cells of a notebook; None where there is none."""
-    shell = notebook_shell()
-    if shell is not None:
-        return "\n".join(cell for cell in shell.history_manager.input_hist_parsed if _parses(cell))
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    try:
-        return Path(file).read_text(encoding="utf-8") if file else None
-    except (OSError, ValueError):
-        return None
-
-
-def notebook_shell() -> Any | None:
-    """Return IPython's shell where this process is one; None elsewhere."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-
-
-def definitions(source: str, names: Iterable[str]) -> str:
+def definitions(source: str, names: Iterable[str], live: Mapping[str, Any] | None = None) -> str:
     """Return the statements of a program that define names, with all that these need, in their order.
 
-    :raises NotDefined: a name is computed by the program: by a call, in a loop, from input.
+    A function needs the last definition of what it uses; what a statement uses at once, such as a class its base, needs
+    the last one before it. Both may be there: a cell of a notebook can be executed again.
+
+    :param live: the program's names as they are now, which the statements have to agree with.
+    :raises NotDefined: a name is computed by the program: by a call, in a loop, from input; or it was changed since.
     """
-    tree = ast.parse(source)
-    future = [s for s in tree.body if isinstance(s, ast.ImportFrom) and s.module == "__future__"]
-    stars = [s for s in tree.body if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"]
-    head = "\n".join(map(ast.unparse, future))
-    bound = {name: statement for statement in tree.body for name in _names(head, statement, bound=True)}
-    chosen, waiting, seen = {id(s) for s in (*future, *stars)}, list(names), set[str]()
+    body = ast.parse(source).body
+    first = [s for s in body if isinstance(s, ast.ImportFrom) and s.module == "__future__"]
+    stars = [place for place, s in enumerate(body) if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"]
+    head = "\n".join(map(ast.unparse, first))
+    bound: dict[str, list[int]] = {}
+    for place, statement in enumerate(body):
+        for name in bound_names(statement):
+            bound.setdefault(name, []).append(place)
+    waiting, seen, chosen = [(name, len(body)) for name in names], set[tuple[str, int]](), set(stars)
     while waiting:
-        name = waiting.pop()
-        if name in seen or (name not in bound and (hasattr(builtins, name) or name.startswith("__") or stars)):
+        name, end = waiting.pop()
+        if (name, end) in seen:
             continue
-        seen.add(name)
-        statement = bound.get(name)
-        if statement is None:
+        seen.add((name, end))
+        found = _binding(body, [place for place in bound.get(name, ()) if place < end])
+        if not found and not (hasattr(builtins, name) or name.startswith("__") or stars):
             raise NotDefined(f"{name!r} is not defined in the program's source")
-        if not _is_definition(statement):
+        if not all(is_definition(body[place]) for place in found):
             raise NotDefined(f"{name!r} is computed by the program")
-        if id(statement) not in chosen:
-            chosen.add(id(statement))
-            waiting += _names(head, statement, bound=False)
-    return "\n".join(ast.unparse(statement) for statement in tree.body if id(statement) in chosen) + "\n"
+        for place in set(found) - chosen:
+            chosen.add(place)
+            now = place + _may_not_bind(body[place])  # its branches may use what they bind
+            waiting += [(used, len(body) if later else now) for used, later in used_names(head, body[place])]
+    kept = [body[place] for place in sorted(chosen) if body[place] not in first]
+    last = {name for name, places in bound.items() if places[-1] in chosen}
+    for name in changed([*first, *kept], {name: value for name, value in (live or {}).items() if name in last}):
+        raise NotDefined(f"{name!r} was changed by the program")
+    return "\n".join(map(ast.unparse, [*first, *kept])) + "\n"
 
 
-def _is_definition(statement: ast.stmt) -> bool:
-    """Whether a statement only defines: it can be executed again without repeating the program's work."""
-    if isinstance(statement, _DEFINES):
-        return True
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        return not any(isinstance(node, _COMPUTES) for node in ast.walk(statement))
-    if isinstance(statement, ast.If):
-        return all(map(_is_definition, (*statement.body, *statement.orelse)))
-    if isinstance(statement, ast.Try):
-        handled = [inner for handler in statement.handlers for inner in handler.body]
-        return all(map(_is_definition, (*statement.body, *handled, *statement.orelse, *statement.finalbody)))
-    return False
+def _binding(body: Sequence[ast.stmt], places: Sequence[int]) -> list[int]:
+    """Return the places of the last binding: back to the first that binds whatever the program's branches are."""
+    found: list[int] = []
+    for place in reversed(places):
+        found.append(place)
+        if not _may_not_bind(body[place]):
+            break
+    return found
 
 
-def _names(head: str, statement: ast.stmt, *, bound: bool) -> Iterator[str]:
-    """Yield the global names that a statement binds, or those that it uses."""
-    table = symtable.symtable(f"{head}\n{ast.unparse(statement)}", "<statement>", "exec")
-    if bound:
-        yield from (s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported())
-        return
-    yield from (s.get_name() for s in table.get_symbols() if s.is_referenced())
-    waiting = table.get_children()
-    while waiting:
-        inner = waiting.pop()
-        waiting += inner.get_children()
-        yield from (s.get_name() for s in inner.get_symbols() if s.is_global() and s.is_referenced())
-
-
-def _parses(cell: str) -> bool:
-    try:
-        ast.parse(cell)
-    except SyntaxError:
-        return False
-    return True
+def _may_not_bind(statement: ast.stmt) -> bool:
+    return isinstance(statement, (ast.If, ast.Try))

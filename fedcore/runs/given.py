@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ from torch import nn
 
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
-from fedcore.base.definitions import NotDefined, definitions, main_source
+from fedcore.base.definitions import NotDefined, definitions
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import short_name
 from fedcore.base.objects import Definitions, Key, import_name, object_name
+from fedcore.base.program import main_source
 from fedcore.client.worker_spec import name_of_class
 from fedcore.data import Dataset
 from fedcore.data.given import as_dataset
@@ -165,7 +167,7 @@ def _given(found: Mapping[Key, Any]) -> Given:
         return Given(lent, only_here=reason)
     imports = [f"from {v.__module__} import {v.__name__}\n" for v in code.values() if v.__module__ != "__main__"]
     try:
-        text = "".join(imports) + (definitions(source, here) if source else "")
+        text = "".join(imports) + (definitions(source, here, vars(sys.modules["__main__"])) if source else "")
     except (NotDefined, SyntaxError) as error:
         return Given(lent, only_here=f"other processes cannot define {', '.join(sorted(here))}: {error}")
     return Given(lent, Definitions(text, {key: value.__name__ for key, value in code.items()}))
@@ -174,7 +176,7 @@ def _given(found: Mapping[Key, Any]) -> Given:
 def _only_here(kind: str, value: Any, usable: Any) -> str:
     """Return why other processes cannot have an object; empty where they may."""
     if _is_code(value):
-        known = value.__module__ == "__main__" or import_name(value) is not None
+        known = getattr(sys.modules["__main__"], value.__name__, None) is value or import_name(value) is not None
         if value.__qualname__ == value.__name__ and known:
             return ""
         return f"the {kind} {value.__name__!r} is defined where other processes do not find it"

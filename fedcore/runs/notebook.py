@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from fedcore.base.definitions import notebook_shell
+from fedcore.base.program import notebook_shell
 from fedcore.runs.learning_curve import learning_curve
 from fedcore.runs.result import accuracies, headline
 

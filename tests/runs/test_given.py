@@ -13,6 +13,7 @@ import fedcore
 from fedcore import ConfigError, Plugin, RunConfig
 from fedcore.functional import proximal_term
 from fedcore.models import mlp
+from fedcore.runs.given import name_objects
 from fedcore.testing import Quadratic, model_bytes
 
 SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}
@@ -155,6 +156,55 @@ for workers in (0, 1):
     config = fedcore.RunConfig(clients=2, rounds=1, workers=workers, out=f"run-{workers}")
     fedcore.run(config, model=Net, plugins=[Pull], dataset=(x[:48], labels[:48], x[48:], labels[48:]))
 """
+
+
+CHANGING = """
+import fedcore.functional
+
+STRENGTH = 0.0
+
+class Pull(fedcore.Plugin):
+    @fedcore.hookimpl
+    def local_loss(self, step):
+        return fedcore.Loss(fedcore.functional.proximal_term(step.parameters, step.reference), weight=STRENGTH)
+
+def run(workers, strength=None):
+    global STRENGTH
+    STRENGTH = STRENGTH if strength is None else strength
+    config = fedcore.RunConfig(clients=2, rounds=1, samples=100, workers=workers, out=f"run-{workers}-{STRENGTH}")
+    notes = []
+    fedcore.run(config, plugins=[Pull], notify=lambda event, d: notes.append(d.get("message", "")))
+    print(workers, STRENGTH, *filter(None, notes))
+
+run(0)
+run(1)
+run(1, 50.0)
+STRENGTH = 60.0
+"""
+
+
+def test_workers_have_the_constants_that_the_program_has_when_it_runs(tmp_path):
+    """Neither what is written further down, nor what a function changed since."""
+    (tmp_path / "study.py").write_text(CHANGING)
+    done = subprocess.run([sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "0 0.0",
+        "1 0.0",
+        "1 50.0 other processes cannot define Pull: 'STRENGTH' was changed by the program: "
+        "this run uses this process only",
+    ]
+    assert model_bytes(tmp_path / "run-0-0.0") == model_bytes(tmp_path / "run-1-0.0")
+
+
+def test_a_class_whose_name_has_another_one_stays_in_this_process(config, monkeypatch):
+    class Local(Pull):
+        pass
+
+    Local.__module__, Local.__qualname__ = "__main__", "Local"
+    monkeypatch.setattr(sys.modules["__main__"], "Local", Pull, raising=False)
+    _, given = name_objects(config, plugins=[Local])
+    assert "'Local' is defined where other processes do not find it" in given.only_here
 
 
 def test_a_script_reaches_its_worker_and_is_executed_once(tmp_path):
