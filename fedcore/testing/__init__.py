@@ -53,7 +53,6 @@ from fedcore.testing.stub_plugins import (
     StepsOnServer,
 )
 from fedcore.testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
-from fedcore.testing.texts import commands_of, lines_of_code, settings_of
 from fedcore.testing.trackers import check_tracker
 
 __all__ = [
@@ -87,7 +86,6 @@ __all__ = [
     "check_tracker",
     "client_arrays",
     "client_state",
-    "commands_of",
     "committed",
     "create_plugin",
     "distance_by_hand",
@@ -102,7 +100,6 @@ __all__ = [
     "interrupted",
     "killed",
     "linear",
-    "lines_of_code",
     "mean_by_hand",
     "model_bytes",
     "name_of",
@@ -116,7 +113,6 @@ __all__ = [
     "run_checks",
     "runner",
     "same_tensors",
-    "settings_of",
     "small_config",
     "softmax_by_hand",
     "steps_by_hand",

@@ -53,6 +53,12 @@ def commands(path: Path) -> list[Shown]:
     return found
 
 
+def settings(path: Path) -> list[str]:
+    """Return the ``--set plugin.option=value`` of a document, whatever stands around them, without placeholders."""
+    found = re.findall(r"--set '?([\w-]+\.\w+=[^\s`']+)", path.read_text(encoding="utf-8"))
+    return [setting for setting in found if not re.search(r"^[A-Z]+\.|=[A-Z]{3,}$", setting)]
+
+
 def blocks(text: str, *languages: str) -> list[str]:
     """Return the fenced code blocks in any of these languages."""
     return [block["text"] for block in FENCE.finditer(text) if block["language"] in languages]

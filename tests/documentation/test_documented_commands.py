@@ -19,7 +19,10 @@ from typer import Context
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fedcore.base import registry
+from fedcore.base.safe_yaml import parse_setting
 from fedcore.cli.app import app
+from fedcore.hooks.plugin import parse_options
 from fedcore.hooks.setup import Setup
 from fedcore.runs import resolve as prepare
 
@@ -30,6 +33,7 @@ ALL = [command for path in documented.documents() for command in documented.comm
 TRAIN = [command for command in ALL if command.words[0] == "train"]
 SWEEPS = [command for command in ALL if command.words[0] == "sweep" and len(command.words) > 1]
 SHORT = ["--rounds", "1", "--local-epochs", "2", "--clients", "4", "--batch-size", "32", "--workers", "0", "--quiet"]
+SETTINGS = sorted({setting for path in documented.documents() for setting in documented.settings(path)})
 NAMED = [["data", "split"], ["federate"], ["plugins", "check"], ["plugins", "new"]]
 """Named in a sentence, without what they need."""
 
@@ -172,6 +176,14 @@ def test_the_axes_of_a_sweep_are_ones(command, folder):
     assert "none started" in told(result)
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_option_of_a_setting_takes_its_value(setting, folder):
+    """Of those in a sentence or a table, too."""
+    name, option, value = parse_setting(setting)
+    kind = next(kind for kind in ("plugin", "tracker", "engine") if name in registry.available(kind))
+    parse_options(name, registry.resolve(kind, name), {option: value}, kind=kind)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", documented.documents(), ids=lambda path: path.relative_to(documented.ROOT).as_posix())
 def test_the_commands_of_a_document_run_one_after_the_other(path, folder):
@@ -247,3 +259,4 @@ def test_commands_are_found_wherever_they_stand():
     assert {command.document for command in ALL} >= {"README.md", "docs/quickstart.md", "docs/results.md"}
     assert all("$" not in " ".join(command.words) for command in ALL)
     assert sum(bool(command.output) for command in ALL) >= 3
+    assert "fedproc.two_stage=true" in SETTINGS  # stands in a sentence only

@@ -23,7 +23,6 @@ from fedcore.testing import (
     W,
     analytic_federation,
     client_arrays,
-    commands_of,
     committed,
     evaluate,
     federations,
@@ -40,7 +39,7 @@ from fedcore.testing import (
     two_one_rest,
     weights,
 )
-from fedcore_ditto import Ditto, DittoOptions
+from fedcore_ditto import Ditto
 from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
 
 README = Path(__file__).parents[1] / "README.md"
@@ -446,13 +445,3 @@ def test_another_personal_model_is_refused(go):
 
 def test_runs_in_bf16(go):
     assert records(go({"ditto": {}}, precision="bf16", rounds=1))[0]["losses"]["ditto.personal"] > 0
-
-
-# --- the method card ---------------------------------------------------------------------------------------------
-
-
-def test_the_readmes_commands_are_valid():
-    configs = commands_of(README)
-    assert len(configs) == 2
-    for config in configs:
-        DittoOptions(**config.plugins["ditto"])

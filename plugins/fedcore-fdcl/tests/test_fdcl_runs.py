@@ -14,17 +14,14 @@ from fedcore.data import load_dataset
 from fedcore.models import build_model
 from fedcore.testing import (
     PersonalClassifier,
-    commands_of,
     evaluate,
     federations,
     installed,
     model_bytes,
     partition_of,
     records,
-    settings_of,
     weights,
 )
-from fedcore_fdcl import FDCL, FDCLOptions
 
 README = Path(__file__).parents[1] / "README.md"
 go = federations(batch_size=100)
@@ -303,13 +300,3 @@ def test_runs_beside(go, other, head_layers):
 def test_runs_in_bf16(go):
     run = go({"fdcl": {"mu": 1.0}}, precision="bf16")
     assert records(run)[1]["losses"]["fdcl.encoder"] > 0
-
-
-# --- the method card ------------------------------------------------------------------------------------------
-
-
-def test_readme_commands_are_valid():
-    assert [list(config.plugins) for config in commands_of(README)] == [["fdcl"]] * 2
-    for plugin, option, value in settings_of(README):
-        assert plugin == "fdcl"
-        FDCL(FDCLOptions(**{option: value}))

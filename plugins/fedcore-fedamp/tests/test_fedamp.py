@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +16,11 @@ from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
-    commands_of,
     committed,
     federations,
     installed,
     interrupted,
     killed,
-    lines_of_code,
     personal_state,
     records,
     same_tensors,
@@ -193,12 +190,3 @@ def test_workers_get_the_same_messages(go):
 def test_another_keeper_of_parameters_is_refused(go):
     with pytest.raises(PluginConflictError, match="both implement personal_parameters"):
         go({"fedamp": {}, installed("fedper"): {}})
-
-
-def test_the_readmes_commands_are_valid():
-    for config in commands_of(Path(__file__).parents[1] / "README.md"):
-        FedAMPOptions(**config.plugins["fedamp"])
-
-
-def test_the_method_takes_at_most_60_lines():
-    assert 30 < lines_of_code(fedcore_fedamp.plugin) + lines_of_code(fedcore_fedamp.equations) <= 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +15,17 @@ from fedcore.testing import (
     StepsOnServer,
     W,
     analytic_federation,
-    commands_of,
     committed,
     federations,
     installed,
     interrupted,
     killed,
-    lines_of_code,
     model_bytes,
     records,
     weights,
     with_batch_norm,
 )
-from fedcore_fedbuff import FedBuff, FedBuffOptions
+from fedcore_fedbuff import FedBuff
 
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2, "local_epochs": 2}
@@ -249,12 +246,3 @@ def test_a_frozen_encoder_is_neither_kept_nor_sent(go):
         "classifier.weight",
         "classifier.bias",
     }
-
-
-def test_the_readmes_commands_are_valid():
-    for config in commands_of(Path(__file__).parents[1] / "README.md"):
-        FedBuffOptions(**config.plugins["fedbuff"])
-
-
-def test_the_method_takes_at_most_60_lines():
-    assert 30 < lines_of_code(fedcore_fedbuff, "FedBuffOptions") <= 60

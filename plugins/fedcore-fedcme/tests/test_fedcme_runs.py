@@ -15,7 +15,6 @@ from fedcore.data import load_dataset
 from fedcore.models import build_model
 from fedcore.testing import (
     PersonalClassifier,
-    commands_of,
     federations,
     installed,
     interrupted,
@@ -23,10 +22,9 @@ from fedcore.testing import (
     partition_of,
     plugin_state,
     records,
-    settings_of,
     weights,
 )
-from fedcore_fedcme import ExchangeWarning, FedCME, FedCMEOptions
+from fedcore_fedcme import ExchangeWarning
 
 README = Path(__file__).parents[1] / "README.md"
 go = federations(local_epochs=2, batch_size=200)
@@ -568,13 +566,3 @@ def test_runs_in_bf16(go):
     run = go({"fedcme": {"mu": 0.1}}, precision="bf16")
     assert records(run)[1]["losses"]["fedcme.alignment"] > 0
     assert plugin_state(run, "fedcme")["features"].dtype == torch.float32
-
-
-# --- the method card ------------------------------------------------------------------------------------------
-
-
-def test_readme_commands_are_valid():
-    assert [list(config.plugins) for config in commands_of(README)] == [["fedcme"]] * 3
-    for plugin, option, value in settings_of(README):
-        assert plugin == "fedcme"
-        FedCME(FedCMEOptions(**{option: value}))

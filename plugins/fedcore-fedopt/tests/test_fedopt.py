@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,9 @@ from fedcore.testing import (
     StepsOnServer,
     W,
     analytic_federation,
-    commands_of,
     federations,
     interrupted,
     killed,
-    lines_of_code,
     model_bytes,
     plugin_state,
     records,
@@ -193,17 +190,3 @@ def test_refused_beside_others_with_both_names_and_the_reason(go, other, reason)
         go({"fedadam": {}, other: {}})
     assert "'fedadam'" in str(refusal.value)
     assert repr(other.__name__.lower()) in str(refusal.value)
-
-
-# --- the package as a text ---------------------------------------------------------------------------------------
-
-
-def test_the_readmes_commands_are_valid():
-    for config in commands_of(Path(__file__).parents[1] / "README.md"):
-        for name, options in config.plugins.items():
-            PLUGINS[name].Options(**options)
-
-
-def test_each_method_takes_at_most_60_lines():
-    options = ("FedAdagradOptions", "FedAdamOptions", "FedYogiOptions")
-    assert 30 < lines_of_code(fedcore_fedopt.plugin, *options) <= 60

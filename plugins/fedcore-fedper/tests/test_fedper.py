@@ -24,7 +24,6 @@ from fedcore.testing import (
     analytic_federation,
     base_and_head,
     client_arrays,
-    commands_of,
     committed,
     evaluate,
     federations,
@@ -39,7 +38,7 @@ from fedcore.testing import (
     two_one_rest,
     weights,
 )
-from fedcore_fedper import FedPer, FedPerOptions, names_of_last_layers
+from fedcore_fedper import FedPer, names_of_last_layers
 
 README = Path(__file__).parents[1] / "README.md"
 go = federations()
@@ -329,12 +328,3 @@ def test_too_many_layers_and_patterns_without_a_match_are_refused(go):
         go({"fedper": {"personal": 4}})
     with pytest.raises(PluginContractError, match=r"'head\.\*' matches none of the model's names"):
         go({"fedper": {"personal": ["head.*"]}})
-
-
-# --- the method card ---------------------------------------------------------------------------------------------
-
-
-def test_the_readmes_commands_and_settings_are_valid():
-    assert [list(config.plugins) for config in commands_of(README)] == [["fedper"]] * 2
-    for config in commands_of(README):
-        FedPerOptions(**config.plugins["fedper"])

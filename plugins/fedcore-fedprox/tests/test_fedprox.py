@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-import fedcore_fedprox
 from fedcore.functional import proximal_term
-from fedcore.testing import federations, lines_of_code, model_bytes, records, with_batch_norm
+from fedcore.testing import federations, model_bytes, records, with_batch_norm
 from fedcore_fedprox import FedProx, FedProxOptions
 
 go = federations(local_epochs=2)
@@ -150,10 +149,3 @@ def test_buffers_have_no_part_in_the_term(go):
 def test_partial_participation(go):
     result = go({"fedprox": {"mu": 0.1}}, clients=4, participation=0.5, rounds=3)
     assert [line["accepted"] for line in records(result)] == [2, 2, 2]
-
-
-# --- the plugin as a text ----------------------------------------------------------------------------------------
-
-
-def test_the_whole_method_takes_at_most_15_lines():
-    assert 5 < lines_of_code(fedcore_fedprox, "FedProxOptions") <= 15

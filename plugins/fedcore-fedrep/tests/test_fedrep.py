@@ -15,12 +15,10 @@ from fedcore.testing import (
     W,
     analytic_federation,
     client_arrays,
-    commands_of,
     committed,
     federations,
     initial_weights,
     interrupted,
-    lines_of_code,
     mean_by_hand,
     model_bytes,
     personal_state,
@@ -28,7 +26,7 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_fedrep import FedBABUOptions, FedRepOptions, HeadWarning, fedbabu, fedrep
+from fedcore_fedrep import HeadWarning
 
 README = Path(__file__).parents[1] / "README.md"
 FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16, "local_epochs": 2}
@@ -190,14 +188,3 @@ def test_a_stopped_run_has_the_same_bits(go, tmp_path, method):
 def test_what_cannot_be_combined_is_refused(go, other):
     with pytest.raises(PluginConflictError, match=rf"'(fedrep|{other})'.*cannot be combined: "):
         go("fedrep", other)
-
-
-def test_the_readmes_commands_and_settings_are_valid():
-    assert [list(config.plugins) for config in commands_of(README)] == [["fedrep"], ["fedbabu"], ["fedrep"]]
-    assert FedRepOptions().representation_epochs == 1
-    assert FedBABUOptions().part == "model"
-
-
-def test_the_methods_take_at_most_60_lines():
-    assert 5 < lines_of_code(fedrep, "FedRepOptions") <= 60
-    assert 5 < lines_of_code(fedbabu, "FedBABUOptions") <= 60

@@ -17,7 +17,6 @@ from fedcore.testing import (
     OwnTaskLoss,
     RunDirectory,
     client_arrays,
-    commands_of,
     federations,
     interrupted,
     linear,
@@ -29,7 +28,7 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore_fedrs import FedRS, FedRSOptions, frequency_factors, missing_factors, restricted_cross_entropy
+from fedcore_fedrs import FedRS, frequency_factors, missing_factors, restricted_cross_entropy
 
 README = Path(__file__).parents[1] / "README.md"
 SKEWED = {"partition": "classes", "classes_per_client": 5}
@@ -365,13 +364,3 @@ def test_other_terms_see_unscaled_logits(go):
     assert set(records(result)[0]["losses"]) == {"task", "small"}
     assert UNSCALED
     assert all(scale.item() < 1e-5 for scale in UNSCALED)
-
-
-# --- the method card ---------------------------------------------------------------------------------------------
-
-
-def test_the_readmes_commands_are_valid():
-    configs = commands_of(README)
-    assert len(configs) == 2
-    for config in configs:
-        FedRSOptions(**config.plugins["fedrs"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from fedcore.testing import (
     PersonalClassifier,
     StepsOnServer,
     client_arrays,
-    commands_of,
     committed,
     federations,
     initial_weights,
@@ -26,7 +24,6 @@ from fedcore.testing import (
     interrupted,
     killed,
     linear,
-    lines_of_code,
     mean_by_hand,
     model_bytes,
     records,
@@ -36,7 +33,7 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_ifca import IFCA, IFCAOptions, best_cluster, redrawn
+from fedcore_ifca import IFCA, best_cluster, redrawn
 
 go = federations(clients=4)
 FULL = {"model": linear, "batch_size": 5000, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 2}
@@ -226,12 +223,3 @@ def test_a_frozen_encoder_is_neither_kept_nor_sent(go):
         "classifier.weight",
         "classifier.bias",
     }
-
-
-def test_the_readmes_commands_are_valid():
-    for config in commands_of(Path(__file__).parents[1] / "README.md"):
-        IFCAOptions(**config.plugins["ifca"])
-
-
-def test_the_method_takes_at_most_60_lines():
-    assert 30 < lines_of_code(fedcore_ifca.plugin, "IFCAOptions") + lines_of_code(fedcore_ifca.equations) <= 60

@@ -9,21 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-import fedcore_lora
 from fedcore import ConfigError, Plugin, SplitModel, hookimpl
 from fedcore.testing import (
     RunDirectory,
-    commands_of,
     federations,
     initial_weights,
     interrupted,
     killed,
-    lines_of_code,
     model_bytes,
     records,
     weights,
 )
-from fedcore_lora import LoRAOptions, LowRank
+from fedcore_lora import LowRank
 
 go = federations()
 ADAPTED = "parametrizations.weight"
@@ -142,12 +139,3 @@ def test_the_cards_bytes(go):
     )
     assert f"{adapters:,} bytes" in card
     assert f"{whole:,} at r = 4" in card
-
-
-def test_the_readmes_commands_are_valid():
-    for config in commands_of(Path(__file__).parents[1] / "README.md"):
-        LoRAOptions(**config.plugins["lora"])
-
-
-def test_the_whole_method_takes_at_most_60_lines():
-    assert lines_of_code(fedcore_lora, "LoRAOptions") <= 60

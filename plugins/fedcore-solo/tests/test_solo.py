@@ -22,7 +22,6 @@ from fedcore.testing import (
     Quadratic,
     W,
     analytic_federation,
-    commands_of,
     committed,
     evaluate,
     federations,
@@ -220,12 +219,3 @@ def test_what_needs_a_shared_model_is_refused(go, other, reason):
 def test_there_are_no_options(go):
     with pytest.raises(FedcoreError, match="mu"):
         go({"solo": {"mu": 1}})
-
-
-# --- the method card ---------------------------------------------------------------------------------------------
-
-
-def test_the_readmes_commands_are_valid():
-    configs = commands_of(README)
-    assert len(configs) == 2
-    assert all("solo" in config.plugins for config in configs)
