@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedcore.base.errors import PluginContractError
 from fedcore.base.tensors import copy_into
@@ -49,50 +50,50 @@ class SessionContext(ClientContext):
         return context_of(self._session, plugin)
 
     @property
+    @override
     def class_counts(self) -> Tensor:
-        """Training samples per class, (C,) int64."""
         return torch.bincount(self._session.data.labels, minlength=self.num_classes)
 
     @property
+    @override
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trainable shared parameters by name, in the model's order."""
         working = self._session.working
         return {n: p for n, p in working.parameters.items() if p.requires_grad and n not in working.layout.personal}
 
     @property
+    @override
     def start(self) -> Tensors:
-        """The values of ``parameters`` at the start of the round."""
         return {name: self._session.start[name] for name in self.parameters}
 
     @property
+    @override
     def steps(self) -> int:
-        """Optimizer steps executed so far in this round."""
         self._session.depends_on.add("batch")
         return self._session.steps
 
     @property
+    @override
     def added(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that this plugin added in this round."""
         return self._session.requests.added.get(self._plugin, {})
 
     @property
+    @override
     def previous_model(self) -> SplitModel | None:
-        """The frozen model of this client's last committed participation; None before the first."""
         self._session.plugins.require_reads("previous", self._plugin)
         previous = self._session.working.frozen["previous"]
         return previous.module if previous.present else None
 
     @property
+    @override
     def public(self) -> PublicSamples | None:
-        """The public samples of ``--public``, on the client's device; None without."""
         return self._session.public
 
+    @override
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the stream of this seed, round, client and purpose, from its start."""
         return self._session.generator(purpose)
 
+    @override
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (features, logits, labels) over the training part: eval mode, no augmentation, no gradient."""
         data, model = self._session.data, model or self.model
         self._session.depends_on.add("batch")
         was_training = model.training
@@ -102,17 +103,17 @@ class SessionContext(ClientContext):
         labels = data.labels if indices is None else data.labels[indices]
         return outputs.features, outputs.logits, labels
 
+    @override
     def gradients(
         self, indices: Tensor | None = None, model: SplitModel | None = None, loss: MeanLoss | None = None
     ) -> Tensors:
-        """Return the gradient of the mean loss over the training part: eval mode, no augmentation, fixed chunks."""
         session = self._session
         session.depends_on.add("batch")
         names = session.working.layout.trainable
         return mean_gradients(model or self.model, session.data, names, indices, loss or cross_entropy)
 
+    @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
-        """Return a copy of the working model with these weights in place of its own, in eval mode."""
         own, weights = copy.deepcopy(self.model), tensors or {}
         state = own.state_dict()
         unknown = sorted(set(weights) - set(state))
@@ -121,10 +122,10 @@ class SessionContext(ClientContext):
         copy_into(state, weights)
         return own.eval()
 
+    @override
     def add_parameters(
         self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None
     ) -> None:
-        """Train extra leaf tensors with this round's SGD; never uploaded, averaged or corrected."""
         self._require_begin_local("add_parameters")
         session = self._session
         device = session.working.device
@@ -137,8 +138,8 @@ class SessionContext(ClientContext):
         )
         session.requests.groups.append(group)
 
+    @override
     def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:
-        """Exclude parameters from this round's training, or from some of its epochs, by patterns over the names."""
         self._require_begin_local("freeze")
         session, plugin = self._session, self._session.plugins[self._plugin]
         if epochs != slice(None) and not plugin.freezes_epochs:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
@@ -183,12 +184,7 @@ class Batch:
 
 
 class BatchStep(Step):
-    """What a plugin sees of one mini-batch.
-
-    :ivar x: the model's input: (B, ...), or a batch object of the data set's kind; ``y`` labels (B,) int64;
-        ``indices`` positions in the client's training part (B,).
-    :ivar features: encoder(x), (B, d); ``logits`` classifier(features), (B, C).
-    """
+    """What a plugin sees of one mini-batch; documented in :class:`fedcore.hooks.contexts.Step`."""
 
     def __init__(self, batch: Batch, plugin: str | None = None) -> None:
         self._batch = batch
@@ -201,88 +197,85 @@ class BatchStep(Step):
         return BatchStep(self._batch, plugin)
 
     @property
+    @override
     def client(self) -> ClientContext:
-        """The client that trains."""
         self._batch.depends_on.add("client")
         return context_of(self._batch.session, self._plugin or "")
 
     @property
+    @override
     def model(self) -> SplitModel:
-        """The local model in training."""
         return self._batch.session.working.module
 
     @property
+    @override
     def round(self) -> int:
-        """The round, from 0."""
         self._batch.depends_on.add("round")
         return self._batch.session.round
 
     @property
+    @override
     def rounds(self) -> int:
-        """The number of rounds, T."""
         return self._batch.session.config.rounds
 
     @property
+    @override
     def progress(self) -> float:
-        """round / rounds: 0 in the first round, (T - 1) / T in the last."""
         return self.round / self.rounds
 
     @property
+    @override
     def epoch(self) -> int:
-        """The local epoch, from 0: the pass over the client's samples, the last cut short by ``--local-steps``."""
         self._batch.depends_on.add("epoch")
         return self._batch.epoch
 
     @property
+    @override
     def added(self) -> Mapping[str, nn.Parameter]:
-        """The parameters that this plugin added in ``begin_local``."""
         self._batch.depends_on.add("client")
         return self._batch.session.requests.added.get(self._plugin or "", {})
 
     @property
+    @override
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable shared parameters."""
         return self._batch.session.training.shared
 
     @property
+    @override
     def reference(self) -> list[Tensor]:
-        """The values of ``parameters`` at the start of the round."""
         return self._batch.session.training.reference
 
+    @override
     def frozen(self, name: str) -> Outputs | None:
-        """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch; None if there is none.
-
-        :raises PluginContractError: the plugin did not declare that it ``reads`` the model.
-        """
         self._require(name)
         self._batch.depends_on.add("client")
         return self._batch.frozen(name)
 
     @property
+    @override
     def global_model(self) -> SplitModel:
-        """The frozen model that the client started the round from."""
         self._require("global")
         return self._batch.session.working.frozen["global"].module
 
     @property
+    @override
     def previous_model(self) -> SplitModel | None:
-        """The client's frozen model of its last committed participation; None on the first."""
         self._require("previous")
         self._batch.depends_on.add("client")
         previous = self._batch.session.working.frozen["previous"]
         return previous.module if previous.present else None
 
+    @override
     @contextmanager
     def random(self, purpose: str) -> Iterator[None]:
-        """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
         batch = self._batch
         batch.depends_on.add("batch")
         seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
         with random_stream(seed, batch.session.working.device):
             yield
 
+    @override
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
-        """Return the gradient of the whole objective at other weights, or on some rows of the batch, by name."""
         second = self._batch.second
         if second is None or not second.is_open:
             raise PluginContractError.of(

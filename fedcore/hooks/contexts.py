@@ -258,7 +258,10 @@ class ServerContext(Protocol):
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The shared parameters that no client accepted so far trained in this round, as plugins froze them."""
+        """The shared parameters that no client accepted so far trained in this round, as plugins froze them.
+
+        None outside of a round.
+        """
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:

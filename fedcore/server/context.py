@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
 from fedcore.base.seeding import derive_seed, generator, random_stream
@@ -27,6 +28,8 @@ from fedcore.storage.state import State
 
 class ScopeContext(ServerContext):
     """One plugin's view of the server outside of a round: no cohort, no update.
+
+    Documented in :class:`fedcore.hooks.contexts.ServerContext`.
 
     :param plugin: whose view it is; hooks get theirs by :meth:`scoped`.
     """
@@ -49,55 +52,56 @@ class ScopeContext(ServerContext):
         return self._views[plugin]
 
     @property
+    @override
     def available(self) -> Sequence[int]:
-        """The clients that can be selected in this round, in ascending order: all, unless ``--system`` says less."""
         return self._scope.available
 
     @property
+    @override
     def model(self) -> Mapping[str, Tensor]:
-        """The global model w_t by name, on the CPU."""
         return self._scope.model
 
     @property
+    @override
     def state(self) -> State:
-        """This plugin's state."""
         return self._scope.states.of(self._plugin)
 
     @property
+    @override
     def shared(self) -> list[str]:
-        """The names of the parameters and buffers that travel, in the model's order: neither personal nor fixed."""
         return list(self._scope.federation.setup.layout.shared)
 
     @property
+    @override
     def trainable(self) -> list[str]:
-        """The names of the trainable shared parameters, in the model's order; the others are buffers or fixed."""
         layout = self._scope.federation.setup.layout
         return [name for name in layout.shared if name in layout.trainable]
 
     @property
+    @override
     def frozen(self) -> frozenset[str]:
-        """The shared parameters that no client accepted so far trained in this round: none outside of a round."""
         return frozenset()
 
     @property
+    @override
     def buffers(self) -> Mapping[str, Tensor]:
-        """The averaged buffers of the next model, in ``server_step``: none outside of a round."""
         return {}
 
     @property
+    @override
     def staleness(self) -> Mapping[int, int]:
-        """Server steps since each client of the cohort got its model, with ``--system concurrency``; else none."""
         return {}
 
     @property
+    @override
     def client_sizes(self) -> Tensor:
-        """The training samples n_k of every registered client, (N,) int64."""
         return self._scope.federation.partition.train.sizes
 
+    @override
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the stream of this seed, round and purpose, from its start."""
         return generator(self.config.seed, purpose, round=self.round)
 
+    @override
     def ask(
         self,
         question: str,
@@ -106,7 +110,6 @@ class ScopeContext(ServerContext):
         tensors: Mapping[str, Tensor] | None = None,
         check: Callable[[Tensors], object] | None = None,
     ) -> Iterator[Answer]:
-        """Put a question to this plugin's client side; yields answers in ascending client id, as they arrive."""
         scope = self._scope
         if scope.phase not in ("select_clients", "begin_round", "aggregate", "post_train"):
             works = "which works in select_clients, begin_round, aggregate and post_train only"
@@ -161,12 +164,12 @@ class ScopeContext(ServerContext):
             raise RejectUpdate(f"client {client}: its answer to plugin {self._plugin!r}: {words}") from error
 
     @property
+    @override
     def public(self) -> PublicSamples | None:
-        """The public samples of ``--public``, on the run's device; None without."""
         return self._scope.federation.dataset.public
 
+    @override
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
-        """Return a copy of the model with these weights in place of w_t's, on the run's device, in eval mode."""
         setup = self._scope.federation.setup
         weights = {**self._scope.model, **(tensors or {})}
         unknown = sorted(set(weights) - set(setup.layout.shapes))
@@ -178,12 +181,12 @@ class ScopeContext(ServerContext):
         copy_into(model.state_dict(), weights)
         return model.eval()
 
+    @override
     def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
-        """Return the mean of some accepted updates, in ``aggregate`` only."""
         raise PluginContractError.of(self._plugin, "calls server.mean_of, which works in aggregate only")
 
+    @override
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Change parameters of the final global model that this plugin ``corrects``; in ``post_train`` only."""
         scope = self._scope
         if scope.phase != "post_train":
             raise PluginContractError.of(
@@ -196,6 +199,7 @@ class ScopeContext(ServerContext):
         check_partial(scope.federation.setup, tensors, allowed, self._plugin, "post_train")
         scope.model = {**scope.model, **{name: t.detach().clone().cpu() for name, t in tensors.items()}}
 
+    @override
     def retrain_classifier(
         self,
         features: Tensor,
@@ -206,10 +210,6 @@ class ScopeContext(ServerContext):
         batch_size: int,
         momentum: float = 0.0,
     ) -> None:
-        """Train the global classifier further on given features by cross-entropy; the encoder does not change.
-
-        :param features: (n, d); ``labels`` (n,) int64. Shuffled in each epoch from the run's seed.
-        """
         scope, setup = self._scope, self._scope.federation.setup
         if not len(features):
             raise PluginContractError.of(self._plugin, "calls retrain_classifier without features")
@@ -238,22 +238,22 @@ class RoundContext(ScopeContext):
         self.cohort, self.accepted = current.cohort, current.accepted
 
     @property
+    @override
     def frozen(self) -> frozenset[str]:
-        """The shared parameters that no client accepted so far trained in this round, as plugins froze them."""
         return self._scope.frozen
 
     @property
+    @override
     def buffers(self) -> Mapping[str, Tensor]:
-        """The averaged buffers of the next model; empty before ``server_step``."""
         return self._scope.buffers
 
     @property
+    @override
     def staleness(self) -> Mapping[int, int]:
-        """Server steps since each client of the cohort got its model, with ``--system concurrency``; else none."""
         return self._scope.staleness
 
+    @override
     def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
-        """Return the mean of some accepted updates as the core makes it; empty without a weight above 0."""
         if self._scope.phase != "aggregate":
             return super().mean_of(updates)
         names = updates[0].model if updates else ()

@@ -10,8 +10,11 @@ import torch
 
 from fedcore import ClientUpdate, Loss, Plugin, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
+from fedcore.client.context import SessionContext
+from fedcore.client.loop import BatchStep
 from fedcore.hooks.contexts import ClientContext, RunPlugins, RunSetup, ServerContext, Step
 from fedcore.hooks.plugin import PluginOptions
+from fedcore.server.context import RoundContext, ScopeContext
 from tests.support import run_toy
 
 
@@ -118,3 +121,22 @@ def test_what_is_declared_is_what_there_is(seen, name, protocol, internal):
 def test_check_run_sees_the_plugins(seen):
     assert declared(RunPlugins) <= implemented(seen["setup"].plugins, RunPlugins)
     assert [plugin.name for plugin in seen["setup"].plugins] == ["quadratic", "looker"]
+
+
+def members(context):
+    """Return the functions of a context's methods and properties by name."""
+    found = {name: inspect.getattr_static(context, name) for name in dir(context) if not name.startswith("_")}
+    found = {name: value.fget if isinstance(value, property) else value for name, value in found.items()}
+    return {name: value for name, value in found.items() if inspect.isfunction(value)}
+
+
+@pytest.mark.parametrize(
+    ("real", "declared"),
+    [(SessionContext, ClientContext), (BatchStep, Step), (ScopeContext, ServerContext), (RoundContext, ServerContext)],
+)
+def test_what_a_context_means_is_said_where_it_is_declared_only(real, declared):
+    for name in members(declared):
+        implemented = members(real)[name]
+        assert implemented.__doc__ is None, f"{real.__name__}.{name} repeats {declared.__name__}.{name}"
+        assert implemented.__override__
+        assert inspect.getdoc(getattr(real, name)) == inspect.getdoc(getattr(declared, name))
