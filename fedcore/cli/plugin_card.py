@@ -17,7 +17,7 @@ from fedcore.base.errors import ConfigError
 from fedcore.cli import fields
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
-from fedcore.hooks.declarations import ATTRIBUTES, TABLE, excluded_by
+from fedcore.hooks.declarations import ATTRIBUTES, excluded_by, meanings
 from fedcore.hooks.plugin import BUILTIN, Plugin, option_names
 from fedcore.runs.trackers.base import tracker_class
 from fedcore.testing.traffic import watch
@@ -103,8 +103,9 @@ def draw(card: Mapping[str, Any]) -> Group:
     if card["sends"]:
         sent = [(way, name, _shape(shape)) for way, found in card["sends"].items() for name, shape in found.items()]
         parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
+    meaning = meanings()
     declared = [
-        (key, _say(value), TABLE[key].meaning.replace("``", ""))
+        (key, _say(value), meaning[key].replace("``", ""))
         for key, value in card["declarations"].items()
         if value not in (None, False, []) or key == "neutral"
     ]

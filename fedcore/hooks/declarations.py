@@ -5,8 +5,11 @@ The table is read by the checks of :class:`~fedcore.hooks.plugins.PluginSet` and
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from fedcore.base.errors import PluginConflictError
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS
@@ -18,7 +21,6 @@ class Declaration:
     """A declaration of a plugin: an attribute that it sets, or an exclusive hook that it implements.
 
     :ivar name: of the attribute or the hook.
-    :ivar meaning: what it tells the core.
     :ivar plugin: noun for a plugin with this declaration.
     :ivar alone: why only one plugin of a run can have it; empty if several can.
     :ivar patterns: its value is patterns over the model's names; two plugins can have it for different names.
@@ -28,7 +30,6 @@ class Declaration:
     """
 
     name: str
-    meaning: str
     plugin: str = ""
     alone: str = ""
     patterns: bool = False
@@ -41,39 +42,19 @@ class Declaration:
 
 
 ATTRIBUTES = (
-    Declaration(
-        "owns",
-        "Parameters that ``aggregate`` returns.",
-        "plugin that owns parameters (owns)",
-        patterns=True,
-        shared=True,
-    ),
-    Declaration(
-        "starts",
-        "Parameters and buffers whose values at the start of a client's training ``begin_local`` returns.",
-        "plugin that chooses what clients start from (starts)",
-        patterns=True,
-        shared=True,
-    ),
-    Declaration(
-        "exchanges",
-        "Parameters that ``mid_local_epoch`` sees and patches.",
-        "plugin that exchanges parameters in mid-epoch (exchanges)",
-        patterns=True,
-        shared=True,
-    ),
-    Declaration("corrects", "Parameters that ``post_train`` changes.", patterns=True, shared=True),
-    Declaration("reshapes", "Parameters whose shape ``configure_model`` changes.", patterns=True),
-    Declaration("reads", 'Frozen models that the local terms use: ``"global"``, ``"previous"``.'),
+    Declaration("owns", "plugin that owns parameters (owns)", patterns=True, shared=True),
+    Declaration("starts", "plugin that chooses what clients start from (starts)", patterns=True, shared=True),
+    Declaration("exchanges", "plugin that exchanges parameters in mid-epoch (exchanges)", patterns=True, shared=True),
+    Declaration("corrects", patterns=True, shared=True),
+    Declaration("reshapes", patterns=True),
+    Declaration("reads"),
     Declaration(
         "scales_task",
-        "Whether a ``Loss`` of this plugin scales the task loss.",
         "plugin that scales the task loss (scales_task)",
         alone="both scale the task loss (scales_task)",
     ),
     Declaration(
         "server_optimizer",
-        "Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn).",
         "server optimizer (server_optimizer)",
         alone="both are server optimizers (server_optimizer)",
         excludes={
@@ -82,7 +63,6 @@ ATTRIBUTES = (
     ),
     Declaration(
         "uses_displacement",
-        "Whether state is derived from w_t - y_k, which an exchange of parameters makes meaningless.",
         "plugin that derives state from how far a client's model moved (uses_displacement)",
         excludes={
             "exchanges": "{one!r} derives its state from how far a client's model moved, but {other!r} exchanges "
@@ -93,28 +73,20 @@ ATTRIBUTES = (
     ),
     Declaration(
         "assumes_sgd",
-        "Whether gradients are derived from SGD's steps: learning rate, momentum and number (SCAFFOLD, FedNova).",
         "plugin that derives gradients from SGD's steps (assumes_sgd)",
         excludes={
             "freezes_epochs": "{one!r} derives gradients from the number of steps, but {other!r} freezes parameters in "
             "some local epochs, so that they take fewer",
         },
     ),
-    Declaration(
-        "freezes_epochs",
-        "Whether it freezes parameters in some of a round's local epochs only (FedRep).",
-        "plugin that freezes parameters in some local epochs (freezes_epochs)",
-    ),
+    Declaration("freezes_epochs", "plugin that freezes parameters in some local epochs (freezes_epochs)"),
     Declaration(
         "guards_uploads",
-        "Whether ``pre_upload`` is called after those of all other plugins and may change all that goes up, their "
-        "payloads too.",
         "plugin that guards what goes up (guards_uploads)",
         alone="both guard what goes up (guards_uploads)",
     ),
     Declaration(
         "encodes",
-        "Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate`` puts back.",
         "plugin that encodes uploads (encodes)",
         patterns=True,
         excludes={
@@ -122,14 +94,11 @@ ATTRIBUTES = (
             "as it is",
         },
     ),
-    Declaration("uses_public", "Whether the method needs public samples (``--public``)."),
-    Declaration(
-        "uses_staleness",
-        "Whether clients start from models of ``server.staleness`` steps ago, as ``--system concurrency`` needs it.",
-    ),
-    Declaration("neutral", "Options under which the method is FedAvg, bit by bit; None if there are none."),
+    Declaration("uses_public"),
+    Declaration("uses_staleness"),
+    Declaration("neutral"),
 )
-"""The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`."""
+"""The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`: see :func:`meanings`."""
 
 TABLE = {
     declaration.name: declaration
@@ -137,7 +106,6 @@ TABLE = {
         *(
             Declaration(
                 hook,
-                (HOOKS[hook].__doc__ or "").partition("\n")[0],
                 f"plugin that implements {hook}",
                 alone=f"both implement {hook}, which only one plugin can",
             )
@@ -151,6 +119,21 @@ TABLE = {
 
 KEEPS = "personal_parameters"
 """The hook that keeps parameters on the clients; no other plugin can own, exchange or correct those."""
+
+
+def meanings() -> dict[str, str]:
+    """Return what each attribute tells the core: the text below it in the class Plugin, where that has its source."""
+    try:
+        body = ast.parse(inspect.getsource(Plugin)).body[0]
+    except OSError:
+        return {row.name: "" for row in ATTRIBUTES}
+    statements = body.body if isinstance(body, ast.ClassDef) else []
+    return {
+        statement.target.id: " ".join(str(following.value.value).split())
+        for statement, following in pairwise(statements)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+    }
 
 
 def refuse_together(one: Plugin, other: Plugin) -> None:

@@ -1,34 +1,32 @@
-"""The table of declarations: complete, said once, and the same for the checks and for ``plugins show``."""
+"""The table of declarations: complete, and the same for the checks and for ``plugins show``."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-from itertools import pairwise
 
 import pytest
 
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import PluginConflictError
 from fedcore.hooks.checks import EXCLUSIVE
-from fedcore.hooks.declarations import ATTRIBUTES, TABLE, excluded_by
+from fedcore.hooks.declarations import ATTRIBUTES, TABLE, excluded_by, meanings
 from fedcore.hooks.plugins import PluginSet
 from tests.support import name_of
 
 
-def attributes_of_plugin() -> dict[str, str]:
-    """Return the declared attributes of the class Plugin and the first line of each one's docstring."""
-    body = ast.parse(inspect.getsource(Plugin)).body[0].body
-    return {
-        statement.target.id: " ".join(ast.literal_eval(following.value).split())
-        for statement, following in pairwise(body)
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr)
-    }
-
-
-def test_the_table_holds_every_attribute_with_its_docstring_and_every_exclusive_hook():
-    assert {row.name: row.meaning for row in ATTRIBUTES} == attributes_of_plugin()
+def test_the_table_holds_every_attribute_with_its_text_and_every_exclusive_hook():
+    assert set(meanings()) == {row.name for row in ATTRIBUTES}
+    assert meanings()["owns"] == "Parameters that ``aggregate`` returns."
+    assert meanings()["guards_uploads"].endswith("and may change all that goes up, their payloads too.")
     assert set(TABLE) == EXCLUSIVE | {row.name for row in ATTRIBUTES}
+
+
+def test_a_package_without_source_has_no_texts(monkeypatch):
+    def none(_):
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(inspect, "getsource", none)
+    assert set(meanings().values()) == {""}
 
 
 @hookimpl
