@@ -1,8 +1,8 @@
 """What a round costs beyond its local training, on an engine and on the local one, in turn in one run.
 
 Every client holds a few samples and trains one step, so that a round is nearly all overhead: payloads down, updates up,
-checks, the fold, the commit. Overhead is a round's seconds minus those of its clients, divided by the workers that
-share them; evaluation and checkpoints are left out.
+checks, the running mean, the commit. Overhead is a round's seconds minus those of its clients, divided by the workers
+that share them; evaluation and checkpoints are left out.
 
     python benchmarks/engines/overhead.py --engine ray --workers 2 --clients 2 --blocks 7 --rounds 5
 

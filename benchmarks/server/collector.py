@@ -30,7 +30,6 @@ from fedcore.server.collection import Collector
 from fedcore.server.scope import Federation, Round
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore
-from fedcore.storage.state import State
 from fedcore.testing.federation import small_config
 
 MILLIONS = [25.0]
@@ -137,8 +136,7 @@ def main() -> None:
     given = parser.parse_args()
     MILLIONS[0] = given.millions
     torch.set_num_threads(1)
-    plugins = [Adds, Reads, Keeps] if hasattr(State, "add") else [Reads, Keeps]
-    for plugin in plugins:
+    for plugin in (Adds, Reads, Keeps):
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(measured(plugin, given.clients, Path(folder))), flush=True)
 

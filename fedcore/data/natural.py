@@ -16,7 +16,7 @@ def natural(
 ) -> list[IntArray]:
     """Give each source's samples (``Dataset.sources``) to one client; fewer clients hold several whole sources.
 
-    With as many clients as sources, client k is source k. Else the sources are dealt in random order, one to each
+    With as many clients as sources, client k is source k. Else the sources are assigned in random order, one to each
     client in turn, so that clients hold as many sources to within one.
 
     :raises ConfigError: the data set has no sources, or fewer than clients.

@@ -26,8 +26,8 @@ from fedcore.client.messages import (
 
 BUNDLE_SECONDS = 0.02
 """How long a worker's processor is to be busy with one bundle."""
-DEALT_AT_ONCE = 0.8
-"""Share of the tasks left that is dealt at once: each message costs, and what is left evens out unequal groups."""
+ASSIGNED_AT_ONCE = 0.8
+"""Share of the remaining tasks that is assigned at once: each message costs, and the rest evens out unequal groups."""
 PROCESSOR_SECONDS = "processor_seconds"
 """What a worker notes in a task's result; on a busy machine the clock would make short tasks look long."""
 
@@ -50,9 +50,9 @@ class Pace:
 
 
 def bundled(tasks: Iterable[ClientTask], pace: Pace, workers: int) -> Iterator[list[ClientTask]]:
-    """Group tasks: the workers are dealt equally many, and fewer each time, so that all of them end together.
+    """Group tasks: all workers get equally many, and fewer each time, so that they end together.
 
-    Tasks come with the longest first. Dealt one by one, as cards are, they make groups of about the same work.
+    Tasks come with the longest first. Assigned to the groups in turn, they make about the same work of each.
     """
     waiting = list(tasks)
     left = len(waiting)
@@ -60,11 +60,11 @@ def bundled(tasks: Iterable[ClientTask], pace: Pace, workers: int) -> Iterator[l
         alike = list(run)
         begin = 0
         while begin < len(alike):
-            each = min(pace.bundle_size(alike[begin].kind), math.ceil(DEALT_AT_ONCE * left / workers))
-            dealt = alike[begin : begin + each * workers]
-            yield from (group for first in range(workers) if (group := dealt[first::workers]))
-            begin += len(dealt)
-            left -= len(dealt)
+            each = min(pace.bundle_size(alike[begin].kind), math.ceil(ASSIGNED_AT_ONCE * left / workers))
+            assigned = alike[begin : begin + each * workers]
+            yield from (group for first in range(workers) if (group := assigned[first::workers]))
+            begin += len(assigned)
+            left -= len(assigned)
 
 
 def _alike(task: ClientTask) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Class prototypes of a federation, shared by FedProc and FedECCR.
 
-First the mathematics, as pure functions; then :class:`PrototypeExchange`, a plugin's part of it, hook by hook.
+The mathematics, as pure functions; :class:`fedcore.PrototypeExchange` is a plugin's part of it, hook by hook.
 
 A client sends ``prototypes`` (C, d) with their weights: ``known`` (C,) bool if every holder counts once,
 ``counts`` (C,) int64 if every sample does. The server sends ``prototypes`` and ``known``, the mask, down. A row
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from fedcore.base.errors import RoundFailedError
 from fedcore.base.tensors import check_tensors
 from fedcore.base.types import Answer, Tensors
 from fedcore.functional.classes import class_means
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "add_prototypes",

@@ -64,7 +64,7 @@ def run(
     :param plugins: plugin classes, in a list or as a mapping to their options; names may stand among them.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
-    :param partition: who holds which samples, in place of the configured dealing. A :meth:`Partition.declared` one is
+    :param partition: who holds which samples, in place of the configured partition. A :meth:`Partition.declared` one is
         of clients that hold their own data; ``engine`` has to reach them.
     :param engine: makes the engine in place of the configured one; for engines that are objects of the caller's.
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``); by default a

@@ -103,11 +103,11 @@ def check_partitioner(partitioner: Partitioner) -> None:
         assert (labels == given).all(), f"{where} edits the labels"
         assert len(parts) == clients, f"{where} returns {len(parts)} parts"
         assert all(len(part) for part in parts), f"{where} leaves client {[len(p) for p in parts].index(0)} empty"
-        dealt = np.concatenate(parts)
-        assert dealt.dtype.kind in "iu", f"{where} returns {dealt.dtype}, expected positions"
-        assert 0 <= dealt.min() <= dealt.max() < len(labels), f"{where} returns positions that do not exist"
-        assert len(np.unique(dealt)) == len(dealt), f"{where} deals a sample twice"
-        assert fingerprint(parts) == fingerprint(again), f"{where} deals otherwise when it is asked again"
+        assigned = np.concatenate(parts)
+        assert assigned.dtype.kind in "iu", f"{where} returns {assigned.dtype}, expected positions"
+        assert 0 <= assigned.min() <= assigned.max() < len(labels), f"{where} returns positions that do not exist"
+        assert len(np.unique(assigned)) == len(assigned), f"{where} assigns a sample twice"
+        assert fingerprint(parts) == fingerprint(again), f"{where} assigns otherwise when it is asked again"
 
 
 def _batches(samples: Samples) -> tuple[Any, list[Any]]:

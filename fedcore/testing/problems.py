@@ -59,8 +59,8 @@ def halves(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[I
     """Give the even classes to the even clients and the odd ones to the odd clients; no client has the last class."""
     order = numpy_generator(seed, "partition").permutation(len(labels))
     order = order[labels[order] < labels.max()]
-    dealt = [np.array_split(order[labels[order] % 2 == side], (num_clients + 1 - side) // 2) for side in (0, 1)]
-    return [dealt[client % 2][client // 2] for client in range(num_clients)]
+    assigned = [np.array_split(order[labels[order] % 2 == side], (num_clients + 1 - side) // 2) for side in (0, 1)]
+    return [assigned[client % 2][client // 2] for client in range(num_clients)]
 
 
 def one_sample(labels: IntArray, num_clients: int, **_: Any) -> list[IntArray]:

@@ -36,7 +36,7 @@ NOT_THE_SERVERS = {
     "lanes",
     "client_timeout",
 } - {"dataset"}
-"""Options of a run without a flag of the server: how data is dealt and where clients run, among others."""
+"""Options of a run without a flag of the server: how data is split and where clients run, among others."""
 
 FLAGS = tuple(name for name in RunConfig.model_fields if name not in NOT_THE_SERVERS)
 

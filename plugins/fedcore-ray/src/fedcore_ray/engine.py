@@ -55,10 +55,10 @@ class RayEngine:
                 from fedcore_ray.nodes import check_nodes
 
                 check_nodes(self._cluster, spec.state_dir)
-            self._site = self._cluster.put(pack(*pack_worker_spec(_from_anywhere(spec))))
+            self._spec = self._cluster.put(pack(*pack_worker_spec(_from_anywhere(spec))))
             self._none_since = time.monotonic()  # when the last ready worker was lost
             for _ in range(self.workers):
-                self._dispatcher.workers.append(_Worker(self._cluster, self._site, self._shared))
+                self._dispatcher.workers.append(_Worker(self._cluster, self._spec, self._shared))
         except BaseException:
             self.close()
             raise
@@ -81,7 +81,7 @@ class RayEngine:
             worker.end()
         self._dispatcher.workers.clear()
         self._shared.clear()
-        self._site = None
+        self._spec = None
         self._cluster.release()
 
     def _collect(self) -> None:
@@ -121,7 +121,7 @@ class RayEngine:
     def _replace(self, worker: _Worker, why: str, kind: FailureKind, attempt: int = 0) -> None:
         """Start a new worker in the place of one that is lost, or too late."""
         worker.end()
-        self._dispatcher.replace(worker, _Worker(self._cluster, self._site, self._shared, attempt), why, kind)
+        self._dispatcher.replace(worker, _Worker(self._cluster, self._spec, self._shared, attempt), why, kind)
         if not self._any_ready():
             self._none_since = time.monotonic()
 
@@ -177,7 +177,7 @@ class _Worker:
 
 
 def _from_anywhere(spec: WorkerSpec) -> WorkerSpec:
-    """Return a site that means the same in a process that starts in another folder."""
+    """Return a spec that means the same in a process that starts in another folder."""
     if spec.config.data_dir is None:
         return spec
     return replace(spec, config=spec.config.model_copy(update={"data_dir": spec.config.data_dir.absolute()}))

@@ -29,7 +29,7 @@ class Host:
         self._shared: SharedPayload | None = None
 
     def set_up(self, spec: Bytes) -> Bytes:
-        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why."""
+        """Set the clients up, over the spec where it lies; says ``ready``, or ``broken`` and why."""
         torch.set_num_threads(1)
         self._limits = threadpool_limits(1)
         try:
@@ -54,7 +54,7 @@ class Host:
 
 
 def _on_own_gpu(spec: WorkerSpec) -> WorkerSpec:
-    """Return a site for the GPU that Ray gave this worker, which is the only one that it sees."""
+    """Return a spec for the GPU that Ray gave this worker, which is the only one that it sees."""
     if torch.device(spec.config.device).type != "cuda":
         return spec
     return replace(spec, config=spec.config.model_copy(update={"device": "cuda"}))
