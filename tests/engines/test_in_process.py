@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import Loss, Plugin, hookimpl
+from fedcore import Loss, Plugin, PluginContractError, hookimpl
 from fedcore.client.captured_steps import CaptureWarning
 from fedcore.engines import local
 from fedcore.engines.in_process import InProcessEngine, LanesEngine
@@ -98,7 +98,7 @@ def test_a_broken_contract_ends_the_run(both):
         def local_loss(self, step):
             return Loss(step.features)  # no scalar
 
-    with pytest.raises(Exception, match="returned a value of"):
+    with pytest.raises(PluginContractError, match="returned a value of"):
         both(Breaks)
 
 
