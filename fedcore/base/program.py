@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 
@@ -15,19 +15,23 @@ def main_source() -> str | None:
     """Return the source of the program up to the statement that runs now; None where there is none.
 
     The program is a script, or the cells of a notebook in the order in which they were executed. What is typed after
-    ``python -i`` stands in no file.
+    ``python -i`` stands in no file, and a file that was edited since is not the program.
     """
     shell, main = notebook_shell(), sys.modules["__main__"]
-    lines = dict(_running(main))
+    running = list(_running(main))
     if shell is not None:
         *cells, last = (cell for cell in ["", *shell.history_manager.input_hist_parsed] if _parses(cell))
-        return "\n".join([*cells, _until(last, [*lines.values()][-1]) if lines else last])
+        return "\n".join([*cells, _until(last, running[-1].f_lineno) if running else last])
     file = getattr(main, "__file__", None)
-    if file is None or (lines and file not in lines):
+    if file is None:
         return None
     try:
         source = Path(file).read_text(encoding="utf-8")
-        return _until(source, lines[file]) if lines else source
+        if not running:
+            return source
+        frame = running[-1]
+        unchanged = frame.f_code == compile(source, file, "exec", dont_inherit=True)
+        return _until(source, frame.f_lineno) if unchanged else None
     except (OSError, ValueError, SyntaxError):
         return None
 
@@ -38,12 +42,12 @@ def notebook_shell() -> Any | None:
     return ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
 
 
-def _running(main: ModuleType) -> Iterator[tuple[str, int]]:
-    """Yield file and line of the program's own statements that the main thread executes, the outermost last."""
+def _running(main: ModuleType) -> Iterator[FrameType]:
+    """Yield the frames of the program's own statements that the main thread executes, the outermost last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_globals is vars(main) and frame.f_locals is frame.f_globals:  # not a function's frame
-            yield frame.f_code.co_filename, frame.f_lineno
+            yield frame
         frame = frame.f_back
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import symtable
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FunctionType, ModuleType
+from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _COMPUTES = (ast.Call, ast.Await, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr)
-_SCALARS = (int, float, complex, str, bytes, bool, type(None))
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), tuple, list, set, frozenset, dict)
+_ABSENT = object()
 
 
 def is_definition(statement: ast.stmt) -> bool:
@@ -59,92 +60,48 @@ def _table(head: str, statement: ast.stmt) -> symtable.SymbolTable:
 
 
 def changed(body: Sequence[ast.stmt], live: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names that the program has as something else than statements say: constants, functions and methods.
+    """Yield the names that the program has as something else than statements say.
 
-    Constants are assigned again; the compiled code of functions is compared. What cannot be told is passed over.
+    Looks at constants that are written out, at functions and methods by their names, and into classes. What cannot be
+    told is passed over.
 
     :param live: the program's names.
     """
-    whole = _inner(_compiled(body))  # a script's functions; a notebook compiles statements one by one
-    alone = {name: code for statement in body for name, code in _inner(_compiled([statement])).items()}
-    modules = {name: value for name, value in live.items() if isinstance(value, ModuleType)}
-    yield from _changed(body, (whole, alone), live, modules)
-
-
-def _changed(
-    body: Sequence[ast.stmt], codes: Sequence[Mapping[str, CodeType]], live: Mapping[str, Any], known: Mapping[str, Any]
-) -> Iterator[str]:
     last = {name: statement for statement in body for name in bound_names(statement)}
-    values: dict[str, Any] = {}
-    for statement in body:
-        constants = _constants(statement, {**known, **values})
-        for name in bound_names(statement):
-            values.pop(name, None)
-            if last[name] is not statement or name not in live:
-                continue
-            if name in constants:
-                if _differ(constants[name], live[name]):
-                    yield name
-            elif isinstance(statement, _DEFINES) and all(name in each for each in codes):
-                compiled = [each[name] for each in codes]
-                if isinstance(live[name], type) and isinstance(statement, ast.ClassDef):
-                    members = {key: value for key, value in vars(live[name]).items() if _is_comparable(value)}
-                    inner = _changed(statement.body, [*map(_inner, compiled)], members, {**known, **values})
-                    yield from (f"{name}.{member}" for member in inner)
-                elif isinstance(live[name], FunctionType) and _other_code(compiled, live[name]):
-                    yield name
-        values.update(constants)
+    for name, statement in last.items():
+        value = live.get(name, _ABSENT)
+        if isinstance(statement, ast.ClassDef) and isinstance(value, type):
+            members = {key: member for key, member in vars(value).items() if _is_comparable(member)}
+            yield from (f"{name}.{member}" for member in changed(statement.body, members))
+        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and value is not _ABSENT:
+            if not statement.decorator_list and getattr(value, "__name__", None) != name:
+                yield name
+        elif value is not _ABSENT and any(_differ(constant, value) for constant in _constants(statement, name)):
+            yield name
 
 
-def _constants(statement: ast.stmt, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constants that an assignment binds, given those before it."""
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
-        return {}
-    if not is_definition(statement):
-        return {}
-    targets: list[ast.expr] = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    plain = ast.fix_missing_locations(ast.Module([ast.Assign(targets, statement.value)], []))
-    values: dict[str, Any] = {}
-    try:
-        exec(compile(plain, "<constant>", "exec"), dict(known), values)  # noqa: S102 - the program's own, no calls
-    except Exception:  # it is made of something else than constants
-        return {}
-    return {name: value for name, value in values.items() if _is_constant(value)}
+def _constants(statement: ast.stmt, name: str) -> Iterator[Any]:
+    """Yield what an assignment gives a name, where the value is written out."""
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+        for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+            for expression in _given_to(name, target, statement.value):
+                with suppress(ValueError):
+                    yield ast.literal_eval(expression)
 
 
-def _is_constant(value: Any) -> bool:
-    if type(value) in (tuple, list, set, frozenset):
-        return all(map(_is_constant, value))
-    if type(value) is dict:
-        return all(map(_is_constant, (*value, *value.values())))
-    return type(value) in _SCALARS
+def _given_to(name: str, target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
+    """Yield the expression whose value a name is given, also in ``a, b = 1, 2``."""
+    if isinstance(target, ast.Name) and target.id == name:
+        yield value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        for inner, part in zip(target.elts, value.elts, strict=True):
+            yield from _given_to(name, inner, part)
 
 
-def _is_comparable(value: Any) -> bool:
+def _is_comparable(member: Any) -> bool:
     """Whether an attribute of a class is what its body bound; others, such as an Enum's, were made of it."""
-    return isinstance(value, FunctionType) or _is_constant(value)
+    return type(member) in (FunctionType, *_PLAIN)
 
 
 def _differ(one: Any, other: Any) -> bool:
     return not (type(one) is type(other) and one == other) and repr(one) != repr(other)  # nan is not equal to nan
-
-
-def _compiled(body: Sequence[ast.stmt]) -> CodeType:
-    return compile(ast.Module(list(body), []), "<program>", "exec", dont_inherit=True)
-
-
-def _inner(code: CodeType) -> dict[str, CodeType]:
-    """Return the code of the functions and classes that a code defines, by name."""
-    return {inner.co_name: inner for inner in code.co_consts if isinstance(inner, CodeType)}
-
-
-def _other_code(codes: Sequence[CodeType], function: FunctionType) -> bool:
-    """Whether a function, where a decorator tells it, was compiled from something else."""
-    live = inspect.unwrap(function).__code__
-    return live.co_name == codes[0].co_name and _content(live) not in map(_content, codes)
-
-
-def _content(code: CodeType) -> tuple[Any, ...]:
-    """Return what a code does, wherever its lines stand."""
-    constants = [_content(inner) if isinstance(inner, CodeType) else repr(inner) for inner in code.co_consts]
-    return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)

@@ -162,7 +162,7 @@ def _given(found: Mapping[Key, Any]) -> Given:
     reason = next(filter(None, reasons), "")
     source = main_source() if here and not reason else ""
     if source is None:
-        reason = "what was typed in this session has no source file for other processes"
+        reason = "what was typed in this session, or a script that was edited since, has no source for other processes"
     if reason:
         return Given(lent, only_here=reason)
     imports = [f"from {v.__module__} import {v.__name__}\n" for v in code.values() if v.__module__ != "__main__"]

@@ -44,6 +44,11 @@ def test_a_script_is_read_up_to_what_runs(tmp_path, call):
     assert shown(tmp_path, call, "-m", "study") == [["A = 1"]]
 
 
+def test_a_script_that_was_edited_since_it_started_has_no_source(tmp_path):
+    assert shown(tmp_path, "open(__file__, 'a').write('# nothing else')\nshow()") == [["A = 1"]]
+    assert shown(tmp_path, "open(__file__, 'a').write('B = 3')\nshow()") == [None]
+
+
 def test_what_is_typed_after_a_script_has_no_source(tmp_path):
     """``python -i``: what is typed may have changed what the file says."""
     assert shown(tmp_path, "show()", "-i", typed="A = 3\nshow()\n") == [["A = 1"], None]
