@@ -91,9 +91,9 @@ class RecordFile:
     def sync(self) -> None:
         """Wait until the disk has what was written.
 
-        :raises StorageError: it cannot be done.
+        :raises StorageError: it cannot be done; the file is gone, for example.
         """
-        if self.path.exists():
+        if self.length:
             with storing(self.path):
                 sync_inside(self.path, inside=self.path.parent)
 

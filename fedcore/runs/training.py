@@ -50,8 +50,8 @@ class OpenRound(NamedTuple):
 class Experiment:
     """A run in progress.
 
-    A checkpoint is written by a thread while the next round trains. As a context manager it ends with the last
-    checkpoint on the disk.
+    A checkpoint is written by a thread while the next round trains. As a context manager it ends, by an error too, with
+    a checkpoint of the last recorded round on the disk.
     """
 
     def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
@@ -60,6 +60,7 @@ class Experiment:
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
         self._open: OpenRound | None = None
+        self._unsaved: ServerState | None = None  # the last recorded state, until a checkpoint of it is being written
         self._latest: dict[str, Any] | None = None
         self._times = RoundTimes()
         self._began = time.perf_counter()
@@ -73,15 +74,14 @@ class Experiment:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if error is None:
-                self.record()
+            self.save()
         finally:
             self._writer.shutdown()
-        if error is None:
-            self.settle()
 
     def train(self, state: ServerState) -> RunResult:
         """Run what is left of the run."""
+        if state.phase == "train":
+            self._unsaved = state  # so that a run that stops in its first round has a checkpoint, too
         try:
             while state.phase == "train":
                 state = self.one_round(state)
@@ -90,8 +90,7 @@ class Experiment:
             self.settle()
             return self.finish(state)
         except KeyboardInterrupt:
-            self.record()
-            self.settle()
+            self.save()
             self.notify("stopped", {})
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
@@ -100,12 +99,7 @@ class Experiment:
 
         Where evaluation overlaps with training, the round is recorded once the next one has trained.
         """
-        try:
-            result = run_round(self.federation, state, self.notify)
-        except BaseException:
-            self.checkpoint(self.record() or state)  # the committed state stays, whatever happened in this round
-            self.settle()
-            raise
+        result = run_round(self.federation, state, self.notify)
         before = self.record() or state
         last = result.state.round == self.config.rounds
         state = replace(
@@ -154,6 +148,7 @@ class Experiment:
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         self.federation.setup.plugins.call_all("round_end", server=self._after(state), record=record)
         self._touched.update(record["cohort"])
+        self._unsaved = state
         began = time.perf_counter()
         if last or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
@@ -225,6 +220,20 @@ class Experiment:
         """Return the server as hooks see it after the last committed round."""
         return ScopeContext(ServerScope(self.federation, state, state.round - 1, "report"))
 
+    def save(self) -> None:
+        """Record an open round, and wait until a checkpoint of the last recorded round is on the disk.
+
+        A round that was stopped before its record was complete is trained again when the run goes on.
+
+        :raises StorageError: the checkpoint could not be written.
+        """
+        try:
+            self.record()
+        finally:
+            if self._unsaved is not None:
+                self.checkpoint(self._unsaved)
+            self.settle()
+
     def checkpoint(self, state: ServerState) -> None:
         """Begin to save a committed state, the clients' states first, once the checkpoint before is on the disk.
 
@@ -232,8 +241,8 @@ class Experiment:
         """
         self.settle()
         save = self.directory.checkpoint(state, self._touched)
-        self._touched = set()
         self._writing = self._writer.submit(save)
+        self._touched, self._unsaved = set(), None
 
     def settle(self) -> None:
         """Wait until the last checkpoint is on the disk.

@@ -121,6 +121,24 @@ def test_a_round_that_is_broken_off_leaves_the_one_before_recorded(go, beside, t
     assert (model_bytes(again), lines(again)) == (model_bytes(whole), lines(whole))
 
 
+def test_a_stop_in_an_evaluation_beside_training_keeps_the_rounds_recorded_before_it(go, beside, tmp_path, monkeypatch):
+    """Rounds 2 and 3 have trained when the evaluation of round 2 is stopped: both train again."""
+    best = Evaluator.best
+
+    def stops(evaluator, state, metrics):
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return best(evaluator, state, metrics)
+
+    monkeypatch.setattr(Evaluator, "best", stops)
+    with pytest.raises(Interrupted):
+        go("moon", rounds=5, checkpoint_every=100, out=tmp_path / "stopped")
+    monkeypatch.setattr(Evaluator, "best", best)
+    assert committed(tmp_path / "stopped").round == len(lines(tmp_path / "stopped")) == 2
+    again, whole = resume(tmp_path / "stopped"), go("moon", rounds=5)
+    assert (model_bytes(again), lines(again)) == (model_bytes(whole), lines(whole))
+
+
 def test_an_experiment_that_is_left_early_has_its_last_round_recorded(go, beside, tmp_path):
     with started(small_config(tmp_path, rounds=3)) as (experiment, state):
         experiment.one_round(experiment.one_round(state))

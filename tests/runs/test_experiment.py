@@ -20,7 +20,7 @@ from fedcore import Loss, Plugin, RejectUpdate, hookimpl
 from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError, StorageError
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted, evaluate_run, resume
+from fedcore.runs.experiment import Interrupted, evaluate_run, resume, started
 from fedcore.testing import EqualWeights, PersonalClassifier
 from tests import support
 from tests.exchanges import Rotates
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_which_goes_on_later(go
     save = CheckpointStore.save
 
     def fails(store, state, *rest, **options):
-        if state.round == 2:
+        if state.round >= 2:
             raise StorageError("cannot write: the disk is full")
         save(store, state, *rest, **options)
 
@@ -262,12 +262,27 @@ class Stopping(Plugin):
         self.check("server_step", server.round)
 
     @hookimpl
+    def personal_model(self, client):
+        self.check("personal_model", client.round - 1)  # evaluated after this round
+
+    @hookimpl
+    def report(self, server):
+        self.check("report", server.round)
+
+    @hookimpl
+    def round_end(self, server):
+        self.check("round_end", server.round)
+
+    @hookimpl
     def post_train(self, server):
         self.check("post_train", 0)
         server.state["end"] = server.state.get("end", 0) + 1
 
 
-STOPS = [("begin_round", 0), ("begin_round", 2), ("local_loss", 1), ("server_step", 3), ("post_train", 0)]
+STOPS = [
+    *[("begin_round", 0), ("begin_round", 2), ("local_loss", 1), ("server_step", 3)],
+    *[("personal_model", 1), ("report", 1), ("round_end", 1), ("post_train", 0)],
+]
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +307,39 @@ def test_stop_and_resume(go, tmp_path, stopping, at, every):
     assert committed(result).manifest == committed(stopping).manifest
     for client in range(6):
         assert client_state(result, client).get("stopping") == client_state(stopping, client).get("stopping")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_listener_that_stops_the_run_loses_no_round(go, tmp_path, error):
+    def listen(event, details):
+        if event == "round" and details["round"] == 1:
+            raise error
+
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted if error is KeyboardInterrupt else error):
+        go(rounds=4, checkpoint_every=100, notify=listen, out=out)
+    assert committed(out).round == 2
+    assert (model_bytes(resume(out)), len(lines(out))) == (model_bytes(go(rounds=4)), 4)
+
+
+def test_a_caller_that_goes_round_by_round_loses_none(tmp_path):
+    config = support.config(tmp_path, rounds=4, checkpoint_every=100, out=tmp_path / "run")
+    with contextlib.suppress(RuntimeError), started(config) as (experiment, state):
+        experiment.one_round(experiment.one_round(state))
+        raise RuntimeError("an error of its own")
+    assert committed(config.out).round == 2
+
+
+def test_a_directory_that_was_moved_away_is_not_made_again(tmp_path):
+    config = support.config(tmp_path, rounds=4, checkpoint_every=100, out=tmp_path / "run")
+    with started(config) as (experiment, state):
+        state = experiment.one_round(state)
+        config.out.rename(tmp_path / "elsewhere")
+        with pytest.raises(StorageError, match=r"metrics\.jsonl: No such file"):
+            experiment.one_round(state)
+        with pytest.raises(StorageError, match=r"metrics\.jsonl: No such file"):
+            experiment.save()
+    assert not config.out.exists()
 
 
 def test_resume_of_a_finished_run(go, stopping):
