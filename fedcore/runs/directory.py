@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -51,27 +52,42 @@ class RunDirectory:
         """Return the same directory for clients that keep their states themselves."""
         return RunDirectory(self.path, with_clients=False)
 
-    @classmethod
-    def choose(cls, out: Path | None, plugins: list[str]) -> Path:
-        """Return the path of a new run directory, by default named after time and plugins; makes nothing.
+    @staticmethod
+    def choose(out: Path) -> Path:
+        """Return the path of a new run directory that the user names; makes nothing.
 
         :raises RunDirectoryError: it exists and holds something.
         """
-        if out is None:
-            stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-            names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
-            base = Path("runs") / f"{stamp}-{names}"
-            out, number = base, 1
-            while out.exists():
-                out, number = base.with_name(f"{base.name}-{number}"), number + 1
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise _exists(out)
-        out = out.resolve()
+        return _encodable(out.resolve())
+
+    @staticmethod
+    @contextlib.contextmanager
+    def reserve(plugins: list[str]) -> Iterator[Path]:
+        """Make an empty folder below ``runs`` that is named after time and plugins, which no other process is given.
+
+        It is deleted again where the block raises and nothing is in it.
+
+        :raises RunDirectoryError: it cannot be made.
+        """
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
+        out = base = _encodable(Path("runs").resolve() / f"{stamp}-{names}")
+        missing = [out, *_missing(out.parent)]
+        for number in itertools.count(1):
+            try:
+                out.mkdir(parents=True)
+                break
+            except FileExistsError:
+                out = missing[0] = base.with_name(f"{base.name}-{number}")
+            except OSError as error:
+                raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
         try:
-            str(out).encode()
-        except UnicodeEncodeError:  # config.yaml names it, in UTF-8
-            raise RunDirectoryError(f"--out {str(out)!a} is no text in UTF-8; choose another directory") from None
-        return out
+            yield out
+        except BaseException:
+            _remove_empty(missing)
+            raise
 
     @classmethod
     @contextlib.contextmanager
@@ -80,7 +96,7 @@ class RunDirectory:
 
         :raises RunDirectoryError: it cannot be made, or another process has begun a run there since it was chosen.
         """
-        missing = [folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()]
+        missing = _missing(out.absolute())
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -96,9 +112,7 @@ class RunDirectory:
         """Delete what :meth:`create` made and all that is in it; for a run that never started."""
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for folder in self._missing:
-            with contextlib.suppress(OSError):  # another process put something there
-                folder.rmdir()
+        _remove_empty(self._missing)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -249,6 +263,26 @@ class RunDirectory:
         # A row of numbers in one line: a confusion matrix of 100 classes has 10,000 of them.
         rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
         write_text(self.path / "summary.json", rows + "\n", inside=self.path)
+
+
+def _missing(path: Path) -> list[Path]:
+    """Return which folders of a path are not there, innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # something is in it
+            folder.rmdir()
+
+
+def _encodable(out: Path) -> Path:
+    """Refuse a path that config.yaml cannot name."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise RunDirectoryError(f"--out {str(out)!a} is no text in UTF-8; choose another directory") from None
+    return out
 
 
 def _exists(out: Path) -> RunDirectoryError:

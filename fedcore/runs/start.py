@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,19 +52,27 @@ def begin(
     run, partition = _partitioned(run, given, reached)
     if run.config.patience is not None and not partition.test.sizes.any():
         raise ConfigError("--patience looks at the clients' held-out parts; add --client-test-fraction 0.2")
-    out = RunDirectory.choose(run.config.out, list(run.config.plugins))
-    setup = run.updated(out=out).set_up()
-    with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
-        try:
-            partition = partition.save(directory.partition_file)
-            file = ConfigFile.of(setup.config, _digest_of(partition), data_digest(run.dataset), installed_versions())
-            directory.checkpoints.binding = file.binding
-            directory.write_config(file)  # last: it makes the folder a run to be resumed
-            yield OpenedRun(setup, run.dataset, partition, directory, file)
-        except BaseException:
-            if not directory.sessions.length:  # there is nothing to resume
-                directory.discard()
-            raise
+    with _chosen(run.config) as out:
+        setup = run.updated(out=out).set_up()
+        with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
+            try:
+                partition = partition.save(directory.partition_file)
+                digests = _digest_of(partition), data_digest(run.dataset)
+                file = ConfigFile.of(setup.config, *digests, installed_versions())
+                directory.checkpoints.binding = file.binding
+                directory.write_config(file)  # last: it makes the folder a run to be resumed
+                yield OpenedRun(setup, run.dataset, partition, directory, file)
+            except BaseException:
+                if not directory.sessions.length:  # there is nothing to resume
+                    directory.discard()
+                raise
+
+
+def _chosen(config: RunConfig) -> AbstractContextManager[Path]:
+    """Return the new run directory's path: the configured one, or a reserved one of a default name."""
+    if config.out is None:
+        return RunDirectory.reserve(list(config.plugins))
+    return nullcontext(RunDirectory.choose(config.out))
 
 
 def reopen(
@@ -106,7 +114,7 @@ def reopen(
     _check_digests(saved, binding, directory.path)
     file, changed = ConfigFile(saved.values, binding, saved.versions), tuple(changes)
     if out is not None:
-        out = RunDirectory.choose(out, [])
+        out = RunDirectory.choose(out)
         file = replace(file, values={**saved.values, "out": str(directory.path)})
         run, changed = run.updated(out=out), (*changed, "out")
     setup = run.set_up()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fedcore.base.errors import RunDirectoryError, StorageError
+from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
 from fedcore.hooks.plugins import PluginSet
 from fedcore.hooks.setup import Setup
+from fedcore.runs import directory
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
 from fedcore.runs.resolve import ResolvedRun
@@ -91,6 +95,52 @@ def test_of_two_runs_begun_in_one_directory_the_second_leaves_the_first_alone(tm
             pass
         assert files
         assert files_of(config.out) == files
+
+
+@pytest.fixture
+def unnamed(tmp_path, monkeypatch):
+    """A configuration without a directory, in a folder without ``runs``, within one second of the clock."""
+    monkeypatch.chdir(tmp_path)
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5)
+    monkeypatch.setattr(directory, "datetime", SimpleNamespace(datetime=SimpleNamespace(now=lambda: now)))
+    return small_config(tmp_path).model_copy(update={"out": None})
+
+
+def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(unnamed, monkeypatch):
+    """The second begins while the first is being set up."""
+    set_up, paths = ResolvedRun.set_up, []
+    with contextlib.ExitStack() as at_work:
+
+        def overtaken(run):
+            monkeypatch.setattr(ResolvedRun, "set_up", set_up)
+            paths.append(at_work.enter_context(begin(unnamed)).directory.path.name)
+            return set_up(run)
+
+        monkeypatch.setattr(ResolvedRun, "set_up", overtaken)
+        first = at_work.enter_context(begin(unnamed))
+        assert [first.directory.path.name, *paths] == ["20260102-030405-fedavg", "20260102-030405-fedavg-1"]
+        assert first.config.out == first.directory.path
+
+
+@pytest.mark.parametrize("where", [(ResolvedRun, "set_up"), (RunDirectory, "write_config")])
+def test_a_run_that_fails_before_it_has_begun_gives_its_default_directory_back(unnamed, monkeypatch, where):
+    def fails(*arguments):
+        assert [path.name for path in Path("runs").iterdir()] == ["20260102-030405-fedavg"]
+        raise ConfigError("no such device")
+
+    monkeypatch.setattr(*where, fails)
+    with pytest.raises(ConfigError, match="no such device"), begin(unnamed):
+        pass
+    assert not Path("runs").exists()
+
+
+def test_a_default_directory_that_cannot_be_made_is_named(unnamed):
+    Path("runs").write_text("")
+    with (
+        pytest.raises(RunDirectoryError, match=r"runs.20260102-030405-fedavg cannot be made: .*directory"),
+        begin(unnamed),
+    ):
+        pass
 
 
 def test_a_run_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
