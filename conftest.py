@@ -42,7 +42,8 @@ def pytest_collection_finish() -> None:
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Let files of this process be written without fsync, which waits for the disk some twenty times in each run.
 
-    It guards against a power failure, which no test makes. tests/storage/test_files.py checks that it is called.
+    It guards against a power failure, which no test makes. tests/storage/test_files.py and
+    tests/runs/test_checkpoint.py check that it is called.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)

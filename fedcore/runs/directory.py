@@ -25,7 +25,7 @@ from fedcore.runs.saved import ConfigFile, SavedConfig, read_saved
 from fedcore.runs.trust import check_links, code_in, objects_in, places_in
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import ClientStore, RemoteClientStore
-from fedcore.storage.files import parse_json, read_text, storing, unsealed, write_text
+from fedcore.storage.files import make_folders, parse_json, read_text, storing, sync_names, unsealed, write_text
 from fedcore.storage.serial import read_tensors, write_tensors
 
 
@@ -74,7 +74,7 @@ class RunDirectory:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
         out = base = _encodable(Path("runs").resolve() / f"{stamp}-{names}")
-        missing = [out, *_missing(out.parent)]
+        missing = [out, *itertools.takewhile(lambda folder: not folder.exists(), out.parents)]
         for number in itertools.count(1):
             try:
                 out.mkdir(parents=True)
@@ -83,6 +83,7 @@ class RunDirectory:
                 out = missing[0] = base.with_name(f"{base.name}-{number}")
             except OSError as error:
                 raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
+        sync_names(missing)
         try:
             yield out
         except BaseException:
@@ -96,9 +97,8 @@ class RunDirectory:
 
         :raises RunDirectoryError: it cannot be made, or another process has begun a run there since it was chosen.
         """
-        missing = _missing(out.absolute())
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            missing = make_folders(out)
         except OSError as error:
             raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
         made = cls(out.resolve(), with_clients=with_clients)
@@ -263,11 +263,6 @@ class RunDirectory:
         # A row of numbers in one line: a confusion matrix of 100 classes has 10,000 of them.
         rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
         write_text(self.path / "summary.json", rows + "\n", inside=self.path)
-
-
-def _missing(path: Path) -> list[Path]:
-    """Return which folders of a path are not there, innermost first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

@@ -89,7 +89,7 @@ class RecordFile:
         self._digests = {len(content): self._written.hexdigest()}
 
     def sync(self) -> None:
-        """Wait until the disk has what was written.
+        """Wait until the disk has what was written, and the file's name.
 
         :raises StorageError: it cannot be done; the file is gone, for example.
         """

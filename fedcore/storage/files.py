@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -167,7 +168,7 @@ def replacing(path: Path, *, sync: bool, inside: Path | None = None) -> Iterator
     :raises StorageError: in place of an OSError.
     """
     name = f".{path.name}.{os.getpid()}{TEMPORARY}"
-    with storing(path), folder_of(path, inside=inside, make=inside is not None) as folder:
+    with storing(path), folder_of(path, inside=inside, make=inside is not None, sync=sync) as folder:
         temporary = _below(folder, path.parent) / name
         try:
             _delete(name, folder)  # of an earlier process of the same number, or a link that waits there
@@ -182,15 +183,15 @@ def replacing(path: Path, *, sync: bool, inside: Path | None = None) -> Iterator
 
 
 @contextlib.contextmanager
-def folder_of(path: Path, *, inside: Path | None = None, make: bool = False) -> Iterator[int]:
+def folder_of(path: Path, *, inside: Path | None = None, make: bool = False, sync: bool = False) -> Iterator[int]:
     """Open the folder that holds ``path`` and yield its descriptor; below ``inside`` no link is followed.
 
-    :param make: make the folders that are missing.
+    :param make: make the folders that are missing; ``sync``: and wait until the disk has their names.
     :raises OSError: there is no such folder, or a link on the way to it.
     """
     start = path.parent if inside is None else inside
     if make:
-        start.mkdir(parents=True, exist_ok=True)
+        make_folders(start)
     folder = os.open(start, os.O_RDONLY | os.O_DIRECTORY)
     way = start
     try:
@@ -199,6 +200,8 @@ def folder_of(path: Path, *, inside: Path | None = None, make: bool = False) -> 
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=folder)
+                    if sync:
+                        os.fsync(folder)
             try:
                 below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
             except OSError as error:
@@ -241,12 +244,45 @@ def delete_others(folder: Path, keep: Callable[[str], bool], *, inside: Path) ->
 
 
 def sync_inside(path: Path, *, inside: Path) -> None:
-    """Wait until a file's content is on the disk.
+    """Wait until a file's content is on the disk, and its name.
+
+    The names of the folders that hold it are :func:`sync_folders`'s, once for all files.
 
     :raises OSError: there is none, or a link on the way to it.
     """
     with folder_of(path, inside=inside) as folder:
         _sync(path.name, folder)
+        os.fsync(folder)
+
+
+def sync_folders(folder: Path, *, inside: Path) -> None:
+    """Wait until the disk has the names of what is in a folder, and in those above it up to ``inside``.
+
+    :raises OSError: there is no such folder, or a link on the way to it.
+    """
+    while folder.is_relative_to(inside):
+        with folder_of(folder / "_", inside=inside) as opened:
+            os.fsync(opened)
+        folder = folder.parent
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Make a folder and those above it, and wait until the disk has their names; returns the new ones, innermost first.
+
+    :raises OSError: it cannot be done.
+    """
+    path = path.absolute()
+    missing = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    sync_names(missing)
+    return missing
+
+
+def sync_names(folders: Iterable[Path]) -> None:
+    """Wait until the disk has the names of these folders, except in folders that may be written but not read."""
+    for folder in folders:
+        with contextlib.suppress(PermissionError), folder_of(folder) as above:
+            os.fsync(above)
 
 
 def _below(folder: int, path: Path) -> Path:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +38,45 @@ def state(round_=3, phase="train"):
         best={"round": 1, "validation_accuracy": 0.1 + 0.2},
         metrics_bytes=123,
     )
+
+
+class Disk:
+    """What a power failure would leave: the files that were waited for, and of each folder the names it had then."""
+
+    def __init__(self, monkeypatch):
+        self.files, self.names, self.lacking = set(), {}, []
+        self._replace = os.replace
+        monkeypatch.setattr(os, "fsync", self.sync)
+        monkeypatch.setattr(os, "replace", self.rename)
+
+    def sync(self, descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_dir():
+            self.names[path] = {entry.name for entry in path.iterdir()}
+        else:
+            self.files.add(path)
+
+    def rename(self, source, target, **folders):
+        if re.fullmatch(r"\d{6}-\d-\w+\.safetensors", target):
+            checkpoints = Path(os.readlink(f"/proc/self/fd/{folders['dst_dir_fd']}"))
+            self.lacking.append(self.missing(checkpoints, int(target[:6])))
+        self._replace(source, target, **folders)
+
+    def missing(self, checkpoints, rounds):
+        """Return what the disk lacks of a checkpoint's folder and of the files that it refers to."""
+        run = checkpoints.parent
+        states = {path for path in run.glob("clients/*/*.safetensors") if int(path.stem) < rounds}  # not the next one's
+        files = {run / "metrics.jsonl", *states}
+        paths = {checkpoints, *files, *(folder for file in files for folder in file.parents)}
+        paths -= {run.parent.parent, *run.parent.parent.parents}  # were there before
+        return {path for path in paths if path.name not in self.names.get(path.parent, ())} | (states - self.files)
+
+
+@pytest.mark.parametrize("plugins", [(), ("moon",)], ids=str)
+def test_all_that_a_checkpoint_refers_to_is_on_the_disk_before_it(go, tmp_path, monkeypatch, plugins):
+    disk = Disk(monkeypatch)
+    go(*plugins, rounds=3, clients=6, participation=0.5, out=tmp_path / "runs" / "run")
+    assert disk.lacking == [set()] * 4  # of three rounds and the end
 
 
 @pytest.mark.parametrize("phase", ["train", "post_train", "done"])

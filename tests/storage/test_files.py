@@ -39,10 +39,23 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_the_name_is(tmp_p
     assert disk == [("rename", "b")]
 
 
-def test_metrics_are_on_the_disk_when_it_is_asked_for(tmp_path, disk):
+def test_a_file_is_on_the_disk_with_its_name_when_it_is_asked_for(tmp_path, disk):
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     files.sync_inside(tmp_path / "metrics.jsonl", inside=tmp_path)
-    assert disk == [("sync", "metrics.jsonl")]
+    assert disk == [("sync", "metrics.jsonl"), ("sync", tmp_path.name)]
+
+
+def test_the_names_of_new_folders_are_on_the_disk(tmp_path, disk):
+    folders = [tmp_path / "a" / "b", tmp_path / "a"]
+    assert files.make_folders(folders[0]) == folders
+    assert sorted(disk) == sorted([("sync", "a"), ("sync", tmp_path.name)])
+    disk.clear()
+    assert files.make_folders(folders[0]) == []
+    files.write_text(tmp_path / "a" / "c" / "d" / "x", "", inside=tmp_path / "a")
+    assert disk[:2] == [("sync", "a"), ("sync", "c")]
+    disk.clear()
+    files.sync_folders(tmp_path / "a" / "c" / "d", inside=tmp_path / "a")
+    assert disk == [("sync", "d"), ("sync", "c"), ("sync", "a")]
 
 
 def test_an_error_in_the_middle_leaves_the_old_file_and_no_other(tmp_path):
