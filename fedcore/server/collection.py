@@ -48,24 +48,26 @@ class Collector:
         self.plugin_seconds: dict[str, float] = {}
         self._losses: list[tuple[int, Mapping[str, float]]] = []
 
-    def take(self, task: ClientTask, outcome: Outcome) -> None:
-        """Accept one outcome, or record why not; a rejected update changes nothing.
+    def take(self, task: ClientTask, outcome: Outcome) -> bool:
+        """Accept one outcome, or record why not; returns whether it was accepted. A rejected update changes nothing.
 
         An update that makes a hook raise is rejected too, so that no client can stop the run.
         """
-        began = time.perf_counter()
+        began, accepted = time.perf_counter(), False
         if isinstance(outcome, ClientFailure):
             self._current.fail(task.client, outcome.kind, outcome.message)
         else:
             try:
                 with self._undone_on_error():
                     self._accept(task, outcome)
+                accepted = True
             except (RejectUpdate, PluginCallError) as error:
                 if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
                     traceback.print_exc()
                 kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
                 self._current.fail(task.client, kind, str(error))
         self.seconds += time.perf_counter() - began
+        return accepted
 
     def _undone_on_error(self) -> AbstractContextManager[None]:
         """Undo what plugins write about an update inside the block if it raises."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore.client.messages import ClientFailure
 from fedcore.server.aggregation import aggregate, require_enough
 from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.cohort import train_cohort
@@ -53,9 +52,9 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         sent = time.perf_counter()
         collector = Collector(current)
         for task, outcome in train_cohort(current, broadcasts):
-            collector.take(task, outcome)
+            accepted = collector.take(task, outcome)
             if notify is not None:
-                notify("client", {"client": task.client, "failed": isinstance(outcome, ClientFailure)})
+                notify("client", {"client": task.client, "failed": not accepted})
         trained = time.perf_counter()
         require_enough(current)
         if current.accepted:

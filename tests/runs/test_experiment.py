@@ -662,6 +662,31 @@ def test_notify(go):
     assert events == ["start", *["client"] * 4, "round", *["client"] * 4, "round", "done"]
 
 
+def test_notify_counts_every_client_that_gave_nothing_as_failed(go):
+    """One is rejected by the server, one diverges, one fails in training."""
+
+    class Refuses(Plugin):
+        @hookimpl
+        def begin_local(self, client):
+            if client.id == 3:
+                raise ValueError("no power")
+
+        @hookimpl
+        def pre_aggregate(self, update):
+            if update.client == 0:
+                raise RejectUpdate("no")
+
+    failed = {}
+
+    def note(event, details):
+        if event == "client":
+            failed[details["client"]] = details["failed"]
+
+    result = go(Refuses, NanUpdate, notify=note)
+    assert failed == {0: True, 1: False, 2: True, 3: True}
+    assert len(lines(result)[0]["failures"]) == 3
+
+
 def test_a_broken_client_process_is_told_with_its_plugin(go):
     """A contract error on a client ends the run, with the same words from a worker process."""
     told = []
