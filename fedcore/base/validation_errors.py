@@ -17,15 +17,17 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) ->
         name = "--" + path[0].replace("_", "-") if flags and path else ".".join(path)
         if flags and path[:1] == ["system"]:
             name = " ".join([name, *path[1:]])
-        message = problem["msg"].removeprefix("Value error, ")
-        message = message[0].lower() + message[1:]
-        given = (
-            ""
-            if problem["type"] == "value_error" or isinstance(problem["input"], dict)
-            else f" (given: {_short(problem['input'])})"
-        )
+        message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        says_what = problem["type"] == "value_error" and message  # with the value, where that helps
+        message = lower_first(message) or "a validator refuses it and gives no reason"
+        given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"
         lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}")
     return "\n".join(lines)
+
+
+def lower_first(text: str) -> str:
+    """Return a sentence as it stands after a colon."""
+    return text[:1].lower() + text[1:]
 
 
 def _short(value: Any) -> str:

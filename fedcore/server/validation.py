@@ -16,6 +16,7 @@ from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.base.validation_errors import lower_first
 from fedcore.client.messages import ClientResult, ClientTask, unpack_update
 from fedcore.data import Partition
 from fedcore.hooks.setup import Setup
@@ -260,7 +261,7 @@ def _parsed(model: type[Model], value: Any, what: str) -> Model:
         where = "".join(f" {part}" for part in first["loc"][:3])
         given = "" if first["type"] == "missing" else f" (given: {_short(first['input'])})"
         problem = first["msg"].partition(" or instance of ")[0]  # of a class that no client knows
-        raise RejectUpdate(f"{what}:{where}: {problem[0].lower()}{problem[1:]}{given}") from None
+        raise RejectUpdate(f"{what}:{where}: {lower_first(problem)}{given}") from None
 
 
 def _unexpected(task: ClientTask, name: str, value: Any, expected: str) -> RejectUpdate:

@@ -4,9 +4,11 @@ import inspect
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError, field_validator
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.validation_errors import describe
 from fedcore.cli import data, options, training
 from fedcore.cli.settings import build_config, set_options
 
@@ -105,3 +107,34 @@ def test_an_unknown_option_in_the_file(file: Path) -> None:
     file.write_text("alhpa: 0.1\n", encoding="utf-8")
     with pytest.raises(UnknownNameError, match=r"'alhpa'. Did you mean 'alpha'\? \(in .*run.yaml\)"):
         build_config({}, file, [])
+
+
+class Terse(BaseModel):
+    mu: float = 0.0
+    steps: int = 1
+    tau: float = 0.0
+
+    @field_validator("mu")
+    @classmethod
+    def _check_mu(cls, value):
+        raise ValueError
+
+    @field_validator("steps")
+    @classmethod
+    def _check_steps(cls, value):
+        raise AssertionError  # as `assert value > 1` does without pytest
+
+    @field_validator("tau")
+    @classmethod
+    def _check_tau(cls, value):
+        raise ValueError("Only 0 is meant")
+
+
+def test_a_validator_that_gives_no_reason_is_said_to_give_none():
+    with pytest.raises(ValidationError) as caught:
+        Terse(mu=2, steps=1, tau=3)
+    assert describe(caught.value, flags=False).splitlines() == [
+        "mu: a validator refuses it and gives no reason (given: 2)",
+        "steps: a validator refuses it and gives no reason (given: 1)",
+        "tau: only 0 is meant",
+    ]
