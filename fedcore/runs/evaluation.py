@@ -181,7 +181,7 @@ class Evaluator:
 
     def _samples(self, task: ClientTask) -> dict[str, int]:
         """Return how many samples a client has for each protocol that its task asks for."""
-        held_out, test = len(self.federation.partition.test[task.client]), len(self.federation.dataset.test)
+        held_out, test = self.federation.partition.test.size(task.client), len(self.federation.dataset.test)
         sizes = {name: held_out if PROTOCOLS[name].held_out else test for name in task.meta["protocols"]}
         return {protocol: sizes[protocol] for protocol in sizes if sizes[protocol]}
 

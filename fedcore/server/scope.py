@@ -18,12 +18,11 @@ from fedcore.data import Dataset, Partition
 from fedcore.engines.protocol import Engine
 from fedcore.hooks.setup import Setup
 from fedcore.server.state import Ledger, ServerState
-from fedcore.server.system import SimulatedOutcome, Simulator
+from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
 from fedcore.server.validation import UpdateValidator
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.state import States
 
-UNREACHED = "could not be reached when the round began"
 IGNORED = ("repeated", "unasked")
 MESSAGE_LENGTH = 1000
 Phase = Literal["select_clients", "begin_round", "round", "aggregate", "post_train", "evaluation", "report"]

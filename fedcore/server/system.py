@@ -18,6 +18,9 @@ from fedcore.base.system_options import SystemOptions
 from fedcore.client.messages import FailureKind
 from fedcore.server.arrivals import Arrivals
 
+UNREACHED = "could not be reached when the round began"
+"""Message of the failures ``unavailable``."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutcome:
@@ -87,7 +90,7 @@ class Simulator:
         unit, everything = self._config.local_work
         everything = everything if epochs is None else epochs
         if not self.reachable(round, client):
-            return SimulatedOutcome(0, 0.0, ("unavailable", "could not be reached when the round began"))
+            return SimulatedOutcome(0, 0.0, ("unavailable", UNREACHED))
         latency = -options.latency * math.log1p(-self._uniform("latency", round, client)) if options.latency else 0.0
         completed, pace = everything, self._unit_seconds(client)
         if self._happens(options.stragglers, "straggler", round, client):

@@ -115,7 +115,7 @@ def compare(
     :param round: compare after so many rounds, unfinished runs included; default at the end of finished runs.
     :param by_client: show how the accuracy is spread over the clients, for a protocol that these measure.
     :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another: the same
-        settings and seed twice, or dealt to different clients.
+        settings and seed twice, or split among the clients otherwise.
     """
     fields = [field(name) for name in by]
     if protocol not in PROTOCOLS:
@@ -190,7 +190,7 @@ def _block(
         accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
         difference = None
         if reference is not None and label != chosen:
-            # Runs whose samples were dealt otherwise are no pairs, even with the same seed.
+            # Runs whose samples were split otherwise are no pairs, even with the same seed.
             pairs = {s: _at(r, protocol, round).accuracy for s, r in reference.items() if _same_clients(r, runs.get(s))}
             difference = paired_difference(accuracy, pairs, confidence)
             if difference is None:
@@ -235,12 +235,12 @@ def _over_clients(runs: Iterable[RunRecord], protocol: str, round: int | None) -
 
 
 def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:
-    """Refuse runs that say they deal the same way with the same seed, but whose clients hold other samples."""
-    dealt: dict[str, RunRecord] = {}
+    """Refuse runs that say they split the same way with the same seed, but whose clients hold other samples."""
+    splits: dict[str, RunRecord] = {}
     for runs in rows.values():
         for run in runs.values():
             values = settings(run.config)
-            other = dealt.setdefault(key([values[name] for name in (*PARTITION_OPTIONS, "seed")]), run)
+            other = splits.setdefault(key([values[name] for name in (*PARTITION_OPTIONS, "seed")]), run)
             if not _same_clients(other, run):
                 raise ConfigError(
                     f"{other.path} and {run.path} have the same settings and seed, but their clients hold different "

@@ -15,7 +15,7 @@ from fedcore_study.compare.records import RunRecord
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that share all settings but the rows' own and the seed, and the training labels they were dealt.
+    """Runs that share all settings but the rows' own and the seed, and the training labels that were split.
 
     :param settings: those in which groups differ. ``rows`` are the runs by label.
     """

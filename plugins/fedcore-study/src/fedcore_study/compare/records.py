@@ -39,7 +39,7 @@ class Evaluation:
 class RunRecord:
     """One run's records.
 
-    :param partition: hash of who holds which samples; ``labels`` that of the training labels they were dealt from.
+    :param partition: hash of who holds which samples; ``labels`` that of the training labels they were split by.
     :param rounds: lines of metrics.jsonl, one per round. ``summary`` is None before the run is finished.
     :param sessions: lines of sessions.jsonl, one per process that trained it.
     """
