@@ -16,6 +16,7 @@ from fedcore.hooks.setup import Setup
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import HOW_TO_CHANGE, ConfigFile
+from fedcore.runs.training import out_of_patience
 from fedcore.server.state import ServerState
 from fedcore.storage.files import TEMPORARY
 
@@ -57,7 +58,7 @@ class OpenedRun:
         """
         state = recover(self.directory, note, self.check)
         if state is None or not {"rounds", "patience"}.intersection(self.changes):
-            return state
+            return state and self._in_phase(state)
         rounds = self.config.rounds
         if rounds < state.round:
             raise RunDirectoryError(f"--rounds {rounds}: {self.directory.path} has had {state.round} rounds already")
@@ -72,6 +73,13 @@ class OpenedRun:
             )
         self.directory.reopen_finished()
         return replace(state, phase="train")
+
+    def _in_phase(self, state: ServerState) -> ServerState:
+        """Return a state in the phase that rounds and patience put it in, which may have changed since it was saved."""
+        if state.phase == "train" and state.round >= self.config.rounds:
+            return replace(state, phase="post_train")
+        ended = state.round >= self.config.rounds or out_of_patience(self.config, state)
+        return replace(state, phase="train") if state.phase == "post_train" and not ended else state
 
     def record_changes(self, state: ServerState) -> None:
         """Write the options that take other values from here on, and what they were, into config.yaml."""

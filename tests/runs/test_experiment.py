@@ -342,6 +342,42 @@ def test_a_directory_that_was_moved_away_is_not_made_again(tmp_path):
     assert not config.out.exists()
 
 
+def test_a_run_of_more_rounds_that_is_stopped_in_the_first_of_them_goes_on_to_the_last(go, tmp_path):
+    def stop(event, details):
+        if event == "client":
+            raise KeyboardInterrupt
+
+    out = go("moon", rounds=2, out=tmp_path / "run").directory
+    with pytest.raises(Interrupted):
+        resume(out, changes={"rounds": 4}, notify=stop)
+    longer, whole = resume(out), go("moon", rounds=4)
+    assert (model_bytes(longer), lines(longer)) == (model_bytes(whole), lines(whole))
+
+
+def test_a_run_of_fewer_rounds_that_is_stopped_at_its_end_trains_no_more(go, tmp_path):
+    """It has had as many rounds as it is to have, and its checkpoint is of a run that was to have more."""
+
+    def stop(event, details):
+        if event == "round" and details["round"] == 1:
+            raise KeyboardInterrupt
+
+    class StopsAtTheEnd(Plugin):
+        stops = True
+
+        @hookimpl
+        def post_train(self, server):
+            if StopsAtTheEnd.stops:
+                StopsAtTheEnd.stops = False
+                raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        go(StopsAtTheEnd, rounds=4, notify=stop, out=out)
+    with pytest.raises(Interrupted):
+        resume(out, changes={"rounds": 2}, allow_code=True)
+    assert resume(out, allow_code=True).summary["rounds"] == 2
+
+
 def test_resume_of_a_finished_run(go, stopping):
     before = model_bytes(stopping)
     again = resume(stopping.directory, allow_code=True)
