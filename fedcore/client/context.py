@@ -21,6 +21,7 @@ from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import match
 from fedcore.models import SplitModel
+from fedcore.models.modes import evaluating
 from fedcore.storage.state import State
 
 
@@ -96,10 +97,8 @@ class SessionContext(ClientContext):
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data, model = self._session.data, model or self.model
         self._session.depends_on.add("batch")
-        was_training = model.training
-        model.eval()
-        outputs = all_outputs(model, data, indices)
-        model.train(was_training)
+        with evaluating(model):
+            outputs = all_outputs(model, data, indices)
         labels = data.labels if indices is None else data.labels[indices]
         return outputs.features, outputs.logits, labels
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedcore.base.types import Tensors
 from fedcore.data.samples import ClientData
 from fedcore.models import Outputs, SplitModel
+from fedcore.models.modes import evaluating
 from fedcore.models.placement import forward_chunk
 
 MeanLoss = Callable[[Outputs, Tensor], Tensor]
@@ -34,9 +35,7 @@ def mean_gradients(
     order = order.to(data.labels.device)
     own = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if name in names}
     total = {name: torch.zeros_like(p, requires_grad=False) for name, p in own.items()}
-    was_training = model.training
-    model.eval()
-    with torch.enable_grad():
+    with evaluating(model), torch.enable_grad():
         for part in order.split(max(100, forward_chunk(order.device) // 8)):
             outputs = Outputs(*functional_call(model, own, (data.inputs(part),)))
             value = loss(outputs, data.labels[part]) * (len(part) / len(order))
@@ -44,5 +43,4 @@ def mean_gradients(
             for name, gradient in zip(own, found):
                 if gradient is not None:
                     total[name].add_(gradient)
-    model.train(was_training)
     return total

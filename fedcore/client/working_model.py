@@ -13,37 +13,13 @@ from fedcore.base.types import Tensors
 from fedcore.client.frozen import FrozenModel
 from fedcore.hooks.setup import Setup
 from fedcore.models import has_batch_norm
+from fedcore.models.modes import Modes
 from fedcore.models.placement import Placement
 
 CORE = "fedcore"
 """Namespace of the core in a client's state, beside those of the plugins."""
 
 _PREVIOUS, _PERSONAL = "previous.", "personal."
-
-
-class Modes:
-    """Switches one model, whose modules stay the same, as ``model.train`` does."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        modules = list(model.modules())
-        self._attributes = [vars(module) for module in modules]
-        # A module may do more than set its flag: LoRA's layers merge their weights.
-        self._plain = not any(_has_own_switch(module) for module in modules)
-
-    def switch(self, *, training: bool) -> None:
-        """Set the mode of all modules."""
-        if self._plain:
-            for attributes in self._attributes:
-                attributes["training"] = training  # past nn.Module.__setattr__, which takes ten times as long
-        else:
-            self._model.train(training)
-
-
-def _has_own_switch(module: nn.Module) -> bool:
-    kind = type(module)
-    replaced = kind.train is not nn.Module.train or kind.eval is not nn.Module.eval
-    return replaced or not {"train", "eval"}.isdisjoint(vars(module))
 
 
 class WorkingModel:

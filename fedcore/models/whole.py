@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import ConfigError
+from fedcore.models.modes import evaluating
 from fedcore.models.split import SplitModel
 
 HINT = "return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer"
@@ -55,17 +56,15 @@ def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: t
         outputs.append((module, output))
 
     handles = [layer.register_forward_hook(keep) for layer in layers]
-    was_training = network.training
     try:
-        with torch.no_grad():
-            found: Tensor | Any = network.eval()(torch.zeros(1, *input_shape))
+        with torch.no_grad(), evaluating(network):
+            found: Tensor | Any = network(torch.zeros(1, *input_shape))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(
             f"model {name!r} does not take samples of shape {input_shape}: {error}. A network for other than "
             f"floating-point tensors has to be split: {HINT}"
         ) from error
     finally:
-        network.train(was_training)
         for handle in handles:
             handle.remove()
     if not outputs or outputs[-1][1] is not found:

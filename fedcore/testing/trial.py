@@ -78,14 +78,16 @@ class Trial:
         settings: dict[str, Any] | None = None,
         notify: Notify | None = None,
         engine: str | Callable[[WorkerSpec], Engine] | None = None,
+        findings: list[Finding] | None = None,
         **options: Any,
     ) -> RunResult:
         """Run the plugin with :data:`RUN` and ``options``, which override it.
 
         :param others: plugins after this one; ``before``: plugins before it.
         :param settings: the plugin's own options.
+        :param findings: watch every hook, and add what it does wrong.
         """
-        own: Choice = (self.name, settings or {})
+        own: Choice = (self.name if findings is None else watched(self.target, findings), settings or {})
         run = {**RUN, **self.needs, **options}
         return federate(self.folder, *before, own, *others, notify=notify, engine=engine, **run)
 
@@ -106,11 +108,7 @@ class Trial:
         error: Exception | None = None
         before = shared_places(self.target)
         try:
-            result = federate(
-                self.folder,
-                watched(self.target, findings),
-                **{**RUN, **self.needs, "model": f"{HERE}with_batch_norm", "participation": 1.0},
-            )
+            result = self.run(findings=findings, model=f"{HERE}with_batch_norm", participation=1.0)
             problem = failures(result)
             error = FedcoreError(problem) if problem else None
         except Exception as raised:  # whatever a plugin does is a finding

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from fedcore import Plugin, PluginContractError, PluginOptions, hookimpl
 from fedcore.hooks.contexts import ClientContext
-from fedcore.testing import PersonalClassifier, federate, linear, with_batch_norm
+from fedcore.testing import PersonalClassifier, federate, linear, weights, with_batch_norm
+from fedcore.testing.problems import with_fixed_layers
 
 FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16, "rounds": 1, "clients": 1}
 
@@ -88,6 +89,43 @@ def test_a_step_along_the_gradient_lowers_the_loss(tmp_path):
         assert loss() < before
 
     federate(tmp_path, looking(begin=check), **FEW)
+
+
+class FreezesTheEncoder(Plugin):
+    @hookimpl
+    def begin_local(self, client):
+        client.freeze(["encoder.*"])
+
+
+class Looks(Plugin):
+    """Looks at the model in every step and changes nothing."""
+
+    @hookimpl
+    def local_loss(self, step):
+        before = {name: module.training for name, module in step.model.named_modules()}
+        step.client.forward(step.indices)
+        step.client.gradients(step.indices)
+        assert {name: module.training for name, module in step.model.named_modules()} == before
+
+
+@pytest.mark.parametrize(("others", "model"), [((), with_fixed_layers), ((FreezesTheEncoder,), with_batch_norm)])
+def test_who_looks_at_a_model_with_a_frozen_part_changes_nothing(tmp_path, others, model):
+    plain = weights(federate(tmp_path, *others, model=model, **FEW))
+    looked = weights(federate(tmp_path, *others, Looks, model=model, **FEW))
+    assert all(torch.equal(tensor, looked[name]) for name, tensor in plain.items())
+
+
+def test_a_loss_that_raises_leaves_the_model_as_it_was(tmp_path):
+    def check(client: ClientContext) -> None:
+        def fails(outputs, labels):
+            raise ArithmeticError
+
+        client.model.train()
+        with pytest.raises(ArithmeticError):
+            client.gradients(loss=fails)
+        assert all(module.training for module in client.model.modules())
+
+    federate(tmp_path, looking(end=check), **FEW)
 
 
 def test_a_network_is_a_copy_with_other_weights(tmp_path):

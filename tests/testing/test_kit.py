@@ -193,6 +193,11 @@ def forgets_training_mode(self, step):
     step.model.eval()
 
 
+def looks_and_switches_back(self, step):
+    step.model.eval()
+    step.model.train()
+
+
 def notes_too_late(self, client):
     client.scratch["previous"] = client.id
 
@@ -618,6 +623,7 @@ DEFECTS = [
     ("trains", ForgetsOne, "'classifier.bias' is missing"),
     ("encoding_saves_bytes", EncodesWide, "those of FedAvg"),
     ("works_with_a_frozen_backbone", broken(pre_upload=sends_every_parameters_norm), "KeyError"),
+    ("works_with_a_frozen_backbone", broken(observe=looks_and_switches_back), "backbone from eval to training"),
     ("works_with_partial_participation", broken(server_step=expects_everybody), "1 of 3 updates"),
     ("absent_classes_are_not_averaged_as_zeros", AveragesZeros, "divided by the number of clients"),
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.testing.checks.base import NotApplicable, check
 from fedcore.testing.engines import Listening
 from fedcore.testing.federation import initial_weights, weights
+from fedcore.testing.findings import Finding, Rule
 from fedcore.testing.problems import few_digits
 from fedcore.testing.trial import HERE, Trial, failures
 
@@ -47,13 +48,18 @@ def check_works_with_absent_classes(trial: Trial) -> None:
     _require_trains(trial, clients=4, partition=f"{HERE}halves")
 
 
-@check("go over the names of update.model or server.trainable; what configure_model left without gradients is in none.")
+@check(
+    "go over the names of update.model or server.trainable, in neither of which is what has no gradients, and look at "
+    "the model through client.forward: model.train() switches frozen layers, too."
+)
 def check_works_with_a_frozen_backbone(trial: Trial) -> None:
     """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""
-    model = f"{HERE}with_fixed_layers"
-    result = trial.run(model=model, participation=1.0)
+    findings: list[Finding] = []
+    result = trial.run(model=f"{HERE}with_fixed_layers", participation=1.0, findings=findings)
     problem = failures(result)
     assert not problem, problem
+    changed = [f"hook {finding.hook} {finding.what}" for finding in findings if finding.rule is Rule.MODEL]
+    assert not changed, "; ".join(changed[:4])
     initial, final = initial_weights(RunDirectory(result.directory).read_config()), weights(result)
     for name in ("1.weight", "2.running_mean"):
         whole = f"encoder.base.backbone.{name}"
