@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from fedcore.base.errors import PluginCallError, PluginContractError, RejectUpdate
-from fedcore.base.tensors import bytes_of
+from fedcore.base.tensors import bytes_of, clone, memory_of
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.hooks.plugin import Plugin
@@ -96,8 +99,7 @@ class Collector:
                 update.payload.get(plugin.name, {}).clear()
         self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it
         for plugin_name, names in self._owners.items():
-            own = {name: update.model[name] for name in names}
-            self.kept[plugin_name].append(replace(update.scoped(plugin_name), model=own))
+            self.kept[plugin_name].append(_kept(update.scoped(plugin_name), names))
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
         current.weights[task.client] = weight
@@ -137,3 +139,16 @@ class Collector:
             / sum(n for n, losses in self._losses if name in losses)
             for name in names
         }
+
+
+def _kept(update: ClientUpdate, names: Iterable[str]) -> ClientUpdate:
+    """Return the part of an update that its owner aggregates, in memory of its own where the whole update is larger.
+
+    Tensors of workers are parts of one buffer, which is not free as long as one of them is kept.
+    """
+    model = {name: update.model[name] for name in names}
+    # Hooks may have put other values beside what the client sent.
+    sent = {n: t for n, t in update.payload.items() if isinstance(t, Tensor) and t.layout == torch.strided}
+    if memory_of([*model.values(), *sent.values()]) <= 2 * (bytes_of(model) + bytes_of(sent)):
+        return replace(update, model=model)
+    return replace(update, model=clone(model), payload={**update.payload, **clone(sent)})

@@ -73,7 +73,6 @@ TESTED_BY = {
         "runs/trackers/scalars.py",
         "testing/trackers.py",
     ],
-    "server/test_cohort.py": ["server/collection.py"],
     "server/test_system.py": ["runs/participation.py"],
     "testing/test_analytic.py": [
         "testing/federation.py",
