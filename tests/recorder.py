@@ -1,6 +1,7 @@
 """CUDA graphs played on the CPU: the operations of a step, done again on the very tensors that they were done on."""
 
 from contextlib import contextmanager, nullcontext
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class CpuRecorder:
 
     def __init__(self):
         self.recorded = self.launched = self.branched = 0
+        self.kept = WeakSet()  # the graphs that somebody may launch again
 
     def running(self):
         return nullcontext()
@@ -82,6 +84,7 @@ class CpuRecorder:
                             _redo(func, args, kwargs, out)
             launches.append(None)
 
+        self.kept.add(launch)
         return launch
 
 

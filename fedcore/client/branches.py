@@ -80,6 +80,7 @@ class Branches:
         combination = tuple(keys)
         launch = self._graphs.get(combination)
         if launch is None:
+            self._begin_round(steps[keys[0][0]].session)
             self._note(combination, SEEN)
         elif launch == SEEN:
             launch = self._record([(steps[lane], captured) for lane, captured in ready.items()])
@@ -90,6 +91,14 @@ class Branches:
                 steps[lane].session.losses.count(captured.losses)
             launch([steps[lane].stream for lane in ready])
         return set() if launch is None or isinstance(launch, str) else {*ready}
+
+    def _begin_round(self, session: LocalSession) -> None:
+        """Drop the graphs that no client of a session's round can take."""
+        self._graphs = {
+            combination: launch
+            for combination, launch in self._graphs.items()
+            if all(key.serves(session.round, session.lr) for _, key in combination)
+        }
 
     def _note(self, combination: Combination, launch: LaunchBranches | str) -> None:
         """Keep a graph, and drop the oldest of too many."""

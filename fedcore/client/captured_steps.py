@@ -2,10 +2,10 @@
 
 A replay runs no Python, so a graph may be replayed only where the hooks would do the same again.
 :class:`fedcore.client.loop.BatchStep` therefore records whether hooks read the round, the epoch, the client or the
-batch. A graph is valid for the whole run, for one round, or for one client's session, according to what they read. A
-step whose hooks read the batch is never captured, and neither is one that rebinds tensors of the client's ``scratch``
-or ``state`` (updates in place are fine). The first step of a kind runs eagerly, which also warms the libraries up; the
-second is captured.
+batch. A graph is valid while the learning rate stays the same, for one round, or for one client's session, according to
+what they read. A step whose hooks read the batch is never captured, and neither is one that rebinds tensors of the
+client's ``scratch`` or ``state`` (updates in place are fine). The first step of a kind runs eagerly, which also warms
+the libraries up; the second is captured.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Key(NamedTuple):
     round: int | None
     epoch: int | None
 
+    def serves(self, round: int, lr: float) -> bool:
+        """Return whether a client of a round, with its learning rate, can take the step."""
+        return self.kind.lr == lr and self.round in (None, round)
+
 
 def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
     """Return whether training steps are captured: on CUDA, where all batches of one size have the same shapes."""
@@ -91,9 +95,14 @@ class StepGraphs:
         self._looks: dict[Kind, list[frozenset[str]]] = {}
         self._refused: set[Kind] = set()
 
-    def begin_round(self, round: int) -> None:
-        """Drop the steps that were captured for an earlier round."""
-        self._steps = {key: step for key, step in self._steps.items() if key.round in (None, round)}
+    def begin_round(self, round: int, lr: float) -> None:
+        """Drop the steps that were captured for an earlier round or another learning rate; a graph holds memory.
+
+        :param lr: the round's, which all its clients have.
+        """
+        self._steps = {key: step for key, step in self._steps.items() if key.serves(round, lr)}
+        self._looks = {kind: looks for kind, looks in self._looks.items() if kind.lr == lr}
+        self._refused = {kind for kind in self._refused if kind.lr == lr}
 
     def forget(self, session: LocalSession) -> None:
         """Drop the steps of a session that has ended, or whose frozen outputs and momentum are allocated again."""

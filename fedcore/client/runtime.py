@@ -190,8 +190,8 @@ class ClientRuntime:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             del self._sessions[key]  # abandoned in an earlier round
         self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
-        if self.graphs:
-            self.graphs.begin_round(task.round)
+        if self.graphs and shared is not None:
+            self.graphs.begin_round(task.round, shared.lr)
         session = self._session(task, shared)
         session.start_from(chosen_starts(session, self.setup))
         session.prepare_training()

@@ -53,6 +53,20 @@ def test_only_so_many_combinations_are_kept(tmp_path, monkeypatch):
     assert recorder.launched
 
 
+def test_branches_of_earlier_learning_rates_are_not_kept(tmp_path, monkeypatch):
+    recorder, kept = CpuRecorder(), []
+
+    def notify(event, details):
+        if event == "round":
+            kept.append(len(recorder.kept))
+
+    options = {**ALIKE, "clients": 2, "rounds": 6, "lr_decay": 0.9}
+    side_by_side(tmp_path, monkeypatch, lanes=2, recorder=recorder, notify=notify, **options)
+    in_lanes = kept[options["rounds"] :]  # behind the run of one client after the other
+    assert len(set(in_lanes)) == 1
+    assert in_lanes[0] > 0
+
+
 def test_a_step_is_eager_then_captured_then_seen_together_and_then_a_branch(tmp_path, monkeypatch):
     lanes, _, recorder = side_by_side(tmp_path, monkeypatch, lanes=2, **{**ALIKE, "clients": 2, "rounds": 1})
     sizes = partition_of(lanes).train.sizes.tolist()

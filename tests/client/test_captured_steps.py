@@ -130,6 +130,26 @@ def test_options_are_captured(both, options):
     assert_same(captured, plain)
 
 
+SCHEDULES = [{}, {"lr_decay": 0.99}, {"lr_schedule": "cosine"}, {"lr_schedule": "step", "lr_step_rounds": 3}]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=["constant", "decay", "cosine", "step"])
+@pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
+def test_graphs_of_earlier_learning_rates_are_not_kept(go, monkeypatch, plugins, schedule):
+    """On CUDA each holds memory of its own."""
+    recorder, kept = CpuRecorder(), []
+
+    def notify(event, details):
+        if event == "round":
+            kept.append(len(recorder.kept))
+
+    options = {**RUN, "rounds": 8, "local_epochs": 2, "participation": 1.0, "clients": 2, "partition": "iid"}
+    with captured_on_cpu(monkeypatch, recorder):
+        go(*plugins, notify=notify, **{**options, **schedule})
+    assert recorder.recorded >= (8 if len(schedule) == 1 else 2)
+    assert set(kept) == {2}, "for full batches, and for the last one of an epoch"
+
+
 class Waits(Plugin):
     @hookimpl
     def local_loss(self, step):
