@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -140,7 +140,7 @@ class ClientRuntime:
         meta["plugin_seconds"] = spent
 
     def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
-        self._sessions.pop(task.session or "", None)
+        self._end(self._sessions.pop(task.session or "", None))
         if kind == "raised" and os.environ.get("FEDCORE_DEBUG"):
             traceback.print_exc()
         return ClientFailure(task.id, kind, message)
@@ -188,23 +188,25 @@ class ClientRuntime:
 
     def _fit_begin(self, task: ClientTask, shared: SharedPayload | None) -> Work:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
-            del self._sessions[key]  # abandoned in an earlier round
+            self._end(self._sessions.pop(key))  # abandoned in an earlier round
         self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
         if self.graphs and shared is not None:
             self.graphs.begin_round(task.round, shared.lr)
         session = self._session(task, shared)
-        session.start_from(chosen_starts(session, self.setup))
-        session.prepare_training()
-        return (yield from self._fit(task, session, 0))
+        with self._training(session):
+            session.start_from(chosen_starts(session, self.setup))
+            session.prepare_training()
+            return (yield from self._fit(task, session, 0))
 
     def _fit_resume(self, task: ClientTask, shared: SharedPayload | None) -> Work:
         session = self._sessions.get(task.session or "")
         if session is None or not session.is_paused:
             raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
-        session.resume(task.tensors)
-        if self.graphs:
-            self.graphs.forget(session)
-        return (yield from self._fit(task, session, int(task.meta["epoch"])))
+        with self._training(session):
+            session.resume(task.tensors)
+            if self.graphs:
+                self.graphs.forget(session)
+            return (yield from self._fit(task, session, int(task.meta["epoch"])))
 
     def _fit(self, task: ClientTask, session: LocalSession, start: int) -> Work:
         stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
@@ -216,10 +218,27 @@ class ClientRuntime:
             names = {name for plugin in self.setup.breaks[stop] for name in self._exchanged(plugin)}
             return ClientResult(task.id, {name: weights[name] for name in sorted(names)}, {"paused": stop})
         self._sessions.pop(task.session or "", None)
-        if self.graphs:
-            self.graphs.forget(session)
-        with closing(session):
-            return self._finish(task, session)
+        return self._finish(task, session)
+
+    @contextmanager
+    def _training(self, session: LocalSession) -> Iterator[None]:
+        """Train in a block; unless it pauses at its end, the session is over, whatever ended it."""
+        try:
+            yield
+        finally:
+            if not session.is_paused:
+                self._end(session)
+
+    def _end(self, session: LocalSession | None) -> None:
+        if session is not None:
+            if self.graphs:
+                self.graphs.forget(session)
+            session.close()
+
+    def close(self) -> None:
+        """End the trainings that pause, when the run is over before they go on."""
+        while self._sessions:
+            self._end(self._sessions.popitem()[1])
 
     def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:
         if session.steps == 0:
@@ -278,7 +297,7 @@ class ClientRuntime:
             return ClientResult(task.id, {}, evaluate_client(session, self.dataset, held_out, task.meta))
 
     def _end_session(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
-        self._sessions.pop(task.session or "", None)
+        self._end(self._sessions.pop(task.session or "", None))
         return ClientResult(task.id)
 
     def _exchanged(self, plugin_name: str) -> list[str]:

@@ -33,6 +33,7 @@ class InProcessEngine:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._runtime = ClientRuntime(spec)
+        self._runtimes = [self._runtime]
         self._runtime.keep_updates_on_device()
         self.updates_on = self._runtime.updates_on
         self._shared: dict[str, SharedPayload] = {}
@@ -51,8 +52,10 @@ class InProcessEngine:
             yield task, self._runtime.handle(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
 
     def close(self) -> None:
-        """Drop the shared payloads."""
+        """Drop the shared payloads, and the clients that pause."""
         self._shared.clear()
+        for runtime in self._runtimes:
+            runtime.close()
 
 
 class Lane:
@@ -117,7 +120,7 @@ class LanesEngine(InProcessEngine):
     def __init__(self, spec: WorkerSpec, lanes: int) -> None:
         super().__init__(spec)
         self.workers = lanes
-        first, runtimes = self._runtime, [self._runtime]
+        first, runtimes = self._runtime, self._runtimes
         assert first.graphs is not None
         for _ in range(lanes - 1):
             runtimes.append(ClientRuntime(replace(spec, dataset=first.dataset), first.graphs.recorder))

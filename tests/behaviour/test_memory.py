@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedcore import ClientContext, Plugin, Step, hookimpl
+from fedcore.base.errors import FedcoreError
 from fedcore.client.runtime import ClientRuntime
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset
+from tests.exchanges import PausesOnce
 from tests.support import run
 
 HEAVY = (Dataset, ClientRuntime, LocalSession)
@@ -39,6 +42,79 @@ def heavy() -> dict[int, Any]:
 )
 def test_a_run_leaves_nothing_to_the_collector(no_collector: None, tmp_path: Path, plugins: tuple[str, ...]) -> None:
     before = heavy()
-    result = run(tmp_path, *plugins)
+    result = run(tmp_path, *plugins, local_epochs=2)
     assert result.metrics
+    assert [type(found).__name__ for key, found in heavy().items() if key not in before] == []
+
+
+class FailsInAStep(Plugin):
+    @hookimpl
+    def local_loss(self, step: Step) -> None:
+        if step.client.id % 2:
+            raise ArithmeticError
+
+
+class FailsAtTheEnd(Plugin):
+    @hookimpl
+    def end_local(self, client: ClientContext) -> None:
+        if client.id % 2:
+            raise ArithmeticError
+
+
+class FailsInTheBeginning(Plugin):
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        client.scratch["noted"] = True
+        if client.id % 2:
+            raise ArithmeticError
+
+
+class SendsNan(PausesOnce):
+    """Half of the clients send something unusable when they pause, so that their sessions are ended there."""
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> None:
+        assert not client.id % 2
+
+    @hookimpl
+    def observe(self, step: Step) -> None:
+        if step.client.id % 2:
+            step.model.classifier.bias.fill_(torch.nan)
+
+
+class FailsAfterThePause(PausesOnce):
+    @hookimpl
+    def observe(self, step: Step) -> None:
+        if step.epoch == 1 and step.client.id % 2:
+            raise ArithmeticError
+
+
+FAILING = [FailsInTheBeginning, FailsInAStep, FailsAtTheEnd, SendsNan, FailsAfterThePause]
+
+
+@pytest.mark.parametrize("failing", FAILING)
+def test_clients_that_fail_leave_no_session(no_collector: None, tmp_path: Path, failing: type[Plugin]) -> None:
+    """Each would hold the client's samples, and the models that its plugins read."""
+    before, alive = heavy(), []
+
+    def notify(event: str, details: Mapping[str, Any]) -> None:
+        if event == "round":
+            assert len(details["failures"]) == 3
+            found = [kept for key, kept in heavy().items() if key not in before]
+            alive.append(sum(isinstance(kept, LocalSession) for kept in found))
+
+    run(tmp_path, "moon", failing, clients=6, rounds=2, local_epochs=2, min_clients=1, notify=notify)
+    assert alive == [0, 0]
+
+
+class BreaksTheContract(PausesOnce):
+    @hookimpl
+    def mid_local_epoch(self) -> dict[int, Any]:
+        return {77: {}}
+
+
+def test_a_run_that_ends_while_clients_pause_leaves_nothing(no_collector: None, tmp_path: Path) -> None:
+    before = heavy()
+    with pytest.raises(FedcoreError, match="77"):
+        run(tmp_path, BreaksTheContract, local_epochs=2)
     assert [type(found).__name__ for key, found in heavy().items() if key not in before] == []
