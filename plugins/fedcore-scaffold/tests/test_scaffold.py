@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -138,9 +141,9 @@ def test_a_simulation_in_numpy(toy, weighting):
     near(weights(result)[W], w)
     for i in range(3):
         near(plugin_state(result, NAME, i)[W], own[i], 2e-5)
-    sizes = plugin_state(result, NAME).get("sizes", {"0": 1})
-    near(plugin_state(result, NAME)[f"c.{W}"] / np.mean(list(sizes.values())), c, 2e-5)
-    assert sizes == ({"0": 1} if weighting == "uniform" else {"0": 1, "1": 3, "2": 2})
+    sizes = plugin_state(result, NAME).get("sizes", torch.ones(3))
+    near(plugin_state(result, NAME)[f"c.{W}"] / sizes.double().mean(), c, 2e-5)
+    assert sizes.tolist() == ([1, 1, 1] if weighting == "uniform" else [1, 3, 2])
     assert np.abs(c).max() > 0.1
 
 
@@ -220,14 +223,57 @@ def test_c_is_the_mean_of_all_c_i(go, weighting, participation):
     names = [name.removeprefix("c.") for name in controls(result)]
     assert set(names) == {name for name, _ in result.model.named_parameters()}
     assert (len({tuple(line["cohort"]) for line in records(result)}) > 2) == (participation < 1)
-    sizes = {int(k): v for k, v in state.get("sizes", {}).items()}
-    assert (len(sizes) == 4) == (weighting == "samples")
+    assert ("sizes" in state) == (weighting == "samples")
+    sizes = state.get("sizes", torch.ones(4))
+    assert sizes.all()
     for name in names:
-        own = [plugin_state(result, NAME, i).get(name, torch.zeros(())).double() * sizes.get(i, 1) for i in range(4)]
+        own = [plugin_state(result, NAME, i).get(name, torch.zeros(())).double() * sizes[i] for i in range(4)]
         mean = sum(own) / 4
         scale = float(mean.abs().max())
         assert scale > 0
         near(state[f"c.{name}"] / scale, (mean / scale).numpy(), 1e-6)
+
+
+class Noted(UserDict):
+    """A state that notes what is read."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.read = []
+
+    def __getitem__(self, key):
+        self.read.append(key)
+        return super().__getitem__(key)
+
+    def add(self, key, tensor, *, weight):
+        self.data[key] = self.data.get(key, 0) + weight * tensor.double()
+
+
+def test_an_update_costs_the_same_however_many_clients_took_part():
+    """What the server notes of it is its own n_i; those of all clients are read once per round, and are a tensor."""
+    plugin, state = Scaffold(ScaffoldOptions()), Noted()
+    server = SimpleNamespace(state=state, num_clients=4, model={W: torch.zeros(2)}, trainable=[W])
+    for cohort in ({0: 5, 3: 7}, {1: 3, 3: 9}):
+        state.read.clear()
+        for client, samples in cohort.items():
+            update = SimpleNamespace(client=client, samples=samples, payload={W: torch.ones(2)})
+            plugin.accumulate(server=server, update=update)
+        assert state.read == []
+        server.accepted = list(cohort)
+        assert plugin.server_step(server=server, mean={}) is None
+    assert state.pop("sizes").tolist() == [5, 3, 0, 9]
+    assert list(state) == [f"c.{W}"]
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on():
+    state = Noted({"sizes": {"0": 5, "3": 7}, f"c.{W}": torch.full((2,), 12.0, dtype=torch.float64)})
+    model = {W: torch.zeros(2)}
+    server = SimpleNamespace(state=state, num_clients=4, model=model, trainable=[W], accepted=[1])
+    plugin = Scaffold(ScaffoldOptions())
+    assert plugin.broadcast(server=server)[W].tolist() == [2.0, 2.0]  # 12 over the mean of 5 and 7
+    plugin.accumulate(server=server, update=SimpleNamespace(client=1, samples=3, payload={}))
+    plugin.server_step(server=server, mean={})
+    assert state["sizes"].tolist() == [5, 3, 0, 7]
 
 
 def test_who_is_not_sampled_keeps_his_c_i(go):

@@ -71,8 +71,12 @@ class FedAMP(Plugin[FedAMPOptions]):
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Keep w_i in place of the client's earlier model."""
         check_tensors(update.payload, _shapes(server))
-        server.state[CLIENTS] = sorted({*server.state.get(CLIENTS, []), update.client})
         server.state.update({f"{update.client}:{name}": w for name, w in update.payload.items()})
+
+    @hookimpl
+    def server_step(self, server: ServerContext) -> None:
+        """Note who has a model here; once per round, as reading the list takes O(N)."""
+        server.state[CLIENTS] = sorted({*server.state.get(CLIENTS, []), *server.accepted})
 
 
 def _shapes(server: ServerContext) -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:

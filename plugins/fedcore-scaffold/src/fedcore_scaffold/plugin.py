@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from fedcore import (
 )
 from fedcore.functional import correction, linear_term, renewed_control
 from fedcore_scaffold.equations import server_update
+
+SIZES = "sizes"
 
 
 class ScaffoldOptions(PluginOptions):
@@ -88,8 +91,9 @@ class Scaffold(Plugin[ScaffoldOptions]):
         Weighted by samples, c = sum_i n_i c_i / sum_i n_i over all clients; the n_i of clients that have not taken
         part yet, whose c_i is 0, count as the mean of those that have.
         """
-        sizes = server.state.get("sizes", {})
-        scale = sum(sizes.values()) / len(sizes) if sizes else 1.0
+        sizes = _sizes(server)
+        seen = int(sizes.count_nonzero())
+        scale = int(sizes.sum()) / seen if seen else 1.0
         return {
             name: (server.state[f"c.{name}"] / scale).to(w.dtype)
             for name, w in server.model.items()
@@ -105,7 +109,7 @@ class Scaffold(Plugin[ScaffoldOptions]):
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add the change of c_i to c: c += (c_i+ - c_i) / N (Eq. 5, second half), N all clients, sampled or not."""
         if not self.uniform:
-            server.state["sizes"] = {**server.state.get("sizes", {}), str(update.client): update.samples}
+            server.state[f"n.{update.client}"] = update.samples  # until the round's end; reading all n_i takes O(N)
         share = (1.0 if self.uniform else update.samples) / server.num_clients
         check_changes(update.payload, server.model, server.trainable)
         for name, change in update.payload.items():
@@ -113,7 +117,22 @@ class Scaffold(Plugin[ScaffoldOptions]):
 
     @hookimpl
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Step towards the mean of the models (Eq. 5, first half); eta_g = 1 takes the mean itself."""
+        """Step towards the mean of the models (Eq. 5, first half); eta_g = 1 takes the mean itself. Note the n_i."""
+        if not self.uniform:
+            sizes = _sizes(server)
+            sizes[server.accepted] = torch.tensor([server.state.pop(f"n.{client}") for client in server.accepted])
+            server.state[SIZES] = sizes
         if self.options.server_lr == 1:
             return None
         return {name: server_update(server.model[name], m, self.options.server_lr) for name, m in mean.items()}
+
+
+def _sizes(server: ServerContext) -> Tensor:
+    """Return the n_i of the clients that have taken part, (N,) int64; 0 for the others."""
+    known = server.state.get(SIZES, {})
+    if isinstance(known, Tensor):
+        return known
+    sizes = torch.zeros(server.num_clients, dtype=torch.int64)
+    for client, samples in known.items():  # checkpoints of earlier versions
+        sizes[int(client)] = samples
+    return sizes
