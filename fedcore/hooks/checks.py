@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
@@ -161,6 +163,22 @@ def problem_with(hook: str, value: Any) -> str:
     return "" if fits(value) else f"returned {_describe(value)}, expected {expected} or None"
 
 
+def whole_numbers(values: Iterable[Any], plugin: str, hook: str) -> list[int]:
+    """Return what a hook returned as numbers; those of NumPy and torch are taken, too.
+
+    :raises PluginContractError: names the first that is none: ``int`` would cut 0.9 to 0.
+    """
+    numbers = []
+    for value in values:
+        plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        if not isinstance(plain, Integral) or isinstance(plain, bool):
+            raise PluginContractError.of(
+                plugin, f"returned {reprlib.repr(value)} as a number", hook=hook, expected="whole numbers"
+            )
+        numbers.append(int(plain))
+    return numbers
+
+
 def _tensors(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(k, str) and isinstance(t, Tensor) for k, t in value.items())
 
@@ -181,8 +199,12 @@ def _cohort(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 
 
-def _whole_numbers(value: Any) -> bool:
+def _several(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+
+
+def _patterns(value: Any) -> bool:
+    return isinstance(value, Collection) and _several(value) and all(isinstance(item, str) for item in value)
 
 
 def _module(value: Any) -> bool:
@@ -212,8 +234,8 @@ RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "pre_aggregate": _UPDATE,
     "pre_upload": _UPDATE,
     "select_clients": (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs"),
-    "local_epoch_breaks": (_whole_numbers, "a set of epochs"),
-    "personal_parameters": (_whole_numbers, "a sequence of patterns"),
+    "local_epoch_breaks": (_several, "a set of epochs"),
+    "personal_parameters": (_patterns, "a sequence of patterns"),
     "personal_model": (_module, "a module"),
     "report": (_json, "a mapping of names to JSON values"),
 }

@@ -12,6 +12,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.tensors import digest_of
 from fedcore.data import Dataset, PublicSamples
+from fedcore.hooks.checks import whole_numbers
 from fedcore.hooks.declarations import TABLE
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import PluginSet, match
@@ -178,13 +179,14 @@ def _check_optimizer(config: RunConfig, plugins: PluginSet) -> None:
 
 def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
-    for plugin, epochs in plugins.each("local_epoch_breaks", config=config):
+    for plugin, returned in plugins.each("local_epoch_breaks", config=config):
+        epochs = set(whole_numbers(() if returned is None else returned, plugin.name, "local_epoch_breaks"))
         if epochs and config.local_steps is not None:
             raise ConfigError(
                 f"plugin {plugin.name!r} pauses all clients at the start of a local epoch, but with --local-steps each "
                 "client is in another pass over its samples then; leave out --local-steps"
             )
-        for epoch in epochs or ():
+        for epoch in sorted(epochs):
             if not 0 < epoch < config.local_epochs:
                 raise PluginContractError.of(
                     plugin.name,

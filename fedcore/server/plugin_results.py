@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
+from fedcore.hooks.checks import whole_numbers
 from fedcore.hooks.setup import Setup
 
 
@@ -27,9 +28,10 @@ def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable
 def check_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, int | None]:
     """Return a cohort in ascending order: client -> its local epochs, None for the run's.
 
-    :raises PluginContractError: an unknown id, a repeated id, or no id; epochs that a client cannot train.
+    :raises PluginContractError: an unknown id, a repeated id, or no id, a number that is not whole; epochs that a
+        client cannot train.
     """
-    ids, clients = [int(client) for client in cohort], setup.config.clients
+    ids, clients = whole_numbers(cohort, plugin, "select_clients"), setup.config.clients
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= clients:
         expected = f"distinct ids from 0 to {clients - 1}"
         raise PluginContractError.of(plugin, f"returned {ids[:10]}", hook="select_clients", expected=expected)
@@ -39,10 +41,11 @@ def check_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, 
         found, hint = "gives clients local epochs, but the run has --local-steps", "leave out --local-steps"
         raise PluginContractError.of(plugin, found, hook="select_clients", hint=hint)
     most, fewest = setup.config.local_epochs, max(setup.breaks, default=0) + 1
-    for client, epochs in cohort.items():
+    given = dict(zip(ids, cohort.values(), strict=True))
+    for client, epochs in given.items():
         if type(epochs) is not int or not fewest <= epochs <= most:
             after = f", after the exchange at epoch {fewest - 1}" if fewest > 1 else ""
             expected = f"a whole number from {fewest} to {most} (--local-epochs){after}"
             found = f"gives client {client} {epochs!r} local epochs"
             raise PluginContractError.of(plugin, found, hook="select_clients", expected=expected)
-    return {client: cohort[client] for client in sorted(ids)}
+    return {client: given[client] for client in sorted(ids)}

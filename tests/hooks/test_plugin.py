@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,46 @@ def test_breaks_outside_the_local_epochs(go, epochs):
 
     with pytest.raises(PluginContractError, match="'paused' hook local_epoch_breaks"):
         go(Paused, local_epochs=2)
+
+
+@pytest.mark.parametrize("epoch", [1.5, 1.0, True, "1", np.float32(1), torch.tensor(1.0)], ids=repr)
+def test_breaks_that_are_no_whole_numbers(go, epoch):
+    class Paused(Plugin):
+        @hookimpl
+        def local_epoch_breaks(self, config):
+            return {epoch}
+
+    words = rf"'paused' hook local_epoch_breaks returned {re.escape(repr(epoch))} as a number, expected whole numbers"
+    with pytest.raises(PluginContractError, match=words):
+        go(Paused, local_epochs=3)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda epochs: iter([*epochs, *epochs])])
+def test_breaks_of_other_kinds(go, kind):
+    called = []
+
+    class Paused(Plugin):
+        @hookimpl
+        def local_epoch_breaks(self, config):
+            return kind([2, 1])
+
+        @hookimpl
+        def mid_local_epoch(self, epoch):
+            called.append(epoch)
+
+    go(Paused, local_epochs=3, rounds=1)
+    assert called == [1, 2]
+
+
+@pytest.mark.parametrize("patterns", [[1], {"classifier.*": 1}, (name for name in ["classifier.*"])], ids=repr)
+def test_patterns_of_another_type(go, patterns):
+    class Keeps(Plugin):
+        @hookimpl
+        def personal_parameters(self, model):
+            return patterns
+
+    with pytest.raises(PluginContractError, match=r"'keeps' hook personal_parameters .*a sequence of patterns"):
+        go(Keeps)
 
 
 def test_configure_model_returns_something_else(go):
@@ -339,6 +380,49 @@ def test_a_cohort_that_is_none(go, cohort):
 
     with pytest.raises(PluginContractError, match="'chooser' hook select_clients"):
         go(Chooser)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "bad"),
+    [
+        ([0.9, 1.7], "0.9"),
+        ([0, 1.0], "1.0"),
+        ([True], "True"),
+        (["3"], "'3'"),
+        ({1.5: 1}, "1.5"),
+        (np.array([0.0, 2.0]), "0.0"),
+        (torch.tensor([0.9]), "tensor(0.9000)"),
+    ],
+    ids=str,
+)
+def test_a_cohort_of_fractions_is_not_cut_to_whole_numbers(go, cohort, bad):
+    class Chooser(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            return cohort
+
+    words = rf"'chooser' hook select_clients returned .*{re.escape(bad)}.* as a number, expected whole numbers"
+    with pytest.raises(PluginContractError, match=words):
+        go(Chooser)
+
+
+KINDS = [
+    lambda ids: iter(ids),
+    np.array,
+    torch.tensor,
+    lambda ids: [np.uint8(i) for i in ids],
+    lambda ids: {torch.tensor(i): 1 for i in ids},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_numbers_of_other_kinds_are_a_cohort(go, kind):
+    class Chooser(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            return kind([2, 0])
+
+    assert lines(go(Chooser, rounds=1))[0]["cohort"] == [0, 2]
 
 
 @pytest.mark.parametrize("method", ["add_parameters", "freeze"])
