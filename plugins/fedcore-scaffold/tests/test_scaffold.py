@@ -265,17 +265,6 @@ def test_an_update_costs_the_same_however_many_clients_took_part():
     assert list(state) == [f"c.{W}"]
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on():
-    state = Noted({"sizes": {"0": 5, "3": 7}, f"c.{W}": torch.full((2,), 12.0, dtype=torch.float64)})
-    model = {W: torch.zeros(2)}
-    server = SimpleNamespace(state=state, num_clients=4, model=model, trainable=[W], accepted=[1])
-    plugin = Scaffold(ScaffoldOptions())
-    assert plugin.broadcast(server=server)[W].tolist() == [2.0, 2.0]  # 12 over the mean of 5 and 7
-    plugin.accumulate(server=server, update=SimpleNamespace(client=1, samples=3, payload={}))
-    plugin.server_step(server=server, mean={})
-    assert state["sizes"].tolist() == [5, 3, 0, 7]
-
-
 def test_who_is_not_sampled_keeps_his_c_i(go):
     cohorts = {Cohorts: {"rounds": [[0, 1], [1, 2], [2, 3]]}}
     first, last = go({NAME: {}, **cohorts}, rounds=1), go({NAME: {}, **cohorts}, rounds=3)

@@ -119,7 +119,7 @@ class Scaffold(Plugin[ScaffoldOptions]):
     def server_step(self, server: ServerContext, mean: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Step towards the mean of the models (Eq. 5, first half); eta_g = 1 takes the mean itself. Note the n_i."""
         if not self.uniform:
-            sizes = _sizes(server)
+            sizes = _sizes(server).clone()
             sizes[server.accepted] = torch.tensor([server.state.pop(f"n.{client}") for client in server.accepted])
             server.state[SIZES] = sizes
         if self.options.server_lr == 1:
@@ -129,10 +129,5 @@ class Scaffold(Plugin[ScaffoldOptions]):
 
 def _sizes(server: ServerContext) -> Tensor:
     """Return the n_i of the clients that have taken part, (N,) int64; 0 for the others."""
-    known = server.state.get(SIZES, {})
-    if isinstance(known, Tensor):
-        return known
-    sizes = torch.zeros(server.num_clients, dtype=torch.int64)
-    for client, samples in known.items():  # checkpoints of earlier versions
-        sizes[int(client)] = samples
-    return sizes
+    known: Tensor | None = server.state.get(SIZES)
+    return torch.zeros(server.num_clients, dtype=torch.int64) if known is None else known
