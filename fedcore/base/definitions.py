@@ -56,6 +56,26 @@ def definitions(source: str, names: Iterable[str], live: Mapping[str, Any] | Non
     return "\n".join(map(ast.unparse, [*first, *kept])) + "\n"
 
 
+def all_definitions(source: str, line: int) -> str:
+    """Return what defines the functions and classes of a program that starts its first run in a line.
+
+    Left out are those that the program computes, and those that are defined otherwise after the run than before it.
+    """
+    body = ast.parse(source).body
+    before = [statement for statement in body if statement.lineno < line]
+    early, late = ("\n".join(map(ast.unparse, statements)) for statements in (before, body))
+    names = [name for s in body if isinstance(s, (ast.FunctionDef, ast.ClassDef)) for name in bound_names(s)]
+    usable = []
+    for name in dict.fromkeys(names):
+        try:
+            text = definitions(late, [name])
+            if not any(name in bound_names(s) for s in before) or definitions(early, [name]) == text:
+                usable.append(name)
+        except NotDefined:
+            continue
+    return definitions(late, usable)
+
+
 def _binding(body: Sequence[ast.stmt], places: Sequence[int]) -> list[int]:
     """Return the places of the last binding: back to the first that binds whatever the program's branches are."""
     found: list[int] = []

@@ -10,13 +10,13 @@ Looking a name up reads package metadata only; the object's module is imported w
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from fedcore.base import objects
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
+from fedcore.base.user_modules import RunWhileImported, import_attribute
 
 GROUPS = {
     "plugin": "fedcore.plugins",
@@ -200,7 +200,9 @@ def _import_attribute(kind: str, name: str) -> Any:
     path = name.removeprefix(objects.CODE)
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return import_attribute(module, attribute)
+    except RunWhileImported:
+        raise
     except Exception as error:  # an imported module can raise anything
         raise ConfigError(
             f"{kind} {name!r}: cannot import {attribute!r} from module {module!r} "

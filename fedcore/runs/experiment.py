@@ -12,6 +12,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
+from fedcore.base.user_modules import refuse_while_importing
 from fedcore.data import Partition
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.checkpoint import Note
@@ -73,6 +74,7 @@ def run(
     :raises RoundFailedError: too few usable updates; the directory holds the last good state.
     :raises Interrupted: Ctrl-C; the directory holds a checkpoint.
     """
+    refuse_while_importing()
     config, given, notify = RunConfig() if config is None else config, Given(), notify or notebook_display()
     if model is not None or plugins is not None or dataset is not None:
         if isinstance(config, ResolvedRun):

@@ -15,6 +15,7 @@ from fedcore.base import objects, registry
 from fedcore.base.choices import public_share
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.user_modules import refuse_while_importing
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Partition, load_partition
 from fedcore.data.content import data_digest
@@ -47,6 +48,7 @@ def begin(
     :param reached: the caller has an engine that reaches clients which hold their own data.
     :raises ConfigError: and its kin, before anything is written.
     """
+    refuse_while_importing()
     run = config if isinstance(config, ResolvedRun) else resolve(config)
     run = run.updated(trackers=resolve_trackers(run.config.trackers))
     run, partition = _partitioned(run, given, reached)
@@ -94,6 +96,7 @@ def reopen(
     :raises RunDirectoryError: there is no run in ``path``, its files do not belong together, or ``out`` is not empty.
     :raises ConfigError: it needs one of the permissions, or an engine that reaches its clients.
     """
+    refuse_while_importing()
     directory = RunDirectory.open(path)
     saved, source = directory.read_saved(), path / "config.yaml"
     changes = changes or {}
