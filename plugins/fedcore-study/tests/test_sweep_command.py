@@ -107,6 +107,8 @@ def test_dry_run_lists_and_starts_nothing(cli, tmp_path: Path) -> None:
         ((".",), "holds no sweep"),
         ((".", "--seeds", 2), "holds no sweep"),
         (("--grid", "plugin=fedavg,mooon"), "Did you mean 'moon'?"),
+        (("--grid", "plugin=fedavg,fedper+uscc"), "plugins 'uscc' and 'fedper' cannot be combined"),
+        (("--grid", "plugin=fedavg,scaffold", "--optimizer", "adam"), "run scaffold seed=0: plugin 'scaffold' derives"),
         (("--grid", "alpha=0"), "--alpha"),
         (("--alpha", 1, "--grid", "alpha=1,2"), "alpha is an axis of the grid and an option"),
         (("--set", "moon.mu=1"), "no run of this sweep has the plugin 'moon'"),
@@ -118,6 +120,13 @@ def test_bad_input_is_one_message_and_exit_code_2(cli, tmp_path: Path, arguments
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr.replace("\n", " ")
     assert not (tmp_path / "sweeps").exists()
+
+
+def test_dry_run_refuses_what_no_run_can_combine(cli) -> None:
+    """With the message of train, though it depends on the model's names."""
+    result = cli("sweep", "--grid", "plugin=fedavg,fedper+uscc", "--dry-run")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == cli("train", "--plugin", "fedper", "--plugin", "uscc").stderr
 
 
 def is_free(directory: SweepDirectory) -> bool:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.base.identity import key, settings
 from fedcore.base.subprocesses import command
 from fedcore.engines import ALLOCATOR, cores
 from fedcore.hooks.plugins import PluginSet
+from fedcore.hooks.setup import Setup
 from fedcore.models.placement import resolve_device
-from fedcore.runs.resolve import plugin_options, resolve
+from fedcore.runs.resolve import ResolvedRun, plugin_options, resolve
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, code_in, places_in
 from fedcore_study.sweep.cluster import Cluster, submit_jobs
@@ -23,6 +25,15 @@ from fedcore_study.sweep.spec import SweepSpec
 
 MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
+
+LOADED = ("dataset", "model", "augment", "public", "weights", "precision")
+"""Options, beside those of the machine, for which a plan loads the data anew."""
+
+COMBINED = (
+    *("plugins", "projection", "buffers", "optimizer", "local_epochs", "local_steps"),
+    *("system", "clients", "participation", "min_clients"),
+)
+"""Options on which it depends whether plugins, model and data can be combined."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +68,22 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
     :raises ConfigError: and its kin, with the run that cannot work: names, options, conflicts, missing data.
     """
     planned: list[tuple[str, RunConfig]] = []
-    checked: set[tuple[Any, ...]] = set()
+    loaded: dict[str, ResolvedRun] = {}
+    checked: set[str] = set()
     for label, config in spec.cells():
-        data: tuple[Any, ...] = (config.dataset, config.data_dir, config.model, config.augment)
-        data += (config.public, config.weights, config.engine, config.device, config.precision)
         try:
             plugins = PluginSet.create(config.plugins)
             config = resolved(config, plugins)
-            if data not in checked:
-                resolve(config, plugins)
-                checked.add(data)
+            values = settings(config)
+            data = key([str(config.data_dir), config.engine, config.device, *(values[name] for name in LOADED)])
+            if data not in loaded:
+                loaded[data] = resolve(config, plugins)
+            combined = key([data, *(values[name] for name in COMBINED)])
+            if combined not in checked:
+                found = loaded[data]
+                resolved_names = {name: getattr(found.config, name) for name in ("model", "weights", "device")}
+                Setup.build(config.model_copy(update=resolved_names), found.dataset, plugins)
+                checked.add(combined)
         except FedcoreError as error:
             raise type(error)(f"run {label}: {error}") if type(error) is ConfigError else error from None
         planned.append((label, config))
