@@ -15,6 +15,7 @@ from fedcore.base.threads import one_thread
 from fedcore.base.user_modules import refuse_while_importing
 from fedcore.data import Partition
 from fedcore.models.placement import Placement, resolve_device
+from fedcore.runs.cautions import evaluation_cautions, schedule_cautions
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, name_objects, objects_again
@@ -128,7 +129,8 @@ def resume(
         directory.
     :param engine: as in :func:`run`.
     :param changes: options of :data:`fedcore.runs.start.CHANGEABLE` with other values from here on, recorded in
-        config.yaml. With more rounds the bits are those of a run of so many if no method looks at their number.
+        config.yaml. With more rounds the bits are those of a run of so many if neither the learning rate's schedule
+        nor a method looks at their number.
     :param out: copy the run to this new directory and resume the copy; ``path`` stays unchanged.
     :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, its files do not belong
         together, or it is being trained.
@@ -159,6 +161,10 @@ def go_on(opened: OpenedRun, *, notify: Notify | None = None, engine: Make | Non
         state = opened.recover(note) or opened.initial()
         if finished and state.phase != "done" and not opened.changed:
             note(UNFINISHED)
+        if "rounds" in opened.changed:
+            before, _ = opened.changed["rounds"]
+            for caution in schedule_cautions(before, opened.config, state.round):
+                note(caution)
         with _running(opened, state, notify, engine) as experiment:
             opened.record_changes(state)
             return experiment.train(state)
@@ -228,13 +234,15 @@ def load_run(
 @contextmanager
 def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
     notify = notify or _only_notes
+    notes: Any = opened.partition.info["notes"]
+    cautions = [] if state.round else evaluation_cautions(opened.setup, opened.partition)
     notify(
         "start",
         {
             "directory": opened.directory.path,
             "config": opened.config,
             "round": state.round,
-            "notes": opened.partition.info["notes"],
+            "notes": [*notes, *cautions],
         },
     )
     with (

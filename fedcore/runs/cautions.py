@@ -1,0 +1,40 @@
+"""What a user should know as a run begins or goes on: which figures it will not have, and a schedule that restarts."""
+
+from __future__ import annotations
+
+from fedcore.base.config import RunConfig
+from fedcore.data import Partition
+from fedcore.hooks.setup import Setup
+
+
+def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
+    """Return what is to be said where no client has a held-out part, though the run is about clients' own figures."""
+    share = setup.config.client_test_fraction
+    if partition.is_declared or setup.config.partition.endswith(".json") or partition.test.sizes.any():
+        return []  # the split is another's, or there is nothing to say
+    if share:
+        return [
+            "no client has a held-out sample, and the run no figures on held-out parts: --client-test-fraction "
+            f"{share:g} of {len(partition.train.positions)} samples among {partition.num_clients} clients leaves none"
+        ]
+    if setup.layout.personal or setup.plugins.implementers("personal_model"):
+        return [
+            "each client's own model is measured on the server's test set only (personal_global); "
+            "--client-test-fraction 0.2 measures it on the client's own held-out part, too (personal)"
+        ]
+    return []
+
+
+def schedule_cautions(before: int, config: RunConfig, trained: int) -> list[str]:
+    """Return what is to be said where the number of rounds changes and the learning rate depends on it.
+
+    :param before: the number of rounds that the run was to have; it has ``trained`` some of them.
+    """
+    if config.lr_schedule != "cosine" or not 0 < trained < config.rounds or before == config.rounds:
+        return []
+    was, now = config.model_copy(update={"rounds": before}), config
+    return [
+        f"--lr-schedule cosine follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
+        f"{trained - 1} of {before}, the learning rate goes on with {now.learning_rate(trained):.3g} in round "
+        f"{trained} of {now.rounds}; a new run of {now.rounds} rounds gives other results"
+    ]

@@ -1,0 +1,71 @@
+"""Notes as a run begins or goes on: figures that it will not have, and a schedule that restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedcore
+from fedcore import Plugin, RunConfig, hookimpl
+
+OPTIONS = {"clients": 2, "rounds": 2, "local_epochs": 1, "samples": 100, "workers": 0}
+
+
+class Own(Plugin):
+    @hookimpl
+    def personal_parameters(self, model):
+        return ["classifier.*"]
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """Run ``notes(plugin classes, **options)``, or resume it with ``changes``; returns what it noted."""
+
+    def begin(plugins=(), changes=None, **options):
+        found = []
+
+        def notify(event, details):
+            found.extend(details["notes"] if event == "start" else [])
+            found.extend([details["message"]] if event == "note" else [])
+
+        if changes is None:
+            fedcore.run(RunConfig(**{**OPTIONS, **options}, out=tmp_path / "run"), plugins=plugins, notify=notify)
+        else:
+            fedcore.resume(tmp_path / "run", changes=changes, notify=notify)
+        return found
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("plugins", "options", "said"),
+    [
+        ([Own], {}, "--client-test-fraction 0.2 measures it on the client's own held-out part, too (personal)"),
+        ([Own], {"client_test_fraction": 0.2}, ""),
+        ([], {}, ""),
+        (
+            [],
+            {"client_test_fraction": 0.2, "samples": 4, "partition": "iid"},
+            "of 4 samples among 2 clients leaves none",
+        ),
+    ],
+)
+def test_figures_that_need_held_out_parts(notes, plugins, options, said):
+    found = [note for note in notes(plugins, **options) if "--client-test-fraction" in note]
+    assert [note.endswith(said) for note in found] == [True] * bool(said)
+
+
+def test_a_cosine_that_restarts(notes):
+    """0.02 * (1 + cos(pi / 2)) / 2 = 0.01 in round 1 of 2 and in round 2 of 4."""
+    assert not notes(lr_schedule="cosine")
+    assert notes(changes={"workers": 0}) == []
+    (note,) = notes(changes={"rounds": 4})
+    assert note == (
+        "--lr-schedule cosine follows the number of rounds: from 0.01 in round 1 of 2, the learning rate goes on with "
+        "0.01 in round 2 of 4; a new run of 4 rounds gives other results"
+    )
+    assert notes(changes={"rounds": 4}) == []
+
+
+def test_a_schedule_that_does_not_look_at_the_number_of_rounds(notes):
+    notes(lr_schedule="step")
+    assert notes(changes={"rounds": 3}) == []
