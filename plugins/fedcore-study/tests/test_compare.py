@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import yaml
@@ -34,6 +34,7 @@ def make(tmp_path):
     def write(plugins, seed, curve, *, final=None, finished=True, protocol="global", labels="L", dealt=None, **options):
         folder = tmp_path / f"run{next(number)}"
         folder.mkdir()
+        also = {name: {"accuracy": accuracy} for name, accuracy in options.pop("also", {}).items()}
         config = RunConfig(plugins=plugins, seed=seed, rounds=options.pop("rounds", len(curve)), **options)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         dealt = dealt or f"{config.dataset}-{config.alpha}-{seed}"
@@ -50,7 +51,7 @@ def make(tmp_path):
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if finished:
-            figures = {"global": None, protocol: {"accuracy": curve[-1] if final is None else final}}
+            figures = {"global": None, protocol: {"accuracy": curve[-1] if final is None else final}, **also}
             spent = {"down": 100 * len(curve), "up": 200 * len(curve) + (0 if final is None else 50)}
             summary = {"metrics": figures, "rounds": len(curve), "bytes": spent}
             (folder / "summary.json").write_text(json.dumps(summary))
@@ -461,6 +462,19 @@ def test_virtual_time_to_the_target(make):
     assert "virtual s to 60 %" not in formats.headings(plain, plain.blocks[0])
 
 
+def test_a_search_by_optuna_is_read_as_its_trials(make, tmp_path):
+    """Of two trials with the same options the finished one counts; a trial that never began is passed over."""
+    study = tmp_path / "study"
+    (study / "runs" / "trial-0003").mkdir(parents=True)
+    (study / "study.log").write_text("")
+    options = ({"lr": 0.1, "finished": False}, {"lr": 0.1}, {"lr": 0.2})
+    for number, values in enumerate(options):
+        make([], 0, [0.5], **values).rename(study / "runs" / f"trial-000{number}")
+    found, notes = join([study], by=["lr"])
+    assert [row.label for row in found.blocks[0].rows] == ["0.1", "0.2"]
+    assert notes == [f"{study} is a search by Optuna: its trials differ in options, of which --by OPTION makes rows"]
+
+
 class TestCautions:
     @pytest.fixture
     def sized(self, make):
@@ -519,6 +533,28 @@ class TestCautions:
         (block,) = found.blocks
         assert formats.cells(found, block, block.rows[1])[3].startswith(cell)
         assert bool(found.notes) == (seeds < 3)
+
+    def test_a_cosine_that_restarted_is_named(self, make):
+        found = find_runs([make(p, 0, [0.5] * 2, lr_schedule="cosine") for p in ([], ["moon"])], print).runs
+        changes = {0: [{"round": 1, "workers": [0, 1]}], 1: [{"round": 1, "rounds": [1, 2]}]}
+        (note, _) = sorted(
+            compare([replace(run, changes=changes[i]) for i, run in enumerate(found)]).notes, reverse=True
+        )
+        assert note.startswith("runs that were resumed with another --rounds under --lr-schedule cosine: moon (1). ")
+        unbegun = [{"round": 0, "rounds": [1, 2]}]
+        assert len(compare([replace(run, changes=unbegun) for run in found]).notes) == 1
+
+    def test_own_models_are_pointed_to(self, make):
+        """The default table compares global models, of which Ditto's is FedAvg's."""
+        folders = [make([], 0, [0.5]), make(["ditto"], 0, [0.5], also={"personal": 0.7})]
+        said = "ditto has own models on the clients, which this table does not measure: --protocol personal"
+        assert said in join(folders)[0].notes
+        assert said not in join(folders, protocol="personal")[0].notes
+
+    def test_runs_without_the_protocol_are_counted(self, make):
+        folders = [make([], seed, [0.5]) for seed in range(3)] + [make(["moon"], 0, [0.5])]
+        (first, *_) = join([*folders, make(["ditto"], 0, [0.5], protocol="personal")], protocol="personal")[1]
+        assert first == "4 runs have no figures for protocol 'personal' and are left out: fedavg (3), moon (1)"
 
     def test_a_note_of_some_blocks_names_them(self, make):
         folders = [make(p, seed, [0.5], alpha=0.1) for p in ([], ["moon"]) for seed in range(3)]

@@ -17,9 +17,9 @@ from fedcore import ConfigError, FedcoreError, Interrupted, RunConfig, run
 from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml, write_yaml
 from fedcore.storage.files import write_text
+from fedcore_study.sweep.directory import STUDY
 from fedcore_study.sweep.spec import SweepSpec, axis_name
 
-STUDY = "study.log"
 BEST = "best.yaml"
 
 Listener = Callable[[int, str, Mapping[str, Any]], None]

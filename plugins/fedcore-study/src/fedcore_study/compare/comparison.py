@@ -6,15 +6,16 @@ Runs that differ in anything but the rows' options and the seed stand in differe
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
-from fedcore.base.identity import PARTITION_OPTIONS, key, settings
+from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, short_name
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
-from fedcore_study.compare.cautions import few_seeds, other_models
+from fedcore_study.compare.cautions import few_seeds, other_models, own_models, restarted_schedules
 from fedcore_study.compare.figures import Difference, Figure, paired_difference
 from fedcore_study.compare.findings import findings
 from fedcore_study.compare.groups import by_seed, field, grouped
@@ -149,14 +150,20 @@ def _usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: W
             reached = min(len(run.rounds) for run in unfinished)
             hint = f": --round {reached}" if reached else ""
             raise ConfigError(f"no run is finished; compare them at a round that all have reached{hint}")
-    kept = []
+    kept, without = [], []
     for run in runs:
         if run.at(protocol, round) is not None:
             kept.append(run)
         elif round is None or protocol not in run.protocols:
-            warn(f"{run.path} has no figures for protocol {protocol!r} and is left out")
+            without.append(run)
         else:
             warn(f"{run.path} was not evaluated after round {round} and is left out")
+    if len(without) == 1:
+        warn(f"{without[0].path} has no figures for protocol {protocol!r} and is left out")
+    elif without and kept:
+        counted = Counter(method({short_name(name): {} for name in settings(run.config)["plugins"]}) for run in without)
+        said = ", ".join(f"{name} ({number})" for name, number in counted.items())
+        warn(f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {said}")
     if not kept:
         there = sorted({name for run in runs for name in run.protocols})
         if protocol in there:
@@ -214,7 +221,7 @@ def _block(
                 _over_clients(runs.values(), protocol, round),
             )
         )
-    notes = [few_seeds(row.difference for row in made)]
+    notes = [few_seeds(row.difference for row in made), restarted_schedules(rows), *own_models(rows, protocol)]
     if reference is not None:
         notes.insert(0, other_models(rows, chosen))
     against = chosen if reference is not None else None

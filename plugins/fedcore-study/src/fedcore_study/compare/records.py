@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedcore import RunConfig, RunDirectoryError
+from fedcore.base.identity import digest
 from fedcore.runs.records import RecordFile
 from fedcore.runs.saved import SavedConfig, partition_digest, read_saved
 from fedcore.runs.trust import check_links
 from fedcore.storage.files import parse_json, read_bytes, read_text, unsealed
 from fedcore_study.compare.fairness import Spread, spread_of
 from fedcore_study.compare.model_size import ModelSize, model_size
-from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweep.directory import STUDY, SweepDirectory
 
 Warn = Callable[[str], None]
 
@@ -41,7 +42,8 @@ class RunRecord:
 
     :param partition: hash of who holds which samples; ``labels`` that of the training labels they were split by.
     :param rounds: lines of metrics.jsonl, one per round. ``summary`` is None before the run is finished.
-    :param sessions: lines of sessions.jsonl, one per process that trained it.
+    :param sessions: lines of sessions.jsonl, one per process that trained it. ``changes``: of its options when it was
+        resumed, as config.yaml has them.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class RunRecord:
     rounds: list[dict[str, Any]]
     summary: dict[str, Any] | None
     sessions: list[dict[str, Any]] = field(default_factory=list)
+    changes: Sequence[Mapping[str, Any]] = ()
 
     @property
     def finished(self) -> bool:
@@ -127,7 +130,7 @@ class Found:
 
 
 def find_runs(paths: Iterable[Path], warn: Warn) -> Found:
-    """Read run directories, and all runs of sweep directories; one that is named twice counts once.
+    """Read run directories, and all runs of sweep directories, searches too; one that is named twice counts once.
 
     :raises RunDirectoryError: a path is neither, or a run's files are damaged beyond a half-written last line.
     """
@@ -141,6 +144,9 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> Found:
                     found.waiting.append(name)
                 else:
                     folders.append(sweep.run_directory(name))
+        elif (path / STUDY).is_file():
+            warn(f"{path} is a search by Optuna: its trials differ in options, of which --by OPTION makes rows")
+            folders = [run.path for run in _trials(path.resolve())]
         else:
             folders = [path.resolve()]
         for folder in folders:
@@ -148,6 +154,18 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> Found:
                 seen.add(folder)
                 found.runs.append(read_run(folder, warn))
     return found
+
+
+def _trials(path: Path) -> Iterable[RunRecord]:
+    """Return a search's trials; of several with the same options one, finished where one is."""
+    found: dict[str, RunRecord] = {}
+    for folder in sorted((path / "runs").glob("trial-*")):
+        if (folder / "config.yaml").is_file():
+            run = read_run(folder, lambda message: None)
+            other = found.get(digest(run.config))
+            if other is None or (run.finished and not other.finished):
+                found[digest(run.config)] = run
+    return found.values()
 
 
 def read_run(path: Path, warn: Warn) -> RunRecord:
@@ -165,7 +183,7 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     partition, labels = _hashes(path / "partition.json", saved)
     rounds = list(_rounds(path / "metrics.jsonl", warn, saved.mark))
     summary, sessions = _summary(path, warn, saved.mark), _sessions(path, warn, saved.mark)
-    return RunRecord(path, saved.config, partition, labels, rounds, summary, sessions)
+    return RunRecord(path, saved.config, partition, labels, rounds, summary, sessions, saved.changes)
 
 
 def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:

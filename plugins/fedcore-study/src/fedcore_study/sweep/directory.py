@@ -23,6 +23,9 @@ Standing = Literal["finished", "stopped", "waiting"]
 
 FORMAT = "fedcore-sweep-1"
 
+STUDY = "study.log"
+"""The file in a folder of ``sweep --optuna``, whose runs are trials."""
+
 
 class SweepDirectory:
     """Paths and files of one sweep."""
