@@ -77,6 +77,8 @@ def run(
     """
     refuse_while_importing()
     config, given, notify = RunConfig() if config is None else config, Given(), notify or notebook_display()
+    if not isinstance(config, (RunConfig, ResolvedRun)):
+        raise ConfigError(f"fedcore.run got a {type(config).__name__}; give a RunConfig: fedcore.RunConfig(rounds=5)")
     if model is not None or plugins is not None or dataset is not None:
         if isinstance(config, ResolvedRun):
             raise ConfigError("a resolved run has its model, plugins and data set; give objects with a RunConfig")

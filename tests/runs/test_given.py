@@ -113,6 +113,12 @@ def test_a_factory_that_cannot_be_called_is_told_how_it_is(config, factory, miss
         fedcore.run(config, model=factory)
 
 
+@pytest.mark.parametrize("objects", [{}, {"model": Net}])
+def test_options_that_are_no_configuration_are_told_how_they_become_one(objects):
+    with pytest.raises(ConfigError, match=r"^fedcore.run got a dict; give a RunConfig: fedcore.RunConfig\(rounds=5\)"):
+        fedcore.run({"rounds": 5}, **objects)
+
+
 def test_given_twice_is_refused(config):
     with pytest.raises(ConfigError, match="model is an option of the configuration and given as an object"):
         fedcore.run(config.model_copy(update={"model": "mlp"}).model_validate({**SMALL, "model": "mlp"}), model=Net)
