@@ -13,13 +13,10 @@ import fedcore.data.partition as partition_module
 from fedcore.base.seeding import choose, generator
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
 from fedcore.data import Dataset, ResidentSamples
-from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.experiment import resume
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.runs.start import reopen
 from fedcore.runs.training import Experiment
-from fedcore.server.state import ServerState
-from fedcore.storage.client_store import ClientStore
 from fedcore.storage.manifest import Manifest
 from fedcore.storage.serial import read_tensors, write_tensors
 from fedcore_study.bench import scale
@@ -69,18 +66,6 @@ def test_a_damaged_manifest_is_refused(clients, versions):
     tensors = {name: t.int() if t.dtype == torch.int64 else t for name, t in tensors.items()}
     with pytest.raises(ValueError, match="manifest"):
         Manifest.from_tensors(tensors)
-
-
-def test_checkpoints_of_format_1_are_read(tmp_path):
-    clients = ClientStore(tmp_path / "clients")
-    clients.write(0, 2, {"moon": {"x": 1}})
-    store = CheckpointStore(tmp_path / "checkpoint", clients)
-    store.save(ServerState(model={"w": torch.ones(1)}, round=3, manifest={}))
-    path = next(store.root.iterdir())
-    tensors, meta = read_tensors(path)
-    tensors = {name: tensor.clone() for name, tensor in tensors.items() if not name.startswith("manifest/")}
-    write_tensors(path, tensors, {**meta, "format": 1, "manifest": {"0": 2, "5": None}})
-    assert store.load().manifest == {0: 2, 5: None}
 
 
 def test_a_site_carries_the_partition_as_it_is(tmp_path):

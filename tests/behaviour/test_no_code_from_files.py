@@ -17,17 +17,22 @@ CALLS = {
     *("pandas.read_pickle", "pd.read_pickle", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter"),
 }
 IMPORTS_BY_NAME = {
-    *("fedcore/__init__.py", "fedcore/engines/__init__.py", "fedcore/base/registry.py"),
+    *("fedcore/__init__.py", "fedcore/engines/__init__.py"),
     "fedcore/testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
 }
-"""Where import_module is called: the registry imports what a user may name; the others have names of their own, or of
+"""Where import_module is called, beside user_modules.py, which imports what a user may name: these have names of their own, or of
 the program that started them."""
 
-EXECUTES = {"fedcore/base/objects.py": ["exec", "compile"]}
+EXECUTES = {
+    "fedcore/base/objects.py": ["exec", "compile"],
+    "fedcore/base/program.py": ["compile"],
+    "fedcore/base/user_modules.py": ["exec", "compile", "importlib.import_module"],
+}
 """A worker process defines the classes that the program which started the run gave to it. Their source comes from that
 program's engine, through shared memory or Ray's object store, never from a run directory or another file; Flower's
-clients take none."""
+clients take none. program.py compiles the script that runs to compare it, and executes nothing; user_modules.py executes
+what a module that a user may name defines, where importing it would start a run."""
 
 
 def findings(source: str) -> Iterator[str]:

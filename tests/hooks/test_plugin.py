@@ -135,7 +135,9 @@ def test_breaks_of_other_kinds(go, kind):
     assert called == [1, 2]
 
 
-@pytest.mark.parametrize("patterns", [[1], {"classifier.*": 1}, (name for name in ["classifier.*"])], ids=["numbers", "mapping", "generator"])
+@pytest.mark.parametrize(
+    "patterns", [[1], {"classifier.*": 1}, (name for name in ["classifier.*"])], ids=["numbers", "mapping", "generator"]
+)
 def test_patterns_of_another_type(go, patterns):
     class Keeps(Plugin):
         @hookimpl
