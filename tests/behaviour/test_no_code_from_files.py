@@ -21,8 +21,8 @@ IMPORTS_BY_NAME = {
     "fedcore/testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
 }
-"""Where import_module is called, beside user_modules.py, which imports what a user may name: these have names of their own, or of
-the program that started them."""
+"""Where import_module is called, beside user_modules.py, which imports what a user may name: these have names of their
+own, or of the program that started them."""
 
 EXECUTES = {
     "fedcore/base/objects.py": ["exec", "compile"],
@@ -31,8 +31,8 @@ EXECUTES = {
 }
 """A worker process defines the classes that the program which started the run gave to it. Their source comes from that
 program's engine, through shared memory or Ray's object store, never from a run directory or another file; Flower's
-clients take none. program.py compiles the script that runs to compare it, and executes nothing; user_modules.py executes
-what a module that a user may name defines, where importing it would start a run."""
+clients take none. program.py compiles the script that runs to compare it, and executes nothing; user_modules.py
+executes what a module that a user may name defines, where importing it would start a run."""
 
 
 def findings(source: str) -> Iterator[str]:
