@@ -38,28 +38,46 @@ def npz(path: Path) -> Dataset:
     return assemble(f"npz:{path.name}", train, test)
 
 
+RENUMBER = (
+    "names = numpy.unique(numpy.concatenate([y_train, y_test])), then numpy.searchsorted(names, y_train) and "
+    "numpy.searchsorted(names, y_test)"
+)
+"""Labels from names or numbers of any kind, the same in both parts."""
+
+
 def check_classes(train: Tensor, test: Tensor, where: str) -> None:
     """Refuse labels (n,) int64 that are not 0..C-1 with every class in the training part.
 
-    :raises DataError: with what was found and how to renumber them.
+    :raises DataError: with what was found, which classes are missing, and how to renumber labels.
     """
     found = torch.unique(train)
-    if not torch.equal(found, torch.arange(len(found))) or int(test.max()) >= len(found) or int(test.min()) < 0:
+    unseen = test[~torch.isin(test, found)]
+    if len(unseen):
+        missing = torch.unique(unseen).tolist()
+        names = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        raise DataError(
+            f"{where}: labels must be 0..C-1 with every class in y_train, but {len(unseen)} of {len(test)} test "
+            f"samples have classes without a training sample: {names}. Add training samples of these classes, or leave "
+            "these test samples out of x_test and y_test; if numbers are then missing, renumber both parts together: "
+            f"{RENUMBER}"
+        )
+    if not torch.equal(found, torch.arange(len(found))):
         raise DataError(
             f"{where}: labels must be 0..C-1 with every class in y_train; found {span(train)} "
-            f"({len(found)} distinct) in y_train and {span(test)} in y_test. Renumber them, "
-            "for instance with numpy.unique(y_train, return_inverse=True) and numpy.searchsorted for y_test."
+            f"({len(found)} distinct) in y_train and {span(test)} in y_test. Renumber both parts together: {RENUMBER}"
         )
 
 
 def how_to_number(y: Array) -> str:
     """Return what makes labels of what is none yet, as the end of a message; empty where it cannot be told."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        return ". A single column becomes labels by y.ravel()"
     if y.ndim == 2:
         return ". Rows with one 1 become labels by y.argmax(axis=1)"
-    if y.ndim == 1 and y.dtype.kind == "f":
+    if y.ndim == 1 and y.dtype.kind == "f" and np.array_equal(y, np.floor(y)):
         return ". Whole numbers become labels by y.astype(int)"
     if y.ndim == 1 and y.dtype.kind in "OUS":
-        return ". Names become labels by numpy.searchsorted(numpy.unique(y_train), y)"
+        return f". Names become labels by {RENUMBER}"
     return ""
 
 
@@ -127,15 +145,16 @@ def read_npz(path: Path) -> tuple[Split, Split]:
             f"{path} is not a usable .npz file: {error or type(error).__name__}. It must hold "
             f"{', '.join(keys)} as plain arrays (no Python objects)."
         ) from error
-    return image_split(x_train, y_train, f"{path}: x_train"), image_split(x_test, y_test, f"{path}: x_test")
+    return image_split(x_train, y_train, "train", f"{path}: "), image_split(x_test, y_test, "test", f"{path}: ")
 
 
-def image_split(x: Array, y: Array, where: str) -> Split:
+def image_split(x: Array, y: Array, part: str, where: str = "") -> Split:
     """Return arrays of images and labels as :func:`npz` reads them.
 
+    :param part: ``train`` or ``test``, for messages, which begin with ``where``.
     :raises DataError: shapes or types other than these.
     """
-    return Split(_images_from_array(x, where), _labels_from_array(y, x, where))
+    return Split(_images_from_array(x, f"{where}x_{part}"), _labels_from_array(y, x, f"{where}y_{part}"))
 
 
 def _images_from_array(x: Array, where: str) -> Tensor:

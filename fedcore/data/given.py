@@ -64,10 +64,10 @@ def _from_arrays(arrays: Sequence[Any], name: str) -> Dataset:
             f"{x_test.shape[1:]}; they must be alike"
         )
     if _are_images(x_train):
-        train, test = image_split(x_train, y_train, "x_train"), image_split(x_test, y_test, "x_test")
+        train, test = image_split(x_train, y_train, "train"), image_split(x_test, y_test, "test")
         check_classes(train.labels, test.labels, "dataset")
         return assemble(name, train, test)
-    return _dataset(name, *(_rows(x, y) for x, y in ((x_train, y_train), (x_test, y_test))))
+    return _dataset(name, _rows(x_train, y_train, "train"), _rows(x_test, y_test, "test"))
 
 
 def _are_images(x: Any) -> bool:
@@ -76,19 +76,20 @@ def _are_images(x: Any) -> bool:
     return bool(shaped and (x.dtype == np.uint8 or x.dtype.kind == "f"))
 
 
-def _rows(x: Any, y: Any) -> tuple[Tensor, Tensor]:
+def _rows(x: Any, y: Any, part: str) -> tuple[Tensor, Tensor]:
     if x.dtype.kind not in "fiub":
-        raise DataError(f"dataset: x holds {x.dtype}; convert it to numbers")
+        raise DataError(f"dataset: x_{part} holds {x.dtype}; convert it to numbers")
     inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32 if x.dtype.kind == "f" else np.int64))
     if not torch.isfinite(inputs).all():
-        raise DataError("dataset: x holds numbers that are not finite; replace or drop these samples")
-    return inputs, _labels(y)
+        raise DataError(f"dataset: x_{part} holds numbers that are not finite; replace or drop these samples")
+    return inputs, _labels(y, f"y_{part}")
 
 
-def _labels(y: Any) -> Tensor:
+def _labels(y: Any, where: str) -> Tensor:
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(
-            f"dataset: labels must be whole numbers of shape (n,), not {y.dtype} of shape {y.shape}{how_to_number(y)}"
+            f"dataset: {where}: labels must be whole numbers of shape (n,), not {y.dtype} of shape "
+            f"{y.shape}{how_to_number(y)}"
         )
     return torch.from_numpy(y.astype(np.int64))
 
@@ -112,7 +113,7 @@ def _from_torch(train: Any, test: Any, name: str) -> Dataset:
             labels = np.asarray([_array(y) for _, y in samples])
         except ValueError:  # of different shapes
             raise DataError(f"dataset: y of {type(part).__name__} must be one whole number for each sample") from None
-        parts.append((stacked, _labels(labels)))
+        parts.append((stacked, _labels(labels, f"y of {type(part).__name__}")))
     names = getattr(train, "classes", None)
     return _dataset(name, *parts, class_names=tuple(map(str, names)) if names else None)
 

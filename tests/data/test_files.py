@@ -9,6 +9,7 @@ from PIL import Image
 
 from fedcore.base.errors import DataError
 from fedcore.data import load_dataset
+from fedcore.data.files import RENUMBER
 
 RNG = np.random.default_rng(0)
 
@@ -60,9 +61,9 @@ def test_npz_of_grey_images_constant_pixels_and_column_labels(tmp_path):
         ({"x_train": np.zeros((30, 6, 5, 7), np.uint8)}, "shape"),
         ({"x_train": np.zeros((0, 6, 5, 3), np.uint8), "y_train": np.zeros(0, int)}, "no pixels"),
         ({"x_test": np.zeros((9, 8, 8, 3), np.uint8)}, "one size"),
-        ({"y_train": np.arange(30) % 3 + 1}, "Renumber"),
-        ({"y_train": np.arange(30) % 3 * 2}, "Renumber"),
-        ({"y_test": np.arange(9)}, "Renumber"),
+        ({"y_train": np.arange(30) % 3 + 1, "y_test": np.arange(9) % 3 + 1}, "Renumber"),
+        ({"y_train": np.arange(30) % 3 * 2, "y_test": np.arange(9) % 3 * 2}, "Renumber"),
+        ({"y_test": np.arange(9)}, r"6 of 9 test samples have classes without a training sample: 3, 4, 5, 6, 7, 8\."),
         ({"y_train": np.arange(30) % 3 - 1}, "0..C-1"),
         ({"y_train": np.full(30, 2**63, np.uint64)}, "0..C-1"),
         ({"y_train": np.arange(29) % 3}, "one for each image"),
@@ -73,6 +74,24 @@ def test_wrong_npz_files_say_what_is_wrong(tmp_path, changes, message):
     write_npz(tmp_path / "a.npz", **changes)
     with pytest.raises(DataError, match=message):
         load_dataset(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_advice_on_labels_keeps_every_sample_in_its_class(tmp_path):
+    """What the messages say to run is run: a class that y_train lacks must not become the next one."""
+    y_train, y_test = np.array([0, 1, 3] * 10), np.arange(9) % 4
+    write_npz(tmp_path / "a.npz", y_train=y_train, y_test=y_test)
+    with pytest.raises(DataError, match=r"2 of 9 test samples have classes without a training sample: 2\. .* leave"):
+        load_dataset(f"npz:{tmp_path / 'a.npz'}")
+    names = np.array(["cat", "cow", "dog", "pig"])
+    for y in ((y_train, y_test), (names[y_train], names[y_test])):
+        found = {"numpy": np, "y_train": y[0], "y_test": y[1]}
+        first, *rest = RENUMBER.replace(", then", ";").replace(" and ", ";").split(";")
+        exec(first, found)  # noqa: S102 - the advice itself
+        assert [eval(line, found).tolist() for line in rest] == [y_train.tolist(), y_test.tolist()]  # noqa: S307
+    kept = y_test != 2
+    arrays = {"y_train": np.array([0, 1, 2] * 10), "y_test": np.where(y_test == 3, 2, y_test)[kept]}
+    write_npz(tmp_path / "a.npz", **arrays, x_test=np.zeros((int(kept.sum()), 6, 5, 3), np.uint8))
+    assert load_dataset(f"npz:{tmp_path / 'a.npz'}").num_classes == 3
 
 
 def test_damaged_npz_files(tmp_path):
