@@ -135,6 +135,12 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
             )
         if config.samples is not None:
             raise ConfigError(f"--samples: {config.partition} fixes already which samples are used; leave it out")
+        if config.client_test_fraction not in (0, partition.info["client_test_fraction"]):
+            raise ConfigError(
+                f"--client-test-fraction is {config.client_test_fraction}, but {config.partition} was made with "
+                f"{partition.info['client_test_fraction']}; leave it out, or make the file again with fedcore data "
+                f"split --client-test-fraction {config.client_test_fraction}"
+            )
         _require_private(config, dataset, partition)
         return partition
     return make_partition(

@@ -291,6 +291,13 @@ class TestFormats:
         assert "dataset digits" in lines[-1]
         assert "alpha" not in lines[-1]
 
+    @pytest.mark.parametrize(("partition", "used"), [("iid", False), ("part.json", False), ("dirichlet", True)])
+    def test_alpha_is_named_where_the_partition_uses_it(self, make, partition, used):
+        found, _ = join([make([], seed, [0.5], alpha=0.01, partition=partition) for seed in (0, 1)])
+        for text in (formats.markdown(found), formats.latex(found)):
+            assert f"partition {partition}" in text
+            assert ("alpha 0.01" in text) is used
+
     def test_latex_has_no_open_special_character(self, found):
         text = formats.latex(found)
         assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [$-$24.84, +24.84] \\" in text

@@ -131,6 +131,10 @@ def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
     return f"{scale * figure.mean:.{digits}f}{deviation}"
 
 
+WITHOUT_ALPHA = ("iid", "shards", "classes", "natural")
+"""Partitioners that do not use ``alpha``, as no partition file does."""
+
+
 def title(block: Block) -> str:
     """Return in what a block differs from the others; empty for the only one."""
     return ", ".join(f"{name} {_short(name, value)}" for name, value in block.settings.items())
@@ -140,7 +144,9 @@ def caption(comparison: Comparison) -> str:
     """Return what all blocks have in common, as far as one wants to read it under a table."""
     names = ("plugins", "dataset", "model", "partition", "alpha", "clients", "participation", "rounds", "local_epochs")
     common = comparison.common
-    parts = [f"{name} {_short(name, common[name])}" for name in names if name in common]
+    partition = str(common.get("partition"))
+    unused = {"alpha"} if partition in WITHOUT_ALPHA or partition.endswith(".json") else set()
+    parts = [f"{name} {_short(name, common[name])}" for name in names if name in common and name not in unused]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
     return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
 
