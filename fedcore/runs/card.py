@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import yaml
 
 from fedcore.base.identity import digest, method, settings
@@ -15,6 +16,9 @@ from fedcore.base.version import __version__
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import build_model
 from fedcore.runs.opened import OpenedRun
+
+_ROUNDING = 1e-4
+"""How far normalised and restored float32 brightness may lie outside of 0..1."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,27 @@ def _input(dataset: Dataset) -> Iterator[str]:
     else:
         yield f"- Batches of kind `{dataset.kind}`, `input_shape` {tuple(dataset.input_shape)}."
     if isinstance(dataset.train, ResidentSamples):
-        mean, std = list(dataset.train.mean), list(dataset.train.std)
-        yield f"- Brightness from 0 to 1, then minus mean {mean}, divided by std {std}, per channel."
+        yield f"- {_normalisation(dataset.train)}."
     yield f"- Logits (B, {dataset.num_classes}); the class is that of the largest."
     if dataset.class_names:
         yield f"- Classes in order: `{json.dumps(list(dataset.class_names), ensure_ascii=False)}`"
+
+
+def _normalisation(samples: ResidentSamples) -> str:
+    """Return what turns an image into ``x``; numbers that leave 0..1 are the data's own units."""
+    mean, std = list(samples.mean), list(samples.std)
+    then = f"minus mean {mean}, divided by std {std}, per channel"
+    if samples.images.dtype == torch.uint8:
+        return f"Brightness from 0 to 1 (8-bit images divided by 255), then {then}"
+    low, high = (
+        torch.tensor([of(plane) for plane in samples.images.unbind(1)]).double() * torch.tensor(std)
+        + torch.tensor(mean)
+        for of in (torch.min, torch.max)
+    )
+    smallest, largest = round(float(low.min()), 4) + 0.0, round(float(high.max()), 4)  # + 0.0: no -0
+    if smallest >= -_ROUNDING and largest <= 1 + _ROUNDING:
+        return f"Brightness from 0 to 1 (8-bit images divided by 255), then {then}"
+    return f"Numbers as in the training data, which are from {smallest:.4g} to {largest:.4g}, {then}"
 
 
 def _use(opened: OpenedRun, files: set[str]) -> Iterator[str]:

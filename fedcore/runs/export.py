@@ -96,7 +96,7 @@ def export_run(path: Path, form: str, out: Path, *, allow_code: bool = False) ->
                 notes = WRITERS[form](model, opened.dataset, folder)
                 files = [_described(file) for file in sorted(folder.iterdir())]
                 for file in files:
-                    (folder / file.name).chmod(0o644)  # safetensors writes for the owner alone
+                    (folder / file.name).chmod(0o644)  # like the folder, below
                 write_text(
                     folder / "README.md", model_card(opened, summary, opened.directory.sessions.read()[-1:], files)
                 )
@@ -144,13 +144,15 @@ def require_onnx() -> None:
 def _safetensors(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
     """Write the weights."""
     tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(tensors, {"format": "pt"}))
     return []
 
 
 def _torch(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
     """Write a state dict, and the program if torch can export it."""
-    torch.save(dict(model.state_dict()), folder / "model.pt")
+    weights = io.BytesIO()  # written here: a library that writes hides the system's error, such as a full disk
+    torch.save(dict(model.state_dict()), weights)
+    (folder / "model.pt").write_bytes(weights.getvalue())
     if dataset.kind != "tensor":
         return [f"no model.pt2: torch.export takes tensors, and the batches of {dataset.name} are {dataset.kind}"]
     try:
@@ -184,6 +186,8 @@ def _onnx(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
                 output_names=["logits"],
                 dynamic_shapes=_any_batch(),
             )
+    except OSError:  # of the disk, not of the network
+        raise
     except Exception as error:  # likewise
         raise ConfigError(f"torch cannot write this network as ONNX: {_first_line(error)}") from error
     return []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import resource
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -65,6 +67,40 @@ def test_torch_loads_without_pickled_code_for_batches_of_any_size(cli, tmp_path:
             exec(code, names)  # noqa: S102 - what a reader of the card runs
             torch.testing.assert_close(names["logits"], expected)
     assert "weights_only=True" in by_name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "says"),
+    [
+        (np.uint8, 255, "- Brightness from 0 to 1 (8-bit images divided by 255), then minus mean [0.0"),
+        (np.float32, 1, "- Brightness from 0 to 1 (8-bit images divided by 255), then minus mean [0.0"),
+        (np.float32, 16, "- Numbers as in the training data, which are from 0 to 16, minus mean [0.25"),
+    ],
+)
+def test_the_card_says_how_samples_become_inputs(cli, tmp_path: Path, dtype, scale, says) -> None:
+    x = np.zeros((12, 8, 8), dtype)
+    x[:, 0, 0] = scale
+    y = np.arange(12) % 3
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    trained = support.run(tmp_path, dataset=f"npz:{tmp_path / 'own.npz'}", rounds=1, clients=2)
+    assert cli("export", trained.directory, "--to", "safetensors", "--out", "model").exit_code == 0
+    assert says in (tmp_path / "model" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("form", export.FORMATS)
+def test_a_full_disk_is_named_and_nothing_stays(cli, trained, tmp_path: Path, form: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = set(tmp_path.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        result = cli("export", trained.directory, "--to", form, "--out", "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.exit_code == 2, result.output
+    assert re.fullmatch(r"error: cannot write model: .*File too large; make room there.*\n", result.stderr), (
+        result.stderr
+    )
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_onnx_gives_the_same_logits(cli, trained, tmp_path: Path) -> None:
