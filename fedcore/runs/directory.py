@@ -281,6 +281,5 @@ def _encodable(out: Path) -> Path:
 
 
 def _exists(out: Path) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"--out {out} exists already. Choose another directory, or go on with: fedcore resume {shlex.quote(str(out))}"
-    )
+    resume = f", or go on with: fedcore resume {shlex.quote(str(out))}" if (out / "config.yaml").is_file() else ""
+    return RunDirectoryError(f"--out {out} exists already. Choose another directory{resume}")

@@ -229,6 +229,13 @@ def test_a_directory_that_holds_something_is_refused(go, moon):
         go(out=moon.directory)
 
 
+def test_a_folder_that_is_no_run_is_refused_without_the_advice_to_resume_it(go, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"Choose another directory$"):
+        go(out=tmp_path / "mine")
+
+
 # --- stops and kills -------------------------------------------------------------------------------------
 
 

@@ -216,3 +216,9 @@ def test_mistakes(cli, recipes: Path, tmp_path: Path) -> None:
     first.unlink()
     (first.parent / "a_gone_seed-0.json").write_text(json.dumps(gone))
     assert "name the row 'Gone', which the table no longer has" in refused("page", page)
+
+
+@pytest.mark.parametrize("command", [("report",), ("results", "page")])
+def test_the_help_names_the_extra(cli, command) -> None:
+    """In brackets rich would take it for markup and leave it out."""
+    assert "extra `report` of fedcore" in " ".join(cli(*command, "--help").stdout.split())

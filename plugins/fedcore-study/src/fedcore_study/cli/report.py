@@ -34,7 +34,7 @@ def report(
     """Write one HTML page about runs: curves, partition, clients, classes, features, losses, bytes and times.
 
     The page is self-contained. Runs of other data or settings have a separate section and are never averaged
-    with these. Running and stopped runs are shown as far as they came. Needs the extra fedcore[report].
+    with these. Running and stopped runs are shown as far as they came. Needs the extra `report` of fedcore.
     """
     from fedcore_study.report.optional_dependencies import require
 

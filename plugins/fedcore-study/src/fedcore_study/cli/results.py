@@ -56,7 +56,7 @@ def page(
 ) -> None:
     """Make the tables and pictures of a page from evidence, between lines <!-- results: TABLE --> and their end.
 
-    TABLE is a folder's name, such as fedproc-table-2-paper. Needs the extra fedcore[report].
+    TABLE is a folder's name, such as fedproc-table-2-paper. Needs the extra `report` of fedcore.
     """
     from fedcore_study.report.optional_dependencies import require
 
