@@ -213,7 +213,7 @@ def _module(value: Any) -> bool:
 
 def _json(value: Any) -> bool:
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value)  # the records have null for what is not finite
     except (TypeError, ValueError):
         return False
     return isinstance(value, Mapping)

@@ -225,9 +225,10 @@ def report(server: ServerContext) -> Mapping[str, Any] | None:
     """Report figures of the run so far, such as the privacy that was spent.
 
     When: once per round, after it committed and was evaluated, and once more for the summary.
-    :param server: ``server.round`` is the last round; the result is a pure function of it and ``server.state``.
+    :param server: ``server.round`` is the last round; the result is a pure function of it and ``server.state``, which
+        is read-only.
     :returns: JSON values by name; they stand under ``reports`` and the plugin's name in the round's record and in
-        summary.json. None for none.
+        summary.json, numbers that are not finite as null. None for none.
     Combining: each plugin has its own place.
     """
 
@@ -237,6 +238,7 @@ def round_end(server: ServerContext, record: Mapping[str, Any]) -> None:
     """See the finished record of a round (trackers).
 
     When: after the round committed and was evaluated.
+    :param server: Its state is read-only, as the round has committed.
     :param record: The line of metrics.jsonl; read-only.
     Combining: all are called.
     """

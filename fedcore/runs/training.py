@@ -28,6 +28,7 @@ from fedcore.server.round import Notify, RoundResult, run_round
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.files import finite, sealed
+from fedcore.storage.state import States
 
 
 class Interrupted(FedcoreError):
@@ -217,8 +218,10 @@ class Experiment:
         return {"reports": reports} if reports else {}
 
     def _after(self, state: ServerState) -> ScopeContext:
-        """Return the server as hooks see it after the last committed round."""
-        return ScopeContext(ServerScope(self.federation, state, state.round - 1, "report"))
+        """Return the server as hooks see it after the last committed round: what they wrote would be in no state."""
+        scope = ServerScope(self.federation, state, state.round - 1, "report")
+        scope.states = States(state.plugins, read_only="round_end and report")
+        return ScopeContext(scope)
 
     def save(self) -> None:
         """Record an open round, and wait until a checkpoint of the last recorded round is on the disk.

@@ -56,9 +56,12 @@ class State(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._check_writable(key)
+        if not isinstance(key, str):
+            raise PluginContractError.of(self._plugin, f"sets state[{key!r}]", expected="a text as name")
         if not isinstance(value, Tensor):
             try:
                 json.dumps(value)
+                _check_keys(value)
             except (TypeError, ValueError) as error:
                 found = f"sets state[{key!r}] to a {type(value).__name__} ({error})"
                 raise PluginContractError.of(self._plugin, found, expected="a tensor or a JSON value") from None
@@ -137,6 +140,21 @@ class State(MutableMapping[str, Any]):
     def values_to_keep(self) -> dict[str, Any]:
         """Return what the next version holds."""
         return {**self._base, **({} if self._read_only else self._own)}
+
+
+def _check_keys(value: Any) -> None:
+    """Refuse mappings whose keys are no texts, which they would be when they are read again.
+
+    :raises TypeError: names the key.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"its key {key!r} would be the text {str(key)!r} when it is read again")
+            _check_keys(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_keys(inner)
 
 
 class States:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore import Plugin, hookimpl
+import fedcore
+from fedcore import Plugin, PluginContractError, hookimpl
 from fedcore.models import SplitModel
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.experiment import Interrupted, resume, started
@@ -157,6 +159,31 @@ class Rounds(Plugin):
     @hookimpl
     def round_end(self, server, record):
         pass
+
+
+class Unbounded(Plugin):
+    @hookimpl
+    def report(self, server):
+        return {"spread": math.nan, "best": [math.inf, 1.0]}
+
+
+class Late(Plugin):
+    @hookimpl
+    def round_end(self, server, record):
+        server.state["rounds"] = record["round"]
+
+
+def test_a_reported_figure_that_is_not_finite_ends_no_run(tmp_path):
+    result = fedcore.run(small_config(tmp_path, rounds=1), plugins=[Unbounded])
+    assert result.summary["reports"] == {"unbounded": {"spread": None, "best": [None, 1.0]}}
+    (line,) = map(json.loads, (result.directory / "metrics.jsonl").read_text().splitlines())
+    assert line["reports"] == result.summary["reports"]
+
+
+def test_state_that_is_written_after_the_commit_is_refused(tmp_path):
+    """It would be in no checkpoint, nor there in the next round."""
+    with pytest.raises(PluginContractError, match=r"'late'.* changes state\['rounds'\], but state is read-only"):
+        fedcore.run(small_config(tmp_path, rounds=1), plugins=[Late])
 
 
 @pytest.mark.parametrize(

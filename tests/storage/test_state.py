@@ -68,6 +68,13 @@ def test_what_is_no_json(value):
         State()["x"] = value
 
 
+@pytest.mark.parametrize(("name", "value"), [(3, 1), ("x", {3: 1}), ("x", [{"a": {2: 0}}])])
+def test_numbers_are_no_names(name, value):
+    """JSON would have them as texts: a count by client would begin anew in each round."""
+    with pytest.raises(PluginContractError, match=r"expected a text|when it is read again"):
+        State()[name] = value
+
+
 def test_namespaces_and_snapshot():
     states = States({"one": {"n": 1}, "two": {"t": torch.ones(1)}})
     states.of("one")["n"] = 2
