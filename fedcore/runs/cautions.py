@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from fedcore.base.config import RunConfig
-from fedcore.data import Partition
+from fedcore.data import Dataset, Partition
 from fedcore.hooks.setup import Setup
+
+
+def data_cautions(dataset: Dataset) -> list[str]:
+    """Return what is to be said of a data set on which accuracy means nothing."""
+    if dataset.num_classes > 1:
+        return []
+    return [
+        f"{dataset.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
+        "column of one-hot rows or of a table may have been lost"
+    ]
 
 
 def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:

@@ -72,11 +72,6 @@ def resolve(config: RunConfig, plugins: PluginSet | None = None) -> ResolvedRun:
     if config.model != "auto":
         registry.resolve("model", config.model)
     dataset = with_public(load_dataset(config.dataset, config.data_dir), config.public, config.seed, config.data_dir)
-    if dataset.num_classes < 2:
-        raise ConfigError(
-            f"{dataset.name!r} has a single class: every model is right on all of its samples; check the labels, a "
-            "column of one-hot rows or of a table may have been lost"
-        )
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     model = usual_model(dataset) if config.model == "auto" else config.model

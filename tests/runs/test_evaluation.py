@@ -180,6 +180,17 @@ def test_a_reported_figure_that_is_not_finite_ends_no_run(tmp_path):
     assert line["reports"] == result.summary["reports"]
 
 
+def test_a_data_set_of_a_single_class_is_noted(tmp_path):
+    images, labels = np.zeros((20, 8, 8), np.uint8), np.zeros(20, int)
+    heard = []
+    config = fedcore.RunConfig(rounds=1, clients=2, partition="iid", workers=0, out=tmp_path / "run")
+    fedcore.run(
+        config, dataset=(images, labels, images, labels), notify=lambda event, said: heard.append((event, said))
+    )
+    (start,) = (said for event, said in heard if event == "start")
+    assert any("has a single class" in note for note in start["notes"])
+
+
 def test_state_that_is_written_after_the_commit_is_refused(tmp_path):
     """It would be in no checkpoint, nor there in the next round."""
     with pytest.raises(PluginContractError, match=r"'late'.* changes state\['rounds'\], but state is read-only"):
