@@ -131,6 +131,13 @@ class TestInstalled:
                 if small.lr != large.lr:
                     assert f"learning rate {small.lr:g}" in recipe.quick.says, recipe.file
 
+    def test_moon_has_its_authors_mu_wherever_50_or_100_clients_train_on_cifar_100(self, installed):
+        for table in ("fedproc", 6), ("fedcd", 3):
+            recipe = installed[table]
+            found = [recipe.spec("paper").run(c.choice, 0) for c in recipe.cells("paper") if c.row == "MOON"]
+            assert len(found) == 4
+            assert all(run.plugins == {"moon": {"mu": 10}} for run in found), table
+
     def test_two_known_figures_stand_where_the_papers_have_them(self, installed):
         def figure(method, table, row, column):
             (cell,) = [c for c in installed[method, table].cells("paper") if (c.row, c.column) == (row, column)]
