@@ -80,7 +80,7 @@ def fdcl_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
     """FDCL's CNN: 5x5 convolutions 32 and 64, Linear 512; features (B, 512).
 
     On 1x28x28 with 10 classes it has 582,026 parameters. Images from 16x16. The paper names no padding: there
-    is none.
+    is none (FLGo, on which it ran, pads its own CNN of these layers for MNIST by 2).
 
     :source: FDCL, section "Models".
     """
