@@ -40,7 +40,8 @@ class FedECCR(Uscc):
     """FedECCR (Zeng et al., CollaborateCom 2023): alpha * Loss_pc + (1 - alpha) * CE, alpha = 1 - r/R; then USCC.
 
     Loss_pc (Algorithm 1 line 16) pulls a sample's feature towards the global prototype of its class and away
-    from the others'. A prototype is a class's mean feature over the clients that hold the class.
+    from the others'. A prototype is a class's mean feature: over its samples, or over the clients' means
+    (``prototype_weights``).
     """
 
     Options = FedECCROptions
@@ -73,7 +74,7 @@ class FedECCR(Uscc):
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Add one client's prototypes to the sum over clients (line 8)."""
+        """Add one client's prototypes, times their weights, to the sums of line 8."""
         self.prototypes.accumulate(server, update)
 
     @hookimpl

@@ -60,7 +60,7 @@ class FedProc(Plugin[FedProcOptions]):
     """FedProc (Mu et al., FGCS 2023, arXiv 2109.12273): alpha * l_gpc + (1 - alpha) * CE, alpha = 1 - t/T (Eq. 2).
 
     l_gpc (Eq. 4) pulls a sample's representation z towards the global prototype of its class and away from the
-    others'. A prototype is a class's mean z over the clients that hold the class.
+    others'. A prototype is a class's mean z: over its samples, or over the clients' means (``prototype_weights``).
     """
 
     neutral = {"alpha": 0.0, "projection": False}
