@@ -57,7 +57,7 @@ def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tupl
 
 def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTask]:
     """Return the tasks that begin the clients' training, in dispatch order."""
-    sizes, simulated = current.federation.partition.train, current.simulated
+    simulated = current.simulated
     unit, everything = current.federation.config.local_work
     return [
         ClientTask(
@@ -73,8 +73,14 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
             if simulated[client].failure or simulated[client].completed == everything
             else {unit: simulated[client].completed},
         )
-        for client in sorted(current.cohort, key=lambda client: (-sizes.size(client), client))
+        for client in dispatch_order(current)
     ]
+
+
+def dispatch_order(current: Round) -> list[int]:
+    """Return the cohort in the order in which its tasks are sent and its updates are taken."""
+    sizes = current.federation.partition.train
+    return sorted(current.cohort, key=lambda client: (-sizes.size(client), client))
 
 
 def _train_until(

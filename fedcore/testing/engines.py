@@ -1,10 +1,12 @@
-"""In-process engines that record or replace clients' messages, for tests of aggregation."""
+"""In-process engines that record or replace clients' messages, and another order of these, for tests of aggregation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from fedcore.base.tensors import unflatten
 from fedcore.client.messages import ClientResult, ClientTask, Outcome
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.in_process import InProcessEngine
+from fedcore.server import cohort
 
 Run = Iterator[tuple[ClientTask, Outcome]]
 
@@ -78,6 +81,14 @@ class Rotating(InProcessEngine):
                 yield task, _with_contents(own, other)
         else:
             yield from outcomes
+
+
+@contextmanager
+def last_client_first() -> Iterator[None]:
+    """Let servers in this process take clients in the reverse order, in a block."""
+    usual = cohort.dispatch_order
+    with patch.object(cohort, "dispatch_order", lambda current: usual(current)[::-1]):
+        yield
 
 
 def is_update(task: ClientTask, outcome: Outcome) -> bool:

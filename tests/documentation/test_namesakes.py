@@ -81,6 +81,7 @@ TESTED_BY = {
     ],
     "testing/test_engine_contract.py": ["client/runtime.py", "testing/probe.py"],
     "testing/test_fork_server.py": ["testing/forked.py"],
+    "testing/test_kit_aggregation.py": ["testing/compare.py"],
     "testing/test_kit.py": [
         "cli/authors.py",
         "testing/bystander.py",
