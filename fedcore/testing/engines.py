@@ -23,12 +23,14 @@ class Listening(InProcessEngine):
     """Keeps every broadcast and every finished update.
 
     :ivar broadcasts: the shared payloads in order, by tensor name.
+    :ivar messages: what single clients got beside them to train with, by round and client.
     :ivar updates: the uploads by round and client.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
         self.broadcasts: list[dict[str, Tensor]] = []
+        self.messages: dict[tuple[int, int], dict[str, Tensor]] = {}
         self.updates: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
@@ -38,8 +40,11 @@ class Listening(InProcessEngine):
         super().share(key, tensors, meta)
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Run:
-        """Run tasks and keep the updates."""
+        """Run tasks and keep the messages and the updates."""
         for task, outcome in super().run(tasks, window=window):
+            if task.kind == "fit_begin":
+                own = {f"broadcast/{name}": tensor.clone() for name, tensor in task.tensors.items()}
+                self.messages[task.round, task.client] = own
             if is_update(task, outcome):
                 assert isinstance(outcome, ClientResult)
                 tensors = {name: tensor.clone() for name, tensor in outcome.tensors.items()}

@@ -57,10 +57,17 @@ def _inputs(call: Call) -> Iterator[None]:
     for name, (tensor, version, value) in before.items():
         # step.gradients_at loads other weights and puts these back.
         touched = tensor._version != version and call.hook != "gradients"
-        if touched or not torch.equal(tensor.detach(), value):
+        if touched or not _equal(tensor.detach(), value):
             call.report(Rule.INPUTS, f"edits {name} in place")
     if fingerprint(call.arguments.get("record")) != record:
         call.report(Rule.INPUTS, "edits record in place")
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same values, those that are no number included."""
+    if torch.equal(one, other) or one.shape != other.shape:
+        return one.shape == other.shape
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _read_only(call: Call) -> Iterator[tuple[str, Tensor]]:

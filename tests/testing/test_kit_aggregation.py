@@ -16,6 +16,13 @@ def check(name, plugin):
     CHECKS[f"check_{name}"].function(plugin)
 
 
+def mean_features(client):
+    """Return the mean feature of each class, zeros for absent ones: (num_classes, feature_dim)."""
+    features, _, labels = client.forward()
+    hot = torch.nn.functional.one_hot(labels, client.num_classes).to(features.dtype)
+    return hot.T @ features / hot.sum(dim=0).clamp(min=1).unsqueeze(1)
+
+
 class Personal(Plugin):
     """Nothing of the model travels; clients send a centre of their features."""
 
@@ -130,6 +137,56 @@ def test_a_second_pass_may_not_change_the_clients_state():
         check("a_second_pass_changes_nothing", CountsInTheState)
 
 
+class AveragesZerosForEach(Plugin):
+    """Absent classes count as zeros, and every client gets a message of its own."""
+
+    @hookimpl
+    def end_local(self, client):
+        return {"means": mean_features(client)}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        means = update.payload["means"]
+        server.state.add("sum", means)
+        server.state.add("held", (means != 0).any(dim=1).to(means.dtype))
+
+    def divisor(self, server):
+        return server.num_clients
+
+    @hookimpl
+    def broadcast(self, server, client):
+        if "sum" not in server.state:
+            return None
+        return {"prototypes": (server.state["sum"] / self.divisor(server)).float()}
+
+
+class AveragesHoldersForEach(AveragesZerosForEach):
+    """Done well."""
+
+    def divisor(self, server):
+        return server.state["held"].clamp(min=1).unsqueeze(1)
+
+
+def test_messages_to_single_clients_are_looked_at_for_absent_classes():
+    with pytest.raises(CheckFailed, match="divided by the number of clients"):
+        check("absent_classes_are_not_averaged_as_zeros", AveragesZerosForEach)
+    check("absent_classes_are_not_averaged_as_zeros", AveragesHoldersForEach)
+
+
+class Diverges(AveragesZerosForEach):
+    """One client's loss becomes nan."""
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.logits.mean() * (float("nan") if step.client.id == 1 else 1.0))
+
+
+def test_a_client_that_fails_is_said_where_its_update_is_missed():
+    with pytest.raises(CheckFailed, match=r"client 1 diverged: loss '.*' became nan") as caught:
+        check("absent_classes_are_not_averaged_as_zeros", Diverges)
+    assert "KeyError" not in str(caught.value)
+
+
 class UndeclaredMomentum(Plugin):
     """Adds the last step from the second round on, without ``server_optimizer``."""
 
@@ -146,3 +203,20 @@ class UndeclaredMomentum(Plugin):
 def test_the_servers_state_acts_from_the_second_round_on():
     with pytest.raises(CheckFailed, match="three clients sent the same model, but the global one differs"):
         check("mean_of_equal_updates_is_that_update", UndeclaredMomentum)
+
+
+class LooksOn(Plugin):
+    """Diverges, and edits nothing."""
+
+    @hookimpl
+    def observe(self, step):
+        step.client.scratch["seen"] = step.y
+
+    @hookimpl
+    def local_loss(self, step):
+        return Loss(step.logits.sum() * float("nan"))
+
+
+def test_values_that_are_not_a_number_are_not_taken_for_edits():
+    with pytest.raises(NotApplicable, match="the watched run stopped"):
+        check("edits_nothing_in_place", LooksOn)
