@@ -94,6 +94,7 @@ TESTED_BY = {
         "testing/fingerprint.py",
         "testing/gradients.py",
         "testing/problems.py",
+        "testing/start_watch.py",
         "testing/sync.py",
         "testing/trial.py",
         "testing/findings.py",

@@ -536,6 +536,48 @@ def expects_everybody(self, server, mean):
         raise ValueError(f"{len(server.accepted)} of {server.num_clients} updates")
 
 
+class ForgetsToBeStale(Plugin):
+    """Lets clients start from the newest model; declares that it does not."""
+
+    uses_staleness = True
+
+
+class IsLateByOne(Plugin):
+    """Starts late clients from the model of one step ago, however late they are."""
+
+    starts = ("*",)
+    uses_staleness = True
+
+    most = 1
+
+    @hookimpl
+    def broadcast(self, server, client):
+        stale = min(server.staleness.get(client, 0), self.most)
+        return {name: server.state[f"{server.round - stale}:{name}"] for name in server.shared} if stale else None
+
+    @hookimpl
+    def begin_round(self, server):
+        server.state.update({f"{server.round}:{name}": server.model[name] for name in server.shared})
+
+    @hookimpl
+    def begin_local(self, client):
+        return client.received or None
+
+
+class IsAsLateAsItShould(IsLateByOne):
+    most = 100
+
+
+def halves_what_travels(self, step, gradients):
+    """Leaves out what is personal, as step.parameters do: it does not move."""
+    return {name: gradient / 2 for (name, gradient), _ in zip(gradients.items(), step.parameters)}
+
+
+def pairs_gradients_with_what_travels(self, step, gradients):
+    pairs = zip(gradients.items(), step.reference, strict=True)
+    return {name: gradient + 0.01 * reference for (name, gradient), reference in pairs}
+
+
 SENDS_A_CENTRE = {"broadcast": lambda self, server: {"centre": torch.ones(3)}}
 OWNS = {"owns": ("classifier.*",)}
 DEFECTS = [
@@ -625,6 +667,10 @@ DEFECTS = [
     ("works_with_a_frozen_backbone", broken(pre_upload=sends_every_parameters_norm), "KeyError"),
     ("works_with_a_frozen_backbone", broken(observe=looks_and_switches_back), "backbone from eval to training"),
     ("works_with_partial_participation", broken(server_step=expects_everybody), "1 of 3 updates"),
+    ("works_with_stale_updates", ForgetsToBeStale, "server steps ago, but did not begin with"),
+    ("works_with_stale_updates", IsLateByOne, "server steps ago, but did not begin with"),
+    ("works_beside_personal_parameters", broken(gradients=halves_what_travels), "was never trained"),
+    ("works_beside_personal_parameters", broken(gradients=pairs_gradients_with_what_travels), "argument 2 is shorter"),
     ("absent_classes_are_not_averaged_as_zeros", AveragesZeros, "divided by the number of clients"),
 ]  # fmt: skip
 
@@ -656,6 +702,7 @@ def test_every_quick_check_has_a_planted_defect():
 def test_the_same_done_well_passes():
     CHECKS["check_absent_classes_are_not_averaged_as_zeros"].function(AveragesHolders)
     CHECKS["check_encoding_saves_bytes"].function(Encodes)
+    CHECKS["check_works_with_stale_updates"].function(IsAsLateAsItShould)
     for name in ("loss_terms_are_scalars_that_train", "keeps_nothing_on_self", "never_waits_for_the_device"):
         CHECKS[f"check_{name}"].function(NTD)
 

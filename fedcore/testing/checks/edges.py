@@ -1,4 +1,4 @@
-"""Checks on federations at the edge: one client, one sample, classes that some or all clients lack."""
+"""Checks on unusual federations: one client, one sample, absent classes, stale updates, personal parameters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.base.errors import ConfigError
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import load_partition
+from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing.checks.base import NotApplicable, check
 from fedcore.testing.engines import Listening
-from fedcore.testing.federation import initial_weights, weights
+from fedcore.testing.federation import committed, initial_weights, personal_state, weights
 from fedcore.testing.findings import Finding, Rule
 from fedcore.testing.problems import few_digits
+from fedcore.testing.start_watch import StartWatch
+from fedcore.testing.stub_plugins import PersonalClassifier
 from fedcore.testing.trial import HERE, Trial, failures
 
 
@@ -72,6 +76,40 @@ def check_works_with_a_frozen_backbone(trial: Trial) -> None:
 def check_works_with_partial_participation(trial: Trial) -> None:
     """One of three clients, of very different sizes, takes part in each of four rounds."""
     _require_trains(trial, partition=f"{HERE}uneven", participation=0.34, rounds=4, local_epochs=1)
+
+
+@check(
+    "keep the last models in server.state, send a late client that of server.staleness[client] steps ago in broadcast, "
+    "and return it from begin_local."
+)
+def check_works_with_stale_updates(trial: Trial) -> None:
+    """Where clients do not wait for each other, each begins with the model of ``server.staleness`` steps ago."""
+    if not create_plugin(trial.name, {}).uses_staleness:
+        raise NotApplicable("the plugin does not declare uses_staleness")
+    system = {"concurrency": 3, "slow": 0.5, "slow_factor": 6}
+    problem = failures(trial.run(StartWatch, clients=4, participation=0.5, rounds=6, local_epochs=1, system=system))
+    assert not problem, problem
+
+
+@check(
+    "go over the names in gradients, update.model, server.shared or client.parameters, not over all of the model's; "
+    "step.parameters and step.reference hold only what travels, gradients what is trained."
+)
+def check_works_beside_personal_parameters(trial: Trial) -> None:
+    """Beside a plugin that keeps the classifier on the clients it trains, and the classifiers do, too."""
+    keeps, changes = hasattr(trial.target, "personal_parameters"), hasattr(trial.target, "gradients")
+    if keeps and not changes:
+        raise NotApplicable("the plugin keeps parameters on the clients itself")
+    try:
+        result = trial.run(*(() if keeps else (PersonalClassifier,)), rounds=1, participation=1.0)
+    except ConfigError as refused:
+        raise NotApplicable(f"the plugin refuses such a run: {refused}") from refused
+    problem = failures(result)
+    assert not problem, problem
+    initial = initial_weights(RunDirectory(result.directory).read_config())
+    for client in committed(result).manifest if changes else ():
+        for name, kept in personal_state(result, client).items():
+            assert not torch.equal(kept, initial[name]), f"{name!r}, which client {client} keeps, was never trained"
 
 
 @check(
