@@ -7,24 +7,29 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from fedcore.base.errors import UnknownNameError
+from fedcore.testing.causes import cause_of
 from fedcore.testing.checks import CHECKS, Check, CheckFailed, NotApplicable
 from fedcore.testing.checks.base import trial_of
 
 Status = Literal["passed", "failed", "not applicable", "failed as expected"]
 FIRST = ("check_is_a_plugin_class", "check_hooks_are_known_and_marked", "check_options_have_defaults")
 """The other checks need a plugin that passes these."""
+PLAINEST = "check_trains"
+"""Runs next: an error that stops every run is told as its own."""
 
 
 class Verdict(NamedTuple):
     """Result of one check.
 
     :param message: the reason, if it did not pass.
+    :param same_as: the earlier check that failed by the same error; empty for none.
     """
 
     check: Check
     status: Status
     message: str
     seconds: float
+    same_as: str = ""
 
 
 def run_checks(
@@ -36,6 +41,8 @@ def run_checks(
 ) -> Iterator[Verdict]:
     """Run the checks on a plugin one by one; yields a verdict for each.
 
+    A check that fails by the same error as an earlier one, in the same hook, only refers to that one.
+
     :param plugin: its class, or the name under which it is installed.
     :param slow: also run the checks that start processes.
     :param only: names of checks; default all.
@@ -46,14 +53,18 @@ def run_checks(
     _require_known([*only, *expected])
     trial = trial_of(plugin)
     broken = ""
-    for check in CHECKS.values():
+    told: dict[str, str] = {}
+    for check in sorted(CHECKS.values(), key=lambda check: (check.name not in FIRST, check.name != PLAINEST)):
         if (only and check.name not in only) or (check.slow and not slow and not only):
             continue
         began = time.perf_counter()
-        status, message = _verdict(check, trial, expected, broken)
+        status, message, cause = _verdict(check, trial, expected, broken)
         if status == "failed" and check.name in FIRST:
             broken = check.name
-        yield Verdict(check, status, message, time.perf_counter() - began)
+        same_as = "" if not cause or told.setdefault(cause, check.name) == check.name else told[cause]
+        if same_as:
+            message = f"plugin {trial.label!r} fails {check.name}: the same error as in {same_as}"
+        yield Verdict(check, status, message, time.perf_counter() - began, same_as)
 
 
 def check_plugin(
@@ -65,10 +76,16 @@ def check_plugin(
     :raises CheckFailed: an AssertionError that names the plugin, every check that failed, and what to do.
     """
     verdicts = list(run_checks(plugin, slow=slow, expected_failed_checks=expected_failed_checks))
-    failed = [verdict.message for verdict in verdicts if verdict.status == "failed"]
+    failed = [verdict for verdict in verdicts if verdict.status == "failed"]
     if failed:
-        raise CheckFailed("\n\n".join(failed))
+        raise CheckFailed("\n\n".join(_with_others(each, failed) for each in failed if not each.same_as))
     return verdicts
+
+
+def _with_others(verdict: Verdict, failed: Iterable[Verdict]) -> str:
+    """Return a verdict's message with the other checks that failed by the same error."""
+    others = [other.check.name for other in failed if other.same_as == verdict.check.name]
+    return verdict.message + (f"\nThe same error fails {', '.join(others)}." if others else "")
 
 
 def parametrize_with_checks(
@@ -117,23 +134,25 @@ def _skipping(check: Check) -> Callable[[Any], None]:
     return run
 
 
-def _verdict(check: Check, trial: Any, expected: Mapping[str, str], broken: str) -> tuple[Status, str]:
+def _verdict(check: Check, trial: Any, expected: Mapping[str, str], broken: str) -> tuple[Status, str, str]:
+    """Return status and message, and the cause of a failure that is not expected."""
     if broken:
-        return "not applicable", f"{broken} failed"
+        return "not applicable", f"{broken} failed", ""
     try:
         check.function(trial)
     except NotApplicable as reason:
-        return "not applicable", str(reason)
+        return "not applicable", str(reason), ""
     except CheckFailed as error:
         if check.name in expected:
-            return "failed as expected", expected[check.name]
-        return "failed", str(error)
+            return "failed as expected", expected[check.name], ""
+        return "failed", str(error), cause_of(error)
     if check.name in expected:
-        return "failed", (
+        said = (
             f"plugin {trial.label!r} passes {check.name}, which is listed as failing ({expected[check.name]})\n"
             "What to do: remove it from expected_failed_checks."
         )
-    return "passed", ""
+        return "failed", said, ""
+    return "passed", "", ""
 
 
 def _require_known(names: Iterable[str]) -> None:

@@ -1,0 +1,24 @@
+"""What made a check fail, so that one error that stops many checks is told once."""
+
+from __future__ import annotations
+
+import re
+
+_END = r"(?=; (?:client|round) \d|; and \d+ more|\. (?:Training diverged|The last good state)|\n|$)"
+_CAUSES = (
+    re.compile(rf"plugin '[^']+' hook (\w+)(?: \([^)]*\))? (.+?){_END}"),
+    re.compile(rf"client \d+:? (\w+)[:,] (.+?){_END}"),
+)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the hook and the error that ended a check's run, or how a client failed; empty where no run failed.
+
+    Rounds, clients and other numbers are left out: the same error of another client is the same cause.
+    """
+    message = str(error.__cause__ or error)
+    for pattern in _CAUSES:
+        found = pattern.search(message)
+        if found is not None:
+            return re.sub(r"\d+", "#", " ".join(found.groups()))
+    return ""
