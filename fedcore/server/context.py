@@ -142,9 +142,11 @@ class ScopeContext(ServerContext):
         self, tasks: list[ClientTask], size: int, check: Callable[[Tensors], object] | None
     ) -> Iterator[Answer]:
         scope = self._scope
+        answered = any(plugin.name == self._plugin for plugin in scope.federation.setup.plugins.implementers("answer"))
 
         def parse(task: ClientTask, outcome: Any) -> Tensors:
             tensors = scope.federation.validator.answer(task, outcome)
+            tensors = tensors if answered else _Unanswered(self._plugin, tensors)
             self._require_usable(task.client, tensors, check)
             return tensors
 
@@ -226,6 +228,21 @@ class ScopeContext(ServerContext):
                     F.cross_entropy(classifier(x[batch]), labels[batch]).backward()
                     optimizer.step()
         self.update_model({f"classifier.{name}": tensor for name, tensor in classifier.state_dict().items()})
+
+
+class _Unanswered(dict[str, Tensor]):
+    """A client's answer to a plugin without the hook ``answer``: empty, and it says so where a tensor is read."""
+
+    def __init__(self, plugin: str, tensors: Tensors) -> None:
+        super().__init__(tensors)
+        self._plugin = plugin
+
+    def __missing__(self, name: str) -> Tensor:
+        raise PluginContractError.of(
+            self._plugin,
+            f"reads {name!r} of a client's answer, but has no hook answer",
+            hint="write `@hookimpl def answer(self, client, question, tensors)`, which returns the tensors by name",
+        )
 
 
 class RoundContext(ScopeContext):
