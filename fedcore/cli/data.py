@@ -12,6 +12,9 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.identity import PARTITION_OPTIONS
 from fedcore.cli import options, output
+from fedcore.cli.settings import typed_code
+from fedcore.runs.trust import check_code, code_in
+from fedcore.storage.config_file import read_mapping
 
 app = typer.Typer(help="Data sets, and their partitions among clients.", no_args_is_help=True)
 
@@ -90,17 +93,19 @@ def plot(
     given: dict[str, Any],
     *,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[PARTITION.json]", help="A partition file of split or of a run.")
+        Path | None, typer.Argument(metavar="[RUN_OR_FILE]", help="A run, or a partition file of split or of a run.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.png", help="Also write the picture to a .png or .pdf file.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    allow_code: options.AllowCode = False,
     debug: options.Debug = False,
 ) -> None:
     """Draw a partition: a column per client, a row per class, block height by number of samples.
 
-    Give a partition file, or the options of split to preview its result.
+    Give a run, whose data set is found in its config.yaml, or a partition file, or the options of split to preview
+    its result.
     """
     if out is not None:
         save_figure = registry.resolve("figure", "partition")
@@ -111,13 +116,16 @@ def plot(
     if file is not None and given.get("partition") is not None:
         raise ConfigError(f"name either {file} or --partition {given['partition']}")
     config = RunConfig.create(given)
+    source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
+    if source is not None:
+        source = source / "partition.json" if source.is_dir() else source
+        config = _with_data_of_run(source, given, allow_code=allow_code)
 
     from fedcore.data import load_dataset, load_partition
     from fedcore.data.picture import draw_picture
     from fedcore.runs.resolve import resolve_partition
 
     dataset = load_dataset(config.dataset, config.data_dir)
-    source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
     partition = load_partition(source, dataset) if source else resolve_partition(config, dataset)
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     console = output.stdout()
@@ -130,6 +138,19 @@ def plot(
     if out is not None:
         registry.call("figure", "partition", save_figure, partition, dataset, out)
         console.print(output.text(f"written: {out}"), soft_wrap=True)
+
+
+def _with_data_of_run(partition: Path, given: dict[str, Any], *, allow_code: bool) -> RunConfig:
+    """Return the given options, with the data set of the run whose partition it is where none is given."""
+    beside = partition.with_name("config.yaml")
+    if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
+        return RunConfig.create(given)
+    written = read_mapping(beside)
+    if "digests" not in written:  # not a run's own
+        return RunConfig.create(given)
+    config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})
+    check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))
+    return config
 
 
 def _first_line(kind: str, name: str) -> str:
