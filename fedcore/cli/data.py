@@ -75,6 +75,7 @@ def split(
 
     from fedcore.data import load_dataset
     from fedcore.data.partition_table import draw_table
+    from fedcore.runs.cautions import data_cautions
     from fedcore.runs.resolve import resolve_partition
 
     dataset = load_dataset(config.dataset, config.data_dir)
@@ -82,7 +83,7 @@ def split(
     partition.save(out)
     console = output.stdout()
     console.print(draw_table(partition, dataset.train.labels, dataset.num_classes))
-    for message in cast(list[str], partition.info.get("notes", [])):
+    for message in (*data_cautions(dataset), *cast(list[str], partition.info.get("notes", []))):
         output.note(message)
     console.print(output.text(f"written: {out} (use it with --partition {out})"), soft_wrap=True)
 

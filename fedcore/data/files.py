@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcore.base.errors import DataError
 from fedcore.base.processors import cores
 from fedcore.data.samples import Dataset
-from fedcore.data.split import Split, assemble, span
+from fedcore.data.split import Split, assemble, span, unused
 from fedcore.data.vision import load_torchvision
 from fedcore.storage.files import read_text, require_file
 
@@ -31,11 +31,11 @@ def npz(path: Path) -> Dataset:
 
     :raises DataError: the file is missing, damaged or of another kind.
     """
-    train, test = read_npz(path)
+    train, test, others = _read_npz(path)
     if train.images.dtype != test.images.dtype:
         raise DataError(f"{path}: x_train and x_test must have the same type, both uint8 or both floating point")
     check_classes(train.labels, test.labels, str(path))
-    return assemble(f"npz:{path.name}", train, test)
+    return assemble(f"npz:{path.name}", train, test, notes=unused(str(path), "arrays", others))
 
 
 RENUMBER = (
@@ -82,7 +82,8 @@ def how_to_number(y: Array) -> str:
 
 
 def imagefolder(path: Path) -> Dataset:
-    """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*`` or ``val/CLASS/*``.
+    """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``, or where there is
+    no ``test``, ``val/CLASS/*``.
 
     All images must have one size; they are read as RGB and normalised to -1..1, as MOON does for
     Tiny-ImageNet, whose own layout (``val/images`` with ``val/val_annotations.txt``) is understood too.
@@ -94,11 +95,12 @@ def imagefolder(path: Path) -> Dataset:
     train_files, names = _class_folders(path / "train")
     annotations = path / "val" / "val_annotations.txt"
     if annotations.is_file():
-        test_files = _annotated_files(annotations)
+        held_out, test_files = annotations.parent, _annotated_files(annotations)
     else:
-        held_out = next((path / name for name in ("test", "val") if (path / name).is_dir()), None)
-        if held_out is None:
+        folders = [path / name for name in ("test", "val") if (path / name).is_dir()]
+        if not folders:
             raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set")
+        held_out = folders[0]
         test_files, _ = _class_folders(held_out)
     strange = sorted({label for _, label in test_files} - set(names))
     if strange:
@@ -108,6 +110,7 @@ def imagefolder(path: Path) -> Dataset:
         Split(_decode([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
         for files in (train_files, test_files)
     )
+    others = [f"{folder.name}/" for folder in path.iterdir() if folder.is_dir() and folder.name[0] != "."]
     half = (0.5, 0.5, 0.5)
     return assemble(
         f"imagefolder:{path.resolve().name}",
@@ -116,6 +119,7 @@ def imagefolder(path: Path) -> Dataset:
         stats=(half, half),
         num_classes=len(names),
         class_names=tuple(names),
+        notes=unused(str(path), "folders", set(others) - {"train/", f"{held_out.name}/"}),
     )
 
 
@@ -124,6 +128,12 @@ def read_npz(path: Path) -> tuple[Split, Split]:
 
     :raises DataError: the file is missing, damaged or of another kind.
     """
+    train, test, _ = _read_npz(path)
+    return train, test
+
+
+def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
+    """Return the training and the test part, and the names of other arrays; raises as :func:`read_npz`."""
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise DataError(
@@ -140,12 +150,14 @@ def read_npz(path: Path) -> tuple[Split, Split]:
             if absent:
                 raise ValueError(f"without {', '.join(absent)} (it has {', '.join(content) or 'nothing'})")
             x_train, y_train, x_test, y_test = (content[key] for key in keys)
+            others = [key for key in content if key not in keys]
     except Exception as error:  # zip, zlib, header parser, memory: an untrusted file may raise anything
         raise DataError(
             f"{path} is not a usable .npz file: {error or type(error).__name__}. It must hold "
             f"{', '.join(keys)} as plain arrays (no Python objects)."
         ) from error
-    return image_split(x_train, y_train, "train", f"{path}: "), image_split(x_test, y_test, "test", f"{path}: ")
+    train = image_split(x_train, y_train, "train", f"{path}: ")
+    return train, image_split(x_test, y_test, "test", f"{path}: "), others
 
 
 def image_split(x: Array, y: Array, part: str, where: str = "") -> Split:

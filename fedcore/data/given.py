@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedcore.base.errors import DataError
 from fedcore.data.files import check_classes, how_to_number, image_split
 from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset, ResidentSamples, Samples
-from fedcore.data.split import assemble
+from fedcore.data.split import assemble, unused
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 FORMS = (
@@ -40,7 +41,9 @@ def as_dataset(given: Any, name: str) -> Dataset:
         missing = [key for key in KEYS if key not in given]
         if missing:
             raise DataError(f"dataset has no {missing[0]!r}; expected the keys {', '.join(KEYS)}")
-        given = [given[key] for key in KEYS]
+        others = [str(key) for key in given if key not in KEYS]
+        dataset = _from_arrays([_array(given[key]) for key in KEYS], name)
+        return replace(dataset, notes=unused("dataset", "keys", others))
     if isinstance(given, Sequence) and len(given) == len(KEYS):
         return _from_arrays([_array(value) for value in given], name)
     if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):

@@ -163,7 +163,7 @@ class Dataset:
     samples define their own. ``augmentation`` names an entry of :mod:`fedcore.data.augment`, None without augmentation.
     ``model`` is the model of ``--model auto``, None for the rule for images. ``public`` are the run's public samples.
     ``sources`` (n,) int64 numbers where each training sample comes from, a writer or a hospital, for the partition
-    ``natural``.
+    ``natural``. ``notes`` are lines for the user, such as what a file holds that is not used.
     """
 
     name: str
@@ -176,6 +176,7 @@ class Dataset:
     model: str | None = None
     public: PublicSamples | None = None
     sources: Tensor | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:

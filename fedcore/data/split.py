@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ def assemble(
     num_classes: int | None = None,
     class_names: tuple[str, ...] | None = None,
     augmentation: str | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Dataset:
     """Return a data set of images, normalised by ``stats`` or else by the training images' statistics."""
     if train.images.shape[1:] != test.images.shape[1:]:
@@ -46,7 +47,17 @@ def assemble(
         input_shape=tuple(train.images.shape[1:]),
         class_names=class_names,
         augmentation=augmentation,
+        notes=notes,
     )
+
+
+def unused(where: str, what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return a note that names what was found and not used; nothing where there are no names."""
+    found = sorted(map(repr, names))
+    if not found:
+        return ()
+    rest = f" and {len(found) - 10} more" if len(found) > 10 else ""
+    return (f"{where}: {what} not used: {', '.join(found[:10])}{rest}",)
 
 
 def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,12 +8,13 @@ from fedcore.hooks.setup import Setup
 
 
 def data_cautions(dataset: Dataset) -> list[str]:
-    """Return what is to be said of a data set on which accuracy means nothing."""
+    """Return what is to be said of a data set: its own notes, and where accuracy means nothing on it."""
     if dataset.num_classes > 1:
-        return []
+        return [*dataset.notes]
     return [
+        *dataset.notes,
         f"{dataset.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
-        "column of one-hot rows or of a table may have been lost"
+        "column of one-hot rows or of a table may have been lost",
     ]
 
 

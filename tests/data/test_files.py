@@ -134,6 +134,24 @@ def test_imagefolder(tmp_path, held_out):
     assert grey.unique().tolist() == pytest.approx([102 / 127.5 - 1], abs=1e-6)
 
 
+def test_what_is_there_and_not_used_is_named(tmp_path):
+    write_npz(tmp_path / "a.npz")
+    assert load_dataset(f"npz:{tmp_path / 'a.npz'}").notes == ()
+    write_npz(tmp_path / "b.npz", x_val=np.zeros(3), **{f"z\x1b{i:02}": np.zeros(1) for i in range(10)})
+    (note,) = load_dataset(f"npz:{tmp_path / 'b.npz'}").notes
+    assert note.startswith(f"{tmp_path / 'b.npz'}: arrays not used: 'x_val', 'z\\x1b00', ")
+    assert note.endswith("'z\\x1b08' and 1 more")
+
+    for part in ("train", "test"):
+        write_image(tmp_path / "images" / part / "cat/1.png")
+    (tmp_path / "images" / ".cache").mkdir()
+    assert load_dataset(f"imagefolder:{tmp_path / 'images'}").notes == ()
+    write_image(tmp_path / "images/val/cat/1.png")
+    assert load_dataset(f"imagefolder:{tmp_path / 'images'}").notes == (
+        f"{tmp_path / 'images'}: folders not used: 'val/'",
+    )
+
+
 def test_imagefolder_in_tiny_imagenets_layout(tmp_path):
     for name in ("n01", "n02"):
         write_image(tmp_path / f"train/{name}/images/{name}_0.JPEG")
@@ -144,6 +162,7 @@ def test_imagefolder_in_tiny_imagenets_layout(tmp_path):
     dataset = load_dataset(f"imagefolder:{tmp_path}")
     assert dataset.class_names == ("n01", "n02")
     assert dataset.test.labels.tolist() == [1, 0, 1]
+    assert dataset.notes == (f"{tmp_path}: folders not used: 'test/'",)
     third = dataset.test.gather(torch.tensor([2]))[0, :, 0, 0]
     assert third.tolist() == pytest.approx([c / 127.5 - 1 for c in colours[1]], abs=0.06)  # JPEG
 

@@ -26,6 +26,8 @@ def test_images_are_those_of_the_same_file(tmp_path):
     arrays = (x, LABELS, x[:6], LABELS[:6])
     named = dict(zip(("x_train", "y_train", "x_test", "y_test"), map(torch.from_numpy, arrays), strict=True))
     assert data_digest(as_dataset(arrays, "own")) == data_digest(as_dataset(named, "own")) == expected
+    assert as_dataset(named, "own").notes == ()
+    assert as_dataset({**named, "x_val": x}, "own").notes == ("dataset: keys not used: 'x_val'",)
 
 
 def test_rows_and_tokens_stay_as_they_are():
