@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedcore.base.config import RunConfig
+from fedcore.base.objects import CODE
 
 WITHOUT_EFFECT = (
     "out",
@@ -80,6 +81,15 @@ def digest(config: RunConfig) -> str:
 def short_name(name: str) -> str:
     """Return a name without the module that it is imported from: ``Near`` of ``module:study.Near``."""
     return name.replace(":", ".").rpartition(".")[2]
+
+
+def full_name(name: str, names: Collection[str]) -> str:
+    """Return ``module:study.Near`` for ``Near`` or ``near`` if ``names`` have one such class, else the name itself."""
+    if name in names:
+        return name
+    short = {known: short_name(known) for known in names if known.startswith(CODE)}
+    meant = [known for known, own in short.items() if name in (own, own.lower())]
+    return meant[0] if len(meant) == 1 else name
 
 
 def method(plugins: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, UnknownNameError, suggestion
+from fedcore.base.identity import full_name
 from fedcore.base.safe_yaml import parse_setting
 from fedcore.base.system_options import read_system
 from fedcore.runs.trust import check_code, code_in
@@ -57,11 +58,14 @@ def typed_code(given: Iterable[Any]) -> set[str]:
 def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> dict[str, Any]:
     """Return the plugins (and trackers, and the engine) with their options changed by ``plugin.option=value`` texts.
 
+    ``Near`` or ``near`` is short for ``module:study.Near`` where one of them has this name.
+
     :raises ConfigError: a name is not among the run's.
     """
     changed = {name: dict(options) for name, options in plugins.items()}
     for text in settings:
         name, option, value = parse_setting(text)
+        name = full_name(name, changed)
         if name not in changed:
             kind = _kind(name)
             if kind == "engine":

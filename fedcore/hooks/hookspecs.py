@@ -228,7 +228,8 @@ def report(server: ServerContext) -> Mapping[str, Any] | None:
     :param server: ``server.round`` is the last round; the result is a pure function of it and ``server.state``, which
         is read-only.
     :returns: JSON values by name; they stand under ``reports`` and the plugin's name in the round's record and in
-        summary.json, numbers that are not finite as null. None for none.
+        summary.json, numbers that are not finite as null; ``result.history`` has them as ``report.PLUGIN.NAME``. None
+        for none.
     Combining: each plugin has its own place.
     """
 

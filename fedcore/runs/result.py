@@ -15,6 +15,7 @@ from fedcore.base.protocols import EVALUATED, PROTOCOLS
 from fedcore.models import SplitModel
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.learning_curve import learning_curve
+from fedcore.runs.trackers.scalars import flat
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +42,8 @@ class RunResult:
     @property
     def history(self) -> Any:
         """One row per round: losses, and where it was evaluated the figures of every protocol, bytes, seconds.
+
+        What a plugin's hook ``report`` gave is in ``report.PLUGIN.NAME``.
 
         A pandas DataFrame indexed by round where pandas is installed, else a list of dictionaries.
         """
@@ -108,6 +111,7 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     row[f"{name}.{key}"] = figures[key]
         row["clients"], row["failed"] = len(record["cohort"]), len(record["failures"])
         row |= {"bytes.down": record["bytes"]["down"], "bytes.up": record["bytes"]["up"]}
+        row |= {f"report.{path}": value for path, value in flat(record.get("reports", {}), ".")}
         row["seconds"] = sum(record["time"][part] for part in ("round", "evaluation") if part in record["time"])
         rows.append(row)
     return rows

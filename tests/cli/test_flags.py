@@ -73,6 +73,11 @@ def test_set_reads_yaml_values(text: str, value: object) -> None:
 
 def test_set_works_for_a_plugin_named_by_its_module() -> None:
     assert set_options({"module:mine.Foo": {}}, ["module:mine.Foo.x=1"]) == {"module:mine.Foo": {"x": 1}}
+    assert set_options({"module:mine.Foo": {}, "moon": {}}, ["foo.x=1"]) == {"module:mine.Foo": {"x": 1}, "moon": {}}
+    assert set_options({"module:mine.Foo": {}}, ["Foo.x=1"]) == {"module:mine.Foo": {"x": 1}}
+    assert set_options({"module:mine.Foo": {}, "Foo": {}}, ["Foo.x=1"])["Foo"] == {"x": 1}  # one of this very name
+    with pytest.raises(ConfigError, match="'Foo' is not among this run's plugins"):
+        set_options({"module:mine.Foo": {}, "module:yours:Foo": {}}, ["Foo.x=1"])
 
 
 def test_set_for_a_plugin_that_is_not_there() -> None:

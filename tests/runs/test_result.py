@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import RunConfig, RunDirectoryError
+from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
 from fedcore.runs import notebook
 from fedcore.runs.learning_curve import learning_curve
+from fedcore.runs.result import history_rows
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,21 @@ def test_history_without_pandas_is_rows(finished, monkeypatch):
     assert rows[-1]["loss.task"] == last["losses"]["task"]
     assert rows[-1]["bytes.up"] == last["bytes"]["up"]
     assert (rows[0]["clients"], rows[0]["failed"]) == (3, 0)
+
+
+def test_history_has_what_plugins_report(tmp_path):
+    class Counting(Plugin):
+        @hookimpl
+        def report(self, server):
+            return {"seen": server.round + 1, "spent": {"epsilon": 0.5 * server.round}}
+
+    options = {"clients": 2, "rounds": 2, "local_epochs": 1, "samples": 100, "workers": 0, "out": tmp_path / "run"}
+    rows = history_rows(fedcore.run(RunConfig(**options), plugins=[Counting]).records)
+    found = [{key: value for key, value in row.items() if key.startswith("report.")} for row in rows]
+    assert found == [
+        {"report.counting.seen": 1, "report.counting.spent.epsilon": 0.0},
+        {"report.counting.seen": 2, "report.counting.spent.epsilon": 0.5},
+    ]
 
 
 def test_history_with_pandas_is_a_frame_by_round(finished, monkeypatch):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
-from fedcore.base.identity import WITHOUT_EFFECT, digest, method
+from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method
 from fedcore.base.safe_yaml import parse_setting, read_yaml
 from fedcore.base.validation_errors import describe
 from fedcore.storage.config_file import read_config_file
@@ -140,7 +140,7 @@ class SweepSpec(BaseModel):
                     yield self._name(config), config
         for target in [*self.settings, *(name for name in self._named() if "." in name)]:
             plugin = target.rpartition(".")[0]
-            if plugin not in used:
+            if full_name(plugin, used) not in used:
                 raise ConfigError(f"{target}: no run of this sweep has the plugin {plugin!r}")
 
     def run(self, choice: Mapping[str, Json], seed: int) -> RunConfig:
@@ -158,6 +158,7 @@ class SweepSpec(BaseModel):
         trackers = {name: dict(given) for name, given in listed.items()}
         for target, value in {**self.settings, **options}.items():
             name, _, option = target.rpartition(".")
+            name = full_name(name, [*plugins, *trackers])
             if name in plugins or name in trackers:
                 (plugins if name in plugins else trackers)[name][option] = value
         return RunConfig.create({**values, "plugins": plugins, "trackers": trackers, "seed": seed}, source=source)
@@ -165,7 +166,8 @@ class SweepSpec(BaseModel):
     def _name(self, config: RunConfig) -> str:
         options = {f"{plugin}.{o}": v for plugin, given in config.plugins.items() for o, v in given.items()}
         parts = [method(config.plugins)]
-        parts += [f"{target}={value}" for target, value in options.items() if target not in self.settings]
+        fixed = {f"{full_name(p, config.plugins)}.{o}" for p, _, o in (t.rpartition(".") for t in self.settings)}
+        parts += [f"{target}={value}" for target, value in options.items() if target not in fixed]
         parts += [f"{axis}={getattr(config, axis)}" for axis in self._axes() if "." not in axis and axis != "plugins"]
         return " ".join([*parts, f"seed={config.seed}"])
 
