@@ -29,6 +29,7 @@ from fedcore.runs.saved import HOW_TO_CHANGE, Binding, ConfigFile, SavedConfig, 
 from fedcore.runs.trackers.base import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
 from fedcore.server.scope import Federation
+from fedcore.storage.files import sync_tree
 
 CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
 """Options that can change when a run is resumed; of these only rounds, patience and device can change its bits."""
@@ -161,10 +162,14 @@ def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDir
 
 
 def _copy_content(source: Path, target: Path) -> None:
-    """Copy files and folders, which can be written to in the copy even where the source is an archive that cannot."""
+    """Copy files and folders, which can be written to in the copy even where the source is an archive that cannot.
+
+    They are on the disk when it returns.
+    """
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile)
     for folder, _, _ in os.walk(target):
         os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
+    sync_tree(target)
 
 
 def _check_digests(saved: SavedConfig, binding: Binding, path: Path) -> None:

@@ -266,6 +266,18 @@ def sync_folders(folder: Path, *, inside: Path) -> None:
         folder = folder.parent
 
 
+def sync_tree(folder: Path) -> None:
+    """Wait until the disk has all files below a folder, and their names; links in it are left as they are.
+
+    :raises OSError: it cannot be done.
+    """
+    for _, _, files, opened in os.fwalk(folder):
+        for file in files:
+            if not stat.S_ISLNK(os.stat(file, dir_fd=opened, follow_symlinks=False).st_mode):
+                _sync(file, opened)
+        os.fsync(opened)
+
+
 def make_folders(path: Path) -> list[Path]:
     """Make a folder and those above it, and wait until the disk has their names; returns the new ones, innermost first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,3 +155,12 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
     ):
         pass
     assert not (tmp_path / "deep").exists()
+
+
+def test_a_copy_is_on_the_disk(tmp_path, monkeypatch):
+    with begin(small_config(tmp_path)) as first:
+        first.directory.sessions.append({})  # one that has trained stays
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    copy = reopen(first.directory.path, allow_code=False, out=tmp_path / "copy").directory.path
+    assert {path.stat().st_ino for path in [copy, *copy.rglob("*")]} <= set(synced)

@@ -45,6 +45,15 @@ def test_a_file_is_on_the_disk_with_its_name_when_it_is_asked_for(tmp_path, disk
     assert disk == [("sync", "metrics.jsonl"), ("sync", tmp_path.name)]
 
 
+def test_a_tree_is_on_the_disk_with_all_its_names(tmp_path, disk):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "deep.txt").write_text("")
+    (tmp_path / "top.txt").write_text("")
+    (tmp_path / "link").symlink_to("/nowhere")
+    files.sync_tree(tmp_path)
+    assert sorted(disk) == sorted([("sync", name) for name in ("top.txt", tmp_path.name, "deep.txt", "a")])
+
+
 def test_the_names_of_new_folders_are_on_the_disk(tmp_path, disk):
     folders = [tmp_path / "a" / "b", tmp_path / "a"]
     assert files.make_folders(folders[0]) == folders
