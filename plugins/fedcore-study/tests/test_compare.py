@@ -249,6 +249,13 @@ class TestRecords:
         assert not read_run(folder, notes.append).finished
         assert "counts as not finished" in notes[0]
 
+    def test_an_empty_folder_beside_runs_is_left_out(self, make, tmp_path):
+        """Such as ``runs/*`` has where a run was killed before it began."""
+        (tmp_path / "empty").mkdir()
+        notes = []
+        assert len(find_runs([tmp_path / "empty", make([], 0, [0.2])], notes.append).runs) == 1
+        assert notes == [f"{tmp_path / 'empty'} is empty and left out: its run was killed before it began"]
+
     def test_what_is_no_run_is_refused(self, make, tmp_path):
         (tmp_path / "empty").mkdir()
         for name, says in (("empty", "neither a run nor a sweep"), ("none", "does not exist")):

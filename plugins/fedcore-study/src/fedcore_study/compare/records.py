@@ -132,9 +132,12 @@ class Found:
 def find_runs(paths: Iterable[Path], warn: Warn) -> Found:
     """Read run directories, and all runs of sweep directories, searches too; one that is named twice counts once.
 
+    An empty folder beside others, such as a run leaves that is killed before it begins, is left out with a warning.
+
     :raises RunDirectoryError: a path is neither, or a run's files are damaged beyond a half-written last line.
     """
     found, seen = Found(), set[Path]()
+    paths = list(paths)
     for path in paths:
         if SweepDirectory.is_one(path):
             sweep = SweepDirectory(path)
@@ -147,6 +150,9 @@ def find_runs(paths: Iterable[Path], warn: Warn) -> Found:
         elif (path / STUDY).is_file():
             warn(f"{path} is a search by Optuna: its trials differ in options, of which --by OPTION makes rows")
             folders = [run.path for run in _trials(path.resolve())]
+        elif len(paths) > 1 and path.is_dir() and not any(path.iterdir()):
+            warn(f"{path} is empty and left out: its run was killed before it began")
+            folders = []
         else:
             folders = [path.resolve()]
         for folder in folders:
