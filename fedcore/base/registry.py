@@ -9,8 +9,10 @@ Looking a name up reads package metadata only; the object's module is imported w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -144,6 +146,7 @@ def resolve(kind: str, name: str) -> Any:
         package = package_of(f"{kind} prefix", prefix) if colon else package_of(kind, name)
         other = next((other for other in NAMED if other != kind and name in available(other)), None)
         hint = f"{name!r} is the name of an installed {other}" if other else ""
+        hint = hint or (_behind_prefix(kind, name, prefixes) if kind == "model" and not colon else "")
         hint = f"{name!r} is in the package {package}: pip install {package}" if package else hint
         raise UnknownNameError(kind, name, [*points, *(f"{known}:NAME" for known in prefixes)], hint)
     try:
@@ -153,6 +156,16 @@ def resolve(kind: str, name: str) -> Any:
         raise PluginContractError.of(
             name, f"{found}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, points[name])
         ) from error
+
+
+def _behind_prefix(kind: str, name: str, prefixes: Iterable[str]) -> str:
+    """Return where a library has the name, for a message: ``resnet18`` is ``torchvision:resnet18``."""
+    found = []
+    for prefix in prefixes:
+        with contextlib.suppress(Exception):  # the library is not installed, or has no such name
+            resolve(f"{kind} prefix", prefix)(name)
+            found.append(f"{prefix}:{name}")
+    return f"There is {' and '.join(found)}" if found else ""
 
 
 def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -> Any:
