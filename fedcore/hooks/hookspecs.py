@@ -365,7 +365,9 @@ def answer(client: ClientContext, question: str, tensors: Mapping[str, Tensor]) 
 def personal_model(client: ClientContext) -> nn.Module | None:
     """Give the model that personalised evaluation uses for this client (Ditto, FDCL).
 
-    When: in an evaluation, once per client; state is read-only.
-    :returns: A module with the model's interface, or None for the global model (with personal parameters).
+    When: in an evaluation, once per client that has trained in some round, after it received ``broadcast``; the
+        others have the global model. ``client.state`` is that of its last training, and read-only.
+    :returns: A module that takes the model's batches and returns :class:`~fedcore.models.Outputs`, as the model does,
+        on the client's device; None for the global model (with personal parameters).
     Combining: exclusive.
     """
