@@ -141,5 +141,6 @@ def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text.assemble(("silhouette of the features: ", "bold"), f"{metrics['silhouette']:.4f}")
     elif metrics.get("silhouette_reason"):
         yield Text.assemble(("silhouette of the features: ", "bold"), f"none, {clean(metrics['silhouette_reason'])}")
-    if metrics.get("failed"):
-        yield Text(f"{metrics['failed']} clients could not be evaluated and are left out", style="yellow")
+    failed = participation.not_evaluated(metrics)
+    if failed:
+        yield Text(clean(failed), style="yellow")

@@ -8,6 +8,8 @@ model on the server's test set.
 from __future__ import annotations
 
 import math
+import os
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcore.base.errors import FedcoreError, PluginCallError
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.base.seeding import numpy_generator
 from fedcore.base.threads import one_torch_thread
@@ -83,7 +86,7 @@ def count(
     def counts_of(chunk: Tensor) -> tuple[Tensor, ...]:
         with torch.inference_mode():
             labels = samples.labels[chunk].to(device)
-            _, logits = model(samples.gather(chunk).to(device))
+            logits = _logits(model(samples.gather(chunk).to(device)), len(chunk), num_classes)
             members = labels.unsqueeze(1) == classes  # (B, C)
             predicted = logits.argmax(dim=1)
             hits = (predicted == labels).unsqueeze(1)
@@ -100,6 +103,19 @@ def count(
     zero = torch.zeros_like(classes)
     zeros = (zero, zero, zero.double().sum(), *([zero.diag()] if confusion else []))
     return Counted(tuple(sum((parts[i] for parts in counts), start) for i, start in enumerate(zeros)))
+
+
+def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
+    """Return the logits of a model's output.
+
+    :raises ValueError: the output is not (features, logits), or the logits have another shape.
+    """
+    if not (isinstance(output, (tuple, list)) and len(output) == 2 and isinstance(output[1], Tensor)):
+        raise ValueError(f"its forward returned {type(output).__name__}, expected (features, logits)")
+    logits = output[1]
+    if logits.shape != (batch, num_classes):
+        raise ValueError(f"its logits have the shape {tuple(logits.shape)}, expected {(batch, num_classes)}")
+    return logits
 
 
 def _side_by_side(
@@ -144,11 +160,14 @@ def evaluate_client(
 ) -> dict[str, Any]:
     """Evaluate one client, whose session is loaded; returns counts by protocol.
 
+    Where the model of a plugin's ``personal_model`` fails, ``failed`` says why in place of the protocols of own models.
+
     :param held_out: the client's held-out samples, positions in the training set, int64 (m,).
     :param meta: the task's ``protocols``, whether the client ``took_part`` in training before, and whether
         ``confusion`` is to be counted for its own model.
     """
-    protocols, found = set(meta["protocols"]), {}
+    protocols = set(meta["protocols"])
+    found: dict[str, Any] = {}
     device, working = session.working.device, session.working.module
 
     def on_held_out(model: nn.Module, *, confusion: bool = False) -> dict[str, Any]:
@@ -156,15 +175,49 @@ def evaluate_client(
 
     if "global_local" in protocols and len(held_out):
         found["global_local"] = on_held_out(working)
-    own: nn.Module | None = None
-    if meta["took_part"]:
-        own = session.plugins.first("personal_model", client=context_of(session, ""))
-    own = own or working
-    if "personal" in protocols and len(held_out):
-        found["personal"] = on_held_out(own, confusion=meta["confusion"])
-    if "personal_global" in protocols:
-        found["personal_global"] = evaluate(own, dataset.test, dataset.num_classes, device, confusion=meta["confusion"])
+
+    def by(model: nn.Module) -> dict[str, Any]:
+        counts, confusion = {}, meta["confusion"]
+        if "personal" in protocols and len(held_out):
+            counts["personal"] = on_held_out(model, confusion=confusion)
+        if "personal_global" in protocols:
+            counts["personal_global"] = evaluate(model, dataset.test, dataset.num_classes, device, confusion=confusion)
+        return counts
+
+    try:
+        found |= _by_own_model(session, by) if meta["took_part"] else by(working)
+    except PluginCallError as error:
+        if os.environ.get("FEDCORE_DEBUG"):
+            traceback.print_exc()
+        found["failed"] = f"{error}"
     return found
+
+
+def _by_own_model(session: LocalSession, by: Callable[[nn.Module], dict[str, Any]]) -> dict[str, Any]:
+    """Return the counts of a client's own model: that of ``personal_model``, else the one loaded.
+
+    :raises PluginCallError: the hook raised, or its model cannot be evaluated.
+    """
+    plugin = next(iter(session.plugins.implementers("personal_model")), None)
+    model = session.plugins.first("personal_model", client=context_of(session, ""))
+    if plugin is None or model is None:
+        return by(session.working.module)
+
+    def failed(found: str) -> PluginCallError:
+        what = f"returned {type(model).__name__}, which cannot be evaluated: {found}"
+        return PluginCallError.of(plugin.name, what, hook="personal_model", round=session.round, client=session.client)
+
+    try:
+        counts = by(model)
+    except FedcoreError:
+        raise
+    except ValueError as error:
+        raise failed(f"{error}") from error
+    except Exception as error:  # third-party code can raise anything
+        raise failed(f"{type(error).__name__}: {error}") from error
+    if any(math.isnan(counted["loss"]) for counted in counts.values()):  # infinite where a class is ruled out
+        raise failed("its logits are nan")
+    return counts
 
 
 def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Iterable[int]) -> dict[str, Any]:

@@ -368,6 +368,7 @@ def personal_model(client: ClientContext) -> nn.Module | None:
     When: in an evaluation, once per client that has trained in some round, after it received ``broadcast``; the
         others have the global model. ``client.state`` is that of its last training, and read-only.
     :returns: A module that takes the model's batches and returns :class:`~fedcore.models.Outputs`, as the model does,
-        on the client's device; None for the global model (with personal parameters).
+        on the client's device; None for the global model (with personal parameters). Where it fails or its logits are
+        nan, the client is left out of the protocols of own models, and the run says why.
     Combining: exclusive.
     """

@@ -157,7 +157,11 @@ class Evaluator:
             ]
 
             def counts(task: ClientTask, outcome: Any) -> dict[str, Any]:
-                return federation.validator.counts(task, outcome, self._samples(task), classes)
+                found = federation.validator.counts(task, outcome, self._samples(task), classes)
+                failed = federation.validator.own_model_failed(outcome)
+                if failed:
+                    scope.fail(task.client, "raised", failed)
+                return found
 
             results: dict[int, dict[str, Any]] = {}
             for task, found in scope.answers(tasks, counts):
@@ -187,9 +191,9 @@ class Evaluator:
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""
-        protocol = next((name for name in VALIDATION if name in metrics), None)
-        if protocol is None:
-            return {}
+        protocol = next((name for name in VALIDATION if name in self._on_clients), None)
+        if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
+            return state.best
         accuracy = metrics[protocol]["accuracy"]
         if state.best and accuracy <= state.best["validation_accuracy"]:
             return state.best

@@ -45,3 +45,13 @@ def in_words(selected: int, accepted: int, partial: int, losses: Mapping[str, in
         parts.append(", ".join(f"{count} {kind}" for kind, count in losses.items()))
     notes = "; ".join(parts)
     return f"{accepted} of {selected} clients" + (f" ({notes})" if notes else "")
+
+
+def not_evaluated(metrics: Mapping[str, Any]) -> str:
+    """Return how many clients an evaluation left out, with the first reason; empty where it has them all."""
+    failures = metrics.get("failures") or []
+    if not failures:
+        return ""
+    others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+    left_out = f"client {failures[0]['client']}{others} could not be evaluated by every protocol"
+    return f"{left_out}: {failures[0]['message']}"

@@ -63,6 +63,7 @@ class Experiment:
         self._open: OpenRound | None = None
         self._unsaved: ServerState | None = None  # the last recorded state, until a checkpoint of it is being written
         self._latest: dict[str, Any] | None = None
+        self._failures_noted = False
         self._times = RoundTimes()
         self._began = time.perf_counter()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -131,7 +132,7 @@ class Experiment:
         state, last = ended.state, ended.state.phase == "post_train"
         began, metrics = time.perf_counter(), None
         if ended.figures is not None:
-            metrics = ended.figures()
+            metrics = self._noted(ended.figures())
             state = replace(state, best=self.evaluator.best(state, metrics))
             if not last and out_of_patience(self.config, state):
                 last, state = True, replace(state, phase="post_train")
@@ -204,12 +205,22 @@ class Experiment:
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
-        metrics = self._latest if self._latest is not None else self.evaluator.evaluate(state, with_confusion=True)
+        metrics = self._latest
+        if metrics is None:
+            metrics = self._noted(self.evaluator.evaluate(state, with_confusion=True))
         if "silhouette" not in metrics:
             metrics = {**metrics, **self.evaluator.silhouette(state)}
         if state.before_correction is not None:
             metrics = {**metrics, "global_before_correction": state.before_correction}
         return {**metrics, "best_by_validation": state.best or None}
+
+    def _noted(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return an evaluation's figures; notes the first time that clients could not be evaluated."""
+        failed = participation.not_evaluated(metrics)
+        if failed and not self._failures_noted:
+            self._failures_noted = True
+            self.notify("note", {"message": failed})
+        return metrics
 
     def reports(self, state: ServerState) -> dict[str, Any]:
         """Return what plugins report after the last committed round, as an entry of a record; none where none do."""

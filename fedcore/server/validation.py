@@ -160,12 +160,15 @@ class UpdateValidator:
     def counts(self, task: ClientTask, outcome: Any, totals: Mapping[str, int], classes: int) -> dict[str, Any]:
         """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` gives them.
 
-        :param totals: protocol -> number of samples that it is evaluated on; exactly these protocols are expected.
+        :param totals: protocol -> number of samples that it is evaluated on; exactly these protocols are expected,
+            without those of the client's own model where ``failed`` says why that cannot be evaluated.
             A confusion matrix is there where the task asks for it, for the client's own model.
         """
         self._tensors(task, outcome)
-        found = {}
+        found, failed = {}, self.own_model_failed(outcome)
         for protocol, samples in totals.items():
+            if failed and PROTOCOLS[protocol].own_model:
+                continue
             what = f"client {task.client}: evaluation {protocol!r}"
             counts = _parsed(_Counts, outcome.meta.get(protocol), what)
             fits = len(counts.correct) == len(counts.total) == classes and sum(counts.total) == samples
@@ -176,6 +179,12 @@ class UpdateValidator:
                 raise RejectUpdate(f"{what}: its confusion matrix does not match its counts of {classes} classes")
             found[protocol] = counts.model_dump(exclude=set() if asked else {"confusion"})
         return found
+
+    @staticmethod
+    def own_model_failed(outcome: ClientResult) -> str:
+        """Return why a client's own model cannot be evaluated; empty where it can."""
+        failed = outcome.meta.get("failed", "")
+        return failed if isinstance(failed, str) else ""
 
     def _tensors(self, task: ClientTask, outcome: Any, device: torch.device = CPU) -> Tensors:
         """Return an outcome's tensors, detached, after checking that it answers this task."""

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fedcore.base import registry
 from fedcore.base.errors import FedcoreError
+from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.subprocesses import search_path
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
@@ -119,14 +120,25 @@ class Trial:
 
 
 def failures(result: RunResult) -> str:
-    """Return the failed clients of a run with their messages; empty if none failed."""
+    """Return the failed clients of a run, those of evaluations too, with their messages; empty if none failed."""
     found = [
-        f"round {record.get('round', 'after the last')}: client {failure['client']} {failure['kind']}: "
+        f"round {record.get('round', 'after the last')}{during}: client {failure['client']} {failure['kind']}: "
         f"{failure['message']}"
         for record in records(result)
-        for failure in record["failures"]
+        for during, failures in (
+            ("", record["failures"]),
+            (", evaluation", (record.get("metrics") or {}).get("failures", ())),
+        )
+        for failure in failures
     ]
+    found += [f"evaluation {name!r}: {reason}" for name, reason in _not_finite(result.metrics)]
     return "; ".join(found[:3])
+
+
+def _not_finite(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, row in metrics.items():
+        if name in PROTOCOLS and not PROTOCOLS[name].own_model and row and "loss_reason" in row:
+            yield name, row["loss_reason"]
 
 
 @contextmanager

@@ -153,6 +153,10 @@ def test_summary_shows_every_protocol_and_figure() -> None:
 
 
 def test_no_global_model_says_why() -> None:
+    failures = [{"client": client, "kind": "raised", "message": f"no [b] {client}"} for client in range(3)]
+    assert "client 0 and 2 more could not be evaluated by every protocol: no [b] 0" in drawn(
+        metrics_tables({"global": None, "failed": 3, "failures": failures})
+    )
     picture = drawn(metrics_tables({"global": None, "global_reason": "no global model: [b] stays"}))
     assert "no global model: [b] stays" in picture
 

@@ -50,6 +50,60 @@ def test_personal_model(go):
     assert len(test_labels) == 10
 
 
+class FailsOnSome(Plugin):
+    """What clients 0 to 2 return in place of a model that can be evaluated; client 3 has none of its own."""
+
+    @hookimpl
+    def personal_model(self, client):
+        if client.id == 0:
+            raise ValueError("no such file")
+        return {1: torch.nn.Linear(64, 5), 2: ConstantModel(math.nan), 3: None}[client.id]
+
+
+class Narrow(ConstantModel):
+    def forward(self, x):
+        return x.flatten(1), torch.zeros(len(x), 5)
+
+
+class FailsInShape(Plugin):
+    @hookimpl
+    def personal_model(self, client):
+        return Narrow(0)
+
+
+def test_an_own_model_that_fails_leaves_the_other_protocols_of_its_client(go, monkeypatch):
+    constant = ConstantModel.forward
+    monkeypatch.setattr(
+        ConstantModel,
+        "forward",
+        lambda model, x: (x.flatten(1), torch.full((len(x), 10), math.nan)) if model.label != 0 else constant(model, x),
+    )
+    heard = []
+    result = go(FailsOnSome, client_test_fraction=0.2, rounds=3, notify=lambda event, said: heard.append((event, said)))
+    metrics = result.metrics
+    assert metrics["global_local"]["clients"] == 4, "it does not need the own model"
+    assert metrics["personal"]["clients"] == metrics["personal_global"]["clients"] == 1
+    assert math.isfinite(metrics["personal"]["loss"])
+    assert metrics["failed"] == 3
+    reasons = {failure["client"]: failure["message"] for failure in metrics["failures"]}
+    where = "plugin 'failsonsome' hook personal_model (round 3, client"
+    assert reasons[0] == f"{where} 0) raised ValueError: no such file"
+    assert reasons[1].startswith(f"{where} 1) returned Linear, which cannot be evaluated: ")
+    assert reasons[2] == f"{where} 2) returned ConstantModel, which cannot be evaluated: its logits are nan"
+    notes = [
+        said["message"] for event, said in heard if event == "note" and "could not be evaluated" in said["message"]
+    ]
+    assert len(notes) == 1, "of three evaluations"
+    assert notes[0].startswith("client 0 and 2 more could not be evaluated by every protocol: plugin 'failsonsome'")
+
+
+def test_the_shape_of_an_own_models_logits_is_told(go):
+    result = go(FailsInShape, client_test_fraction=0.2, rounds=1, notify=lambda event, said: None)
+    assert "its logits have the shape (62, 5), expected (62, 10)" in result.metrics["failures"][0]["message"]
+    assert "personal" not in result.metrics
+    assert result.metrics["best_by_validation"] is None, "not of a protocol other than the run's"
+
+
 def test_protocols(go):
     plain = go(client_test_fraction=0.2)
     assert set(plain.metrics) == {"global", "global_local", "silhouette", "best_by_validation"}

@@ -580,6 +580,23 @@ def pairs_gradients_with_what_travels(self, step, gradients):
 
 SENDS_A_CENTRE = {"broadcast": lambda self, server: {"centre": torch.ones(3)}}
 OWNS = {"owns": ("classifier.*",)}
+
+
+def fails_on_client_1(self, client):
+    if client.id == 1:
+        raise OSError("no such file")
+
+
+class Nan(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        features, logits = self.model(x)
+        return features, logits * torch.nan
+
+
 DEFECTS = [
     ("is_a_plugin_class", object, "not derived from fedcore.Plugin"),
     ("is_a_plugin_class", print, "no class"),
@@ -644,6 +661,8 @@ DEFECTS = [
     ("sends_no_samples", broken(end_local=sends_inputs), "'replay'"),
     ("broadcast_is_a_function_of_the_state", broken(broadcast=counts_broadcasts), "other tensors"),
     ("broadcast_is_a_function_of_the_state", broken(broadcast=sends_the_client_before()), "other tensors"),
+    ("trains", broken(personal_model=fails_on_client_1), "evaluation: client 1 raised: plugin 'broken' hook"),
+    ("trains", broken(personal_model=lambda self, client: Nan(client.model)), "its logits are nan"),
     ("trains", broken(broadcast=numbers_broadcasts_to_one_client), "state is read-only in broadcast"),
     ("trains", broken(select_clients=trains_for_no_epoch), "gives client 0 0 local epochs, expected a whole number"),
     ("trains", broken(accumulate=asks_while_updates_arrive), "server.ask, which works in select_clients"),
