@@ -35,7 +35,7 @@ FailureKind = Literal[
     "dropped",
     "deadline",
 ]
-"""Why a task has no result; ``diverged`` is a loss, a model or a payload that is not finite. The last three come from
+"""Why a task has no result; ``diverged`` is a loss or a model that is not finite. The last three come from
 the simulated system (:mod:`fedcore.server.system`)."""
 
 

@@ -10,11 +10,21 @@ from typing import Any, NamedTuple
 
 import pluggy
 
-from fedcore.base.errors import ConfigError, FedcoreError, PluginCallError, PluginConflictError, PluginContractError
+from fedcore.base.errors import (
+    ConfigError,
+    FedcoreError,
+    PluginCallError,
+    PluginConflictError,
+    PluginContractError,
+    RejectUpdate,
+)
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import HOOKS, RESULTS, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin
+
+REJECTING = ("pre_aggregate", "weight", "accumulate")
+"""Hooks in which RejectUpdate reaches the server, which leaves out the update."""
 
 
 class _Call(NamedTuple):
@@ -128,6 +138,12 @@ class PluginSet:
         began = time.perf_counter()
         try:
             result = call.function(*given)
+        except RejectUpdate as error:
+            if hook in REJECTING:
+                raise
+            round_, client = _where(arguments)
+            raised = f"raised RejectUpdate, which only pre_aggregate can: {error}"
+            raise PluginContractError.of(name, raised, hook=hook, round=round_, client=client) from error
         except FedcoreError:
             raise
         except Exception as error:

@@ -39,7 +39,8 @@ def aggregate(
     try:
         mean = setup.uploads.split(on_cpu(running.mean()))
     except ZeroDivisionError as error:
-        raise RoundFailedError(f"round {current.number}: {error}") from None
+        given = "".join(f", given by plugin {plugin.name!r} hook weight" for plugin in plugins.implementers("weight"))
+        raise RoundFailedError(f"round {current.number}: {error}{given}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     current.phase = "aggregate"
     for plugin in plugins.implementers("aggregate"):

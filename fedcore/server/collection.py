@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import traceback
@@ -82,7 +83,7 @@ class Collector:
         sizes = {"model": bytes_of(update.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
         update = self._inspected(task, update)
-        weight = float(plugins.first("weight", server=self.server, update=update))
+        weight = self._weight(update)
         for plugin in plugins.implementers("accumulate"):
             try:
                 plugins.call(plugin.name, "accumulate", server=self.server, update=update)
@@ -118,13 +119,42 @@ class Collector:
         for plugin in (plugin for plugin in implementers if plugin.encodes):
             update = self._seen(plugin, update) or update
         if validator.encoded:
-            validator.check(task, update)  # whole models from here on
+            decoders = [plugin.name for plugin in implementers if plugin.encodes]
+            self._check_changed(task, update, *decoders)  # whole models from here on
         for plugin in (plugin for plugin in implementers if not plugin.encodes):
             seen = self._seen(plugin, update)
             if seen is not None:
                 update = seen
-                validator.check(task, update)
+                self._check_changed(task, update, plugin.name)
         return update
+
+    def _check_changed(self, task: ClientTask, update: ClientUpdate, *plugins: str) -> None:
+        """Validate an update that ``pre_aggregate`` of these plugins changed.
+
+        :raises RejectUpdate: names the plugins.
+        """
+        try:
+            self._federation.validator.check(task, update)
+        except RejectUpdate as error:
+            names = ", ".join(map(repr, plugins))
+            raise RejectUpdate(f"{error}, after pre_aggregate of plugin {names} changed the update") from error
+
+    def _weight(self, update: ClientUpdate) -> float:
+        """Return an update's weight in the mean.
+
+        :raises RejectUpdate: it is negative or not finite; names the plugin.
+        """
+        for plugin, found in self._federation.setup.plugins.each("weight", server=self.server, update=update):
+            if found is None:
+                continue
+            weight = float(found)
+            if not (math.isfinite(weight) and weight >= 0):
+                raise RejectUpdate(
+                    f"client {update.client}: plugin {plugin.name!r} hook weight returned {weight}, expected a finite "
+                    "number >= 0"
+                )
+            return weight
+        raise AssertionError("the built-in plugin weights every update")
 
     def _seen(self, plugin: Plugin, update: ClientUpdate) -> ClientUpdate | None:
         call = self._federation.setup.plugins.call

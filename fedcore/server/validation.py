@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
+from fedcore.base.errors import RejectUpdate
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import ClientUpdate, Tensors
@@ -251,7 +251,7 @@ class UpdateValidator:
             )
         broken = first_nonfinite(tensors)
         if broken is not None:
-            raise NonFiniteUpdate(f"{what}: {broken!r} of {sender} has values that are not finite")
+            raise RejectUpdate(f"{what}: {broken!r} of {sender} has values that are not finite")
 
 
 def _is_confusion_of(counts: _Counts) -> bool:

@@ -525,13 +525,17 @@ class NanPayload(Plugin):
 
 
 @pytest.mark.parametrize(
-    ("cls", "words"),
-    [(NanLoss, "'nanloss.odd' became nan"), (NanUpdate, "'classifier.bias'"), (NanPayload, "'x' of plugin 'nanpay")],
+    ("cls", "kind", "words"),
+    [
+        (NanLoss, "diverged", "'nanloss.odd' became nan"),
+        (NanUpdate, "diverged", "'classifier.bias'"),
+        (NanPayload, "rejected", "'x' of plugin 'nanpay"),
+    ],
 )
-def test_a_client_with_nan_is_rejected_named_and_counted(go, cls, words):
+def test_a_client_with_nan_is_rejected_named_and_counted(go, cls, kind, words):
     result, without = go(cls), go(NotTwo, *([] if cls is not NanLoss else [NanLoss]))
     (failure,) = lines(result)[0]["failures"]
-    assert (failure["client"], failure["kind"]) == (2, "diverged")
+    assert (failure["client"], failure["kind"]) == (2, kind)
     assert words in failure["message"]
     assert lines(result)[0]["accepted"] == 3
     assert model_bytes(result) == model_bytes(without)

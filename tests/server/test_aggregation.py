@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.base.errors import PluginContractError, RoundFailedError
+from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.testing import W, same_tensors
 from tests.support import lines, model_bytes, weights
 
@@ -31,7 +33,8 @@ def test_a_weight_that_is_none_rejects_that_update(toy, bad):
 
     result = toy(Weigh)
     assert weights(result)[W].tolist() == [1.5, 0.0]
-    assert [failure["client"] for failure in lines(result)[0]["failures"]] == [1]
+    (failure,) = lines(result)[0]["failures"]
+    assert failure["message"].startswith("client 1: plugin 'weigh' hook weight returned ")
 
 
 def test_weights_that_are_all_zero_stop_the_run(toy):
@@ -42,6 +45,52 @@ def test_weights_that_are_all_zero_stop_the_run(toy):
 
     with pytest.raises(RoundFailedError, match="weights of all accepted updates are 0"):
         toy(Weigh)
+
+
+class Numb(Plugin):
+    """Spoils updates after they were validated."""
+
+    @hookimpl
+    def pre_aggregate(self, server, update):
+        return replace(update, model={name: tensor * torch.nan for name, tensor in update.model.items()})
+
+
+class SendsNan(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        return {"spread": torch.tensor([1.0, torch.nan])}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        (Numb, "values that are not finite, after pre_aggregate of plugin 'numb' changed the update"),
+        (SendsNan, "client 0: 'spread' of plugin 'sendsnan' has values that are not finite"),
+    ],
+)
+def test_what_a_plugin_spoils_is_not_called_a_divergence(toy, plugin, words):
+    with pytest.raises(RoundFailedError, match=words) as caught:
+        toy(plugin)
+    assert not isinstance(caught.value, DivergedError)
+
+
+@pytest.mark.parametrize("hook", ["begin_round", "aggregate", "server_step", "round_end", "post_train"])
+def test_a_fault_on_the_server_names_plugin_and_hook(toy, hook):
+    """RejectUpdate, too, which no such hook can raise: functions for the checks of tensors do."""
+    for error in (RejectUpdate("no such name"), KeyError("no such name")):
+        contents = {"owns": ("*",)} if hook == "aggregate" else {}
+        cls = type("Faulty", (Plugin,), {hook: hookimpl(_raising(error)), **contents})
+        with pytest.raises(
+            PluginContractError, match=rf"^plugin 'faulty' hook {hook} \(round \d\) raised .*no such name"
+        ):
+            toy(cls)
+
+
+def _raising(error):
+    def fault(self, server):
+        raise error
+
+    return fault
 
 
 class OwnClassifier(Plugin):
