@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import reprlib
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedcore.base import objects, registry
-from fedcore.base.errors import PluginContractError, suggestion
+from fedcore.base.errors import FedcoreError, PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
 from fedcore.hooks.plugin import Plugin, PluginOptions, parse_options
@@ -44,7 +45,7 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     cls = registry.resolve("plugin", name)
     short = getattr(cls, "__name__", str(cls)).lower() if name.startswith((objects.CODE, objects.OBJECT)) else name
     check_class(short, cls)
-    plugin: Plugin = cls(parse_options(short, cls, options))
+    plugin = _made(short, cls, parse_options(short, cls, options))
     plugin.name = short
     for attribute in DECLARED:
         _check_declaration(short, attribute, getattr(plugin, attribute))
@@ -61,6 +62,21 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
         )
     plugin._sealed = True
     return plugin
+
+
+def _made(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
+    """Call a plugin's ``__init__``.
+
+    :raises PluginContractError: it raised; with the place.
+    """
+    try:
+        return cls(options)
+    except FedcoreError:
+        raise
+    except Exception as error:  # third-party code can raise anything
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        found = f"cannot be made: __init__ raised {type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
+        raise PluginContractError.of(name, found) from error
 
 
 def check_class(name: str, cls: Any) -> None:

@@ -62,6 +62,16 @@ def test_a_specified_argument_with_a_default():
     refused(Half, "local_loss", "'step'", "default")
 
 
+def test_an_init_that_raises_is_named_with_its_place():
+    class Broken(Plugin):
+        def __init__(self, options):
+            super().__init__(options)
+            raise OSError("no table of constants")
+
+    error = refused(Broken, "plugin 'broken' cannot be made: __init__ raised OSError: no table of constants (", __file__)
+    assert error.plugin == "broken"
+
+
 def test_an_extra_argument():
     class Extra(Plugin):
         @hookimpl
