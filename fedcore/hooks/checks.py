@@ -24,6 +24,9 @@ HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "
 ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HOOKS.items()}
 """The names of every hook's arguments."""
 
+SILENT = {name for name, spec in HOOKS.items() if inspect.signature(spec, eval_str=False).return_annotation == "None"}
+"""The hooks that return nothing."""
+
 EXCLUSIVE = {name for name, spec in HOOKS.items() if spec.fedcore_spec["firstresult"]}
 """The hooks that only one plugin of a run can implement."""
 
@@ -95,6 +98,10 @@ def check_class(name: str, cls: Any) -> None:
         if not isinstance(members[attribute], property):
             _check_declaration(name, attribute, members[attribute])
     for attribute, member in sorted(members.items()):
+        if isinstance(member, (staticmethod, classmethod)) and attribute in HOOKS:
+            kind = type(member).__name__
+            hint = f"remove @{kind}"
+            raise PluginContractError.of(name, f"is a {kind}", hook=attribute, expected="a method", hint=hint)
         marks = getattr(member, "fedcore_impl", None)
         if marks is not None:
             _check_hook(name, cls, attribute, member, marks)
@@ -169,11 +176,23 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
             hook=hook,
             hint="remove the mark",
         )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise PluginContractError.of(
+            name, "is asynchronous, so its body would never run", hook=hook, hint="write def in place of async def"
+        )
+    if inspect.isgeneratorfunction(function) and RESULTS.get(hook) not in ITERATED:
+        raise PluginContractError.of(
+            name, "is a generator (it has a yield), so its body would never run", hook=hook, hint="return the result"
+        )
 
 
 def problem_with(hook: str, value: Any) -> str:
     """Return what is wrong with a hook's result and what was expected; empty for a valid one."""
-    if value is None or hook not in RESULTS:
+    if value is None:
+        return ""
+    if hook in SILENT:
+        return f"returned {_describe(value)}, expected None: nothing would use it"
+    if hook not in RESULTS:
         return ""
     fits, expected = RESULTS[hook]
     return "" if fits(value) else f"returned {_describe(value)}, expected {expected} or None"
@@ -237,6 +256,11 @@ def _json(value: Any) -> bool:
 
 _TENSORS = (_tensors, "a mapping of names to tensors")
 _UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
+_COHORT = (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs")
+_EPOCHS = (_several, "a set of epochs")
+ITERATED = (_COHORT, _EPOCHS)
+"""Results that a generator can give."""
+
 RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "broadcast": _TENSORS,
     "begin_local": _TENSORS,
@@ -249,8 +273,8 @@ RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "weight": (_number, "a number"),
     "pre_aggregate": _UPDATE,
     "pre_upload": _UPDATE,
-    "select_clients": (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs"),
-    "local_epoch_breaks": (_several, "a set of epochs"),
+    "select_clients": _COHORT,
+    "local_epoch_breaks": _EPOCHS,
     "personal_parameters": (_patterns, "a sequence of patterns"),
     "personal_model": (_module, "a module"),
     "report": (_json, "a mapping of names to JSON values"),

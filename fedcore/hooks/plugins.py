@@ -19,7 +19,7 @@ from fedcore.base.errors import (
     RejectUpdate,
 )
 from fedcore.hooks import hookspecs
-from fedcore.hooks.checks import HOOKS, RESULTS, create_plugin, problem_with
+from fedcore.hooks.checks import HOOKS, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin
 
@@ -152,7 +152,7 @@ class PluginSet:
             raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error
         if name in self.seconds:
             self.seconds[name] += time.perf_counter() - began
-        if hook in RESULTS and (problem := problem_with(hook, result)):
+        if result is not None and (problem := problem_with(hook, result)):
             round_, client = _where(arguments)
             raise PluginContractError.of(name, problem, hook=hook, round=round_, client=client)
         return result

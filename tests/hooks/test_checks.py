@@ -7,8 +7,9 @@ from pydantic import BaseModel
 
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import PluginContractError
-from fedcore.hooks.checks import DECLARED, create_plugin
+from fedcore.hooks.checks import DECLARED, RESULTS, SILENT, create_plugin
 from fedcore.hooks.declarations import ATTRIBUTES
+from fedcore.hooks.plugins import PluginSet
 from tests.hooks.refusals import create, refused
 
 
@@ -62,13 +63,61 @@ def test_a_specified_argument_with_a_default():
     refused(Half, "local_loss", "'step'", "default")
 
 
+def _yields(self, step):
+    yield step
+
+
+async def _awaits(self, step):
+    return None
+
+
+async def _awaits_and_yields(self, step):
+    yield step
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        (_yields, "is a generator"),
+        (_awaits, "is asynchronous"),
+        (_awaits_and_yields, "is asynchronous"),
+        (staticmethod(lambda step: None), "is a staticmethod, expected a method. Hint: remove @staticmethod"),
+        (classmethod(lambda cls, step: None), "is a classmethod"),
+    ],
+)
+def test_a_function_whose_body_would_not_run(hook, words):
+    """However the two decorators stand."""
+    if isinstance(hook, (staticmethod, classmethod)):
+        refused(type("Odd", (Plugin,), {"observe": type(hook)(hookimpl(hook.__func__))}), "hook observe", words)
+    refused(type("Odd", (Plugin,), {"observe": hookimpl(hook)}), "hook observe", words)
+
+
+def test_a_generator_can_give_the_cohort():
+    class Selects(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            yield 0
+
+    create(Selects)
+
+
+def test_a_result_that_nothing_would_use():
+    assert {"observe", "accumulate", "round_end", "begin_round", "check_run"} <= SILENT
+    assert not SILENT & {"local_loss", "task_loss", "configure_model", *RESULTS}
+    found = PluginSet([create(type("Odd", (Plugin,), {"observe": hookimpl(lambda self, step: 1.0)}))])
+    with pytest.raises(PluginContractError, match=r"'odd' hook observe returned float, expected None: nothing would"):
+        found.call_all("observe", step=None)
+
+
 def test_an_init_that_raises_is_named_with_its_place():
     class Broken(Plugin):
         def __init__(self, options):
             super().__init__(options)
             raise OSError("no table of constants")
 
-    error = refused(Broken, "plugin 'broken' cannot be made: __init__ raised OSError: no table of constants (", __file__)
+    error = refused(
+        Broken, "plugin 'broken' cannot be made: __init__ raised OSError: no table of constants (", __file__
+    )
     assert error.plugin == "broken"
 
 
