@@ -106,9 +106,27 @@ PACKAGES = {
 def available(kind: str) -> dict[str, EntryPoint]:
     """Return the installed entry points of a kind by name, fedcore's own first; imports nothing.
 
-    :raises ConfigError: two distributions provide the same name.
+    A name that two distributions provide is among them: it is :func:`resolve` that refuses it (see :func:`conflict`).
     """
     return dict(_scan(kind, tuple(sys.path)))
+
+
+def conflict(kind: str, name: str) -> str:
+    """Return which distributions provide the same name, and what to do; empty where one provides it."""
+    return _conflicts(kind, tuple(sys.path)).get(name, "")
+
+
+@functools.cache
+def _conflicts(kind: str, path: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=GROUPS[kind]):
+        found.setdefault(point.name, {}).setdefault(point.value, point)
+    return {
+        name: f"{kind} {name!r} is provided twice: by {' and by '.join(map(_origin, points.values()))}. "
+        "Uninstall one of the two packages."
+        for name, points in found.items()
+        if len(points) > 1
+    }
 
 
 @functools.cache
@@ -116,12 +134,7 @@ def _scan(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Read the metadata on a search path once: it takes longer than a round of a small run."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUPS[kind]):
-        other = found.setdefault(point.name, point)
-        if other.value != point.value:
-            raise ConfigError(
-                f"{kind} {point.name!r} is provided twice: by {_origin(other)} and by {_origin(point)}. "
-                "Uninstall one of the two packages."
-            )
+        found.setdefault(point.name, point)
     return dict(sorted(found.items(), key=lambda item: (_origin(item[1]) != "fedcore", item[0])))
 
 
@@ -130,7 +143,7 @@ def resolve(kind: str, name: str) -> Any:
 
     :raises UnknownNameError: no installed package provides the name; with the nearest name or, if known, its package.
     :raises PluginContractError: the module behind the name cannot be imported; with the package that is missing.
-    :raises ConfigError: the name is that of an object that a program gave to a run.
+    :raises ConfigError: two installed packages provide the name, or it is that of an object that a program gave a run.
     """
     lent = objects.find(kind, name)
     if lent is not None:
@@ -149,6 +162,9 @@ def resolve(kind: str, name: str) -> Any:
         hint = hint or (_behind_prefix(kind, name, prefixes) if kind == "model" and not colon else "")
         hint = f"{name!r} is in the package {package}: pip install {package}" if package else hint
         raise UnknownNameError(kind, name, [*points, *(f"{known}:NAME" for known in prefixes)], hint)
+    twice = conflict(kind, name)
+    if twice:
+        raise ConfigError(twice)
     try:
         return points[name].load()
     except Exception as error:  # an imported module can raise anything

@@ -34,7 +34,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
             "group": HEADINGS.get(kind) or _heading(point),
             "package": point.dist.name if point.dist else None,
             "version": point.dist.version if point.dist else None,
-            "summary": _summary(point),
+            "summary": registry.conflict(kind, name) or _summary(point),
         }
         for kind in ("plugin", "tracker", "engine")
         for name, point in registry.available(kind).items()

@@ -30,7 +30,6 @@ TESTED_BY = {
         "cli/options.py",
         "cli/settings.py",
     ],
-    "cli/test_package_commands.py": ["base/registry.py"],
     "client/test_batches.py": ["client/loop.py"],
     "client/test_context.py": ["client/mean_gradients.py"],
     "client/test_starts.py": ["client/plugin_results.py"],

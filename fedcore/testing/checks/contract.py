@@ -137,7 +137,8 @@ def check_package_is_complete(trial: Trial) -> None:
     assert any("<" in need and ">" in need for need in needs), (
         f"package {point.dist.name} does not say which versions of fedcore it works with (it requires {needs})"
     )
-    registry.available("plugin")  # refuses a name that two packages provide
+    twice = registry.conflict("plugin", trial.name)
+    assert not twice, twice
 
 
 def _refused(name: str, field: FieldInfo) -> list[Any]:

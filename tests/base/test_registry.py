@@ -1,0 +1,36 @@
+"""Names of installed objects: what two packages provide is refused where it is used."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError
+from fedcore.cli.app import app
+
+TWICE = "plugin 'same' is provided twice: by first-package and by second-package. Uninstall one of the two packages."
+
+
+@pytest.fixture
+def twice(tmp_path, monkeypatch):
+    """Install two packages that register the same name."""
+    for package in ("first", "second"):
+        info = tmp_path / f"{package}_package-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}-package\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[fedcore.plugins]\nsame = {package}_module:Same\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_name_that_two_packages_provide_is_refused_where_it_is_used(twice):
+    assert registry.resolve("plugin", "fedavg")
+    with pytest.raises(ConfigError) as caught:
+        registry.resolve("plugin", "same")
+    assert str(caught.value) == TWICE
+
+
+def test_the_list_of_plugins_shows_a_name_that_two_packages_provide(twice):
+    result = CliRunner().invoke(app, ["plugins", "list", "--json"])
+    assert result.exit_code == 0
+    assert TWICE in result.stdout
