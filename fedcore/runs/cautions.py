@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.data import Dataset, Partition
 from fedcore.hooks.setup import Setup
+from fedcore.runs.provenance import installed_versions
 
 
 def data_cautions(dataset: Dataset) -> list[str]:
@@ -34,6 +39,23 @@ def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
             "--client-test-fraction 0.2 measures it on the client's own held-out part, too (personal)"
         ]
     return []
+
+
+def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[str]:
+    """Return what is to be said where a run goes on with other versions of fedcore, torch or its plugins' packages.
+
+    :param begun_with: package -> its version when the run was begun; what is no text says nothing.
+    """
+    points, now = registry.available("plugin"), installed_versions()
+    used = [point.dist.name for name in config.plugins if (point := points.get(name)) is not None and point.dist]
+    changed = [
+        f"{name} {before}, now {now[name]}"
+        for name in dict.fromkeys(("fedcore", "torch", *used))
+        if isinstance(before := begun_with.get(name), str) and before != now.get(name, before)
+    ]
+    if not changed:
+        return []
+    return [f"the run was begun with {'; '.join(changed)}: its results may differ from those of one version"]
 
 
 def schedule_cautions(before: int, config: RunConfig, trained: int) -> list[str]:

@@ -15,7 +15,7 @@ from fedcore.base.threads import one_thread
 from fedcore.base.user_modules import refuse_while_importing
 from fedcore.data import Partition
 from fedcore.models.placement import Placement, resolve_device
-from fedcore.runs.cautions import data_cautions, evaluation_cautions, schedule_cautions
+from fedcore.runs.cautions import data_cautions, evaluation_cautions, schedule_cautions, version_cautions
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, name_objects, objects_again
@@ -237,7 +237,7 @@ def load_run(
 def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
     notify = notify or _only_notes
     notes: Any = opened.partition.info["notes"]
-    cautions = data_cautions(opened.dataset)
+    cautions = [*version_cautions(opened.config, opened.file.versions), *data_cautions(opened.dataset)]
     cautions += [] if state.round else evaluation_cautions(opened.setup, opened.partition)
     notify(
         "start",

@@ -7,6 +7,7 @@ import pytest
 
 import fedcore
 from fedcore import Plugin, RunConfig, hookimpl
+from fedcore.runs.provenance import installed_versions
 
 OPTIONS = {"clients": 2, "rounds": 2, "local_epochs": 1, "samples": 100, "workers": 0}
 
@@ -77,3 +78,18 @@ def test_a_cosine_that_restarts(notes):
 def test_a_schedule_that_does_not_look_at_the_number_of_rounds(notes):
     notes(lr_schedule="step")
     assert notes(changes={"rounds": 3}) == []
+
+
+def test_a_run_that_goes_on_with_another_version_of_its_plugin_says_so(notes, monkeypatch):
+    def noted(*args, **options):
+        return [note for note in notes(*args, **options) if "begun with" in note]
+
+    assert noted(["fedprox", "moon"]) == []
+    assert noted(changes={"rounds": 3}) == []
+    before = installed_versions()
+    later = {**before, "fedcore-fedprox": "9.9", "fedcore-ditto": "9.9"}
+    monkeypatch.setattr("fedcore.runs.cautions.installed_versions", lambda: later)
+    assert noted(changes={"rounds": 4}) == [
+        f"the run was begun with fedcore-fedprox {before['fedcore-fedprox']}, now 9.9: its results may differ from "
+        "those of one version"
+    ]
