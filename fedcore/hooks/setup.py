@@ -66,7 +66,7 @@ class Setup:
                 found, expected = f"returned {type(changed).__name__}", "a SplitModel or None"
                 raise PluginContractError.of(plugin.name, found, hook="configure_model", expected=expected)
             model = changed or model
-        _check_forward(config, model, task, dataset)
+        _check_forward(config, model, task, dataset, [p.name for p in plugins.implementers("configure_model")])
         config = config if tune is None else tune(config, model)
         names = list(model.state_dict())
         personal: set[str] = set()
@@ -106,8 +106,14 @@ class Setup:
         return [name for name in names if name not in left_out]
 
 
-def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset) -> None:
-    """Try the first sample, so that a model that does not fit the data fails before the run starts."""
+def _check_forward(
+    config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset, configured: list[str]
+) -> None:
+    """Try the first sample, so that a model that does not fit the data fails before the run starts.
+
+    :param configured: the plugins that configured the model.
+    """
+    by = f", as configured by plugin {', '.join(map(repr, configured))}," if configured else ""
     model.eval()
     first = dataset.train.gather(torch.zeros(1, dtype=torch.int64)).to(torch.device("cpu"))
     try:
@@ -115,7 +121,7 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, datase
             features, logits = model(first)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"model {config.model!r} does not take samples of shape {tuple(task.input_shape)} "
+            f"model {config.model!r}{by} does not take samples of shape {tuple(task.input_shape)} "
             f"(data set {config.dataset!r}): {error}"
         ) from error
     if features.ndim != 2 or logits.shape != (1, task.num_classes):
@@ -124,6 +130,13 @@ def _check_forward(config: RunConfig, model: SplitModel, task: ModelTask, datase
             f"gives features {tuple(features.shape)} and logits {tuple(logits.shape)} for one sample",
             kind="model",
             expected=f"(1, d) and (1, {task.num_classes})",
+        )
+    if features.shape[1] != model.feature_dim:
+        raise PluginContractError.of(
+            config.model,
+            f"gives features of width {features.shape[1]}{by} but its feature_dim is {model.feature_dim}",
+            kind="model",
+            hint="what changes the encoder's width sets model.feature_dim, or calls model.renew_classifier(width)",
         )
 
 

@@ -52,7 +52,7 @@ TESTED_BY = {
         "server/context.py",
         "server/plugin_results.py",
     ],
-    "hooks/test_plugins.py": ["base/choices.py", "hooks/setup.py"],
+    "hooks/test_plugins.py": ["base/choices.py"],
     "hooks/test_updates.py": ["server/round.py"],
     "models/test_named.py": ["models/weights.py"],
     "models/test_placement.py": ["runs/autotune.py"],
