@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fedcore.hooks.prototype_exchange import PrototypeOptions as PrototypeOptions
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
+    from fedcore.runs.client_models import client_model as client_model
     from fedcore.runs.experiment import Interrupted as Interrupted
     from fedcore.runs.experiment import evaluate_run as evaluate_run
     from fedcore.runs.experiment import load_run as load_run
@@ -83,6 +84,7 @@ _HOMES = {
     "calibrate_classifier": "hooks.calibration",
     "check_changes": "base.tensors",
     "check_tensors": "base.tensors",
+    "client_model": "runs.client_models",
     "evaluate_run": "runs.experiment",
     "generator": "base.seeding",
     "hookimpl": "hooks.hookspecs",

@@ -17,17 +17,22 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="New folder; default the run's name with the format.")
     ] = None,
+    client: Annotated[
+        int | None,
+        typer.Option("--client", metavar="K", help="The own model of client K, from 0, in place of the global one."),
+    ] = None,
     allow_code: options.AllowCode = False,
     debug: options.Debug = False,
 ) -> None:
-    """Write a finished run's global model for other programs, with a card (README.md) of data, method and figures.
+    """Write a finished run's model for other programs, with a card (README.md) of data, method and figures.
 
     torch: a state dict, which loads with weights_only=True, and a program of torch.export. onnx needs the packages onnx
     and onnxscript.
     """
     from fedcore.runs.export import export_run
 
-    done = export_run(run_dir, to, out or Path(f"{run_dir.resolve().name}-{to}"), allow_code=allow_code)
+    name = f"{run_dir.resolve().name}{'' if client is None else f'-client-{client}'}-{to}"
+    done = export_run(run_dir, to, out or Path(name), client=client, allow_code=allow_code)
     for note in done.notes:
         output.note(note)
     output.stdout().print(output.text(f"written: {done.directory} ({', '.join(done.files)})"), soft_wrap=True)

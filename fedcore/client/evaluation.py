@@ -185,7 +185,7 @@ def evaluate_client(
         return counts
 
     try:
-        found |= _by_own_model(session, by) if meta["took_part"] else by(working)
+        found |= _by_own_model(session, by, took_part=meta["took_part"])
     except PluginCallError as error:
         if os.environ.get("FEDCORE_DEBUG"):
             traceback.print_exc()
@@ -193,15 +193,26 @@ def evaluate_client(
     return found
 
 
-def _by_own_model(session: LocalSession, by: Callable[[nn.Module], dict[str, Any]]) -> dict[str, Any]:
-    """Return the counts of a client's own model: that of ``personal_model``, else the one loaded.
+def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
+    """Return a client's own model: that of ``personal_model`` if it took part in training, else the one loaded.
+
+    :raises PluginCallError: the hook raised.
+    """
+    model = session.plugins.first("personal_model", client=context_of(session, "")) if took_part else None
+    return session.working.module if model is None else model
+
+
+def _by_own_model(
+    session: LocalSession, by: Callable[[nn.Module], dict[str, Any]], *, took_part: bool
+) -> dict[str, Any]:
+    """Return the counts of :func:`own_model`.
 
     :raises PluginCallError: the hook raised, or its model cannot be evaluated.
     """
-    plugin = next(iter(session.plugins.implementers("personal_model")), None)
-    model = session.plugins.first("personal_model", client=context_of(session, ""))
-    if plugin is None or model is None:
-        return by(session.working.module)
+    model = own_model(session, took_part=took_part)
+    if model is session.working.module:
+        return by(model)
+    plugin = next(iter(session.plugins.implementers("personal_model")))
 
     def failed(found: str) -> PluginCallError:
         what = f"returned {type(model).__name__}, which cannot be evaluated: {found}"

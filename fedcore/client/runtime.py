@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
 from fedcore.base.tensors import on_cpu, unflatten
 from fedcore.base.types import ClientUpdate
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
-from fedcore.client.evaluation import evaluate_client
+from fedcore.client.evaluation import evaluate_client, own_model
 from fedcore.client.local_work import LocalWork
 from fedcore.client.loop import LocalEpoch, local_epochs, next_epoch, train_batch, train_epoch
 from fedcore.client.messages import (
@@ -295,6 +295,12 @@ class ClientRuntime:
         held_out = self.partition.test[task.client]
         with closing(self._session(task, shared, read_only="personal_model")) as session:
             return ClientResult(task.id, {}, evaluate_client(session, self.dataset, held_out, task.meta))
+
+    @contextmanager
+    def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:
+        """Lend the model that an evaluation by this task would take as the client's own; it is on the device."""
+        with closing(self._session(task, shared, read_only="personal_model")) as session:
+            yield own_model(session, took_part=task.meta["took_part"])
 
     def _end_session(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
         self._end(self._sessions.pop(task.session or "", None))

@@ -8,11 +8,12 @@ takes, the others are taken one after the other.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcore.base.seeding import RandomStream
 from fedcore.client.branches import Branches, PlannedStep
@@ -50,6 +51,10 @@ class InProcessEngine:
         """Run tasks one by one."""
         for task in tasks:
             yield task, self._runtime.handle(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
+
+    def own_model(self, task: ClientTask) -> AbstractContextManager[nn.Module]:
+        """Lend the model that an evaluation by this task would take as the client's own; it is on the device."""
+        return self._runtime.own_model(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
 
     def close(self) -> None:
         """Drop the shared payloads, and the clients that pause."""

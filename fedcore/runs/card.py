@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import nn
 
 from fedcore.base.identity import digest, method, settings
 from fedcore.base.protocols import PROTOCOLS
@@ -31,10 +32,17 @@ class ExportedFile:
 
 
 def model_card(
-    opened: OpenedRun, summary: Mapping[str, Any], sessions: Sequence[Mapping[str, Any]], files: Sequence[ExportedFile]
+    opened: OpenedRun,
+    summary: Mapping[str, Any],
+    sessions: Sequence[Mapping[str, Any]],
+    files: Sequence[ExportedFile],
+    *,
+    model: nn.Module,
+    client: int | None = None,
 ) -> str:
     """Return README.md.
 
+    :param client: whose own model it is; None for the global one.
     :param sessions: the record of the process that finished the run, see :func:`fedcore.runs.provenance.session`;
         none where it is missing.
     """
@@ -48,14 +56,15 @@ def model_card(
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {config.model} trained with {name} on {dataset.name}",
-        f"Global model of a federation of {config.clients} clients after {summary['rounds']} rounds of {name}, seed "
-        f"{config.seed}. {_origin(summary, sessions[-1] if sessions else {})}",
+        f"{'Global model' if client is None else f'Own model of client {client}'} of a federation of {config.clients} "
+        f"clients after {summary['rounds']} rounds of {name}, seed {config.seed}. "
+        f"{_origin(summary, sessions[-1] if sessions else {})}",
         "## Figures",
-        "\n".join(_figures(summary["metrics"])),
+        "\n".join(_figures(summary["metrics"]) if client is None else _own_figures(summary["metrics"], client)),
         "## Input and output",
         "\n".join(_input(dataset)),
         "## Use",
-        "\n\n".join(_use(opened, {file.name for file in files})),
+        "\n\n".join(_use(opened, model, {file.name for file in files})),
         "## Training",
         f"Every option that can change the result (digest {digest(config)}):",
         f"```yaml\n{yaml.safe_dump(settings(config), sort_keys=False)}```",
@@ -85,6 +94,15 @@ def _figures(metrics: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(["of what", "accuracy %", "loss", "std over clients %", "worst 10 % of clients %"], rows)
     yield ""
     yield "The samples behind these figures are the run's own; on other data the model can be worse."
+
+
+def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
+    rows = []
+    for protocol, meaning in PROTOCOLS.items():
+        accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client)) if meaning.own_model else None
+        if accuracy is not None:
+            rows.append([meaning.measures, _percent(accuracy)])
+    yield from _table(["of what", "accuracy % of this client's"], rows)
 
 
 def _input(dataset: Dataset) -> Iterator[str]:
@@ -118,7 +136,7 @@ def _normalisation(samples: ResidentSamples) -> str:
     return f"Numbers as in the training data, which are from {smallest:.4g} to {largest:.4g}, {then}"
 
 
-def _use(opened: OpenedRun, files: set[str]) -> Iterator[str]:
+def _use(opened: OpenedRun, model: nn.Module, files: set[str]) -> Iterator[str]:
     if "model.pt2" in files:
         yield _code("import torch", 'program = torch.export.load("model.pt2").module()', "logits = program(x)")
     if "model.onnx" in files:
@@ -132,9 +150,8 @@ def _use(opened: OpenedRun, files: set[str]) -> Iterator[str]:
         weights = ("from safetensors.torch import load_file", 'weights = load_file("model.safetensors")')
     task: dict[str, Any] = {"num_classes": dataset.num_classes, "input_shape": tuple(dataset.input_shape)}
     plain, _ = build_model(config.model, **task, seed=config.seed, projection=config.projection)
-    if {n: t.shape for n, t in plain.state_dict().items()} != {
-        n: s for n, (s, _) in opened.setup.layout.shapes.items()
-    }:
+    found, expected = ({n: t.shape for n, t in network.state_dict().items()} for network in (model, plain))
+    if found != expected:
         yield _code(*weights)
         yield f"The names are those of the network as {method(config.plugins)} configures it."
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -136,25 +136,8 @@ class Evaluator:
         everybody = {"personal", "personal_global"} & {*protocols}
         classes = federation.dataset.num_classes
         with ServerScope(federation, state, state.round, "evaluation") as scope:
-            key = f"evaluate-{state.round}-{state.phase}"
-            broadcasts = Broadcasts(scope, key)
-            tasks = [
-                ClientTask(
-                    id=f"{key}-{client}",
-                    kind="evaluate",
-                    client=client,
-                    round=state.round,
-                    version=state.manifest.get(client),
-                    shared=key,
-                    tensors=broadcasts.to(client),
-                    meta={
-                        "protocols": protocols,
-                        "took_part": client in state.manifest,
-                        "confusion": with_confusion,
-                    },
-                )
-                for client in (range(federation.config.clients) if everybody else self._held_out)
-            ]
+            clients = range(federation.config.clients) if everybody else self._held_out
+            tasks = evaluation_tasks(scope, clients, protocols=protocols, confusion=with_confusion)
 
             def counts(task: ClientTask, outcome: Any) -> dict[str, Any]:
                 found = federation.validator.counts(task, outcome, self._samples(task), classes)
@@ -220,3 +203,26 @@ def loaded(model: SplitModel, state: ServerState) -> SplitModel:
     """Load the committed weights into a model; returns it in eval mode."""
     copy_into(model.state_dict(), state.model)
     return model.eval()
+
+
+def evaluation_tasks(scope: ServerScope, clients: Iterable[int], **meta: Any) -> list[ClientTask]:
+    """Return tasks that evaluate the committed state on clients, after the broadcasts that they need.
+
+    :param meta: what :func:`fedcore.client.evaluation.evaluate_client` reads beside ``took_part``.
+    """
+    state = scope.committed
+    key = f"evaluate-{state.round}-{state.phase}"
+    broadcasts = Broadcasts(scope, key)
+    return [
+        ClientTask(
+            id=f"{key}-{client}",
+            kind="evaluate",
+            client=client,
+            round=state.round,
+            version=state.manifest.get(client),
+            shared=key,
+            tensors=broadcasts.to(client),
+            meta={**meta, "took_part": client in state.manifest},
+        )
+        for client in clients
+    ]

@@ -17,8 +17,7 @@ from fedcore.data import Partition
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.cautions import data_cautions, evaluation_cautions, schedule_cautions, version_cautions
 from fedcore.runs.checkpoint import Note
-from fedcore.runs.directory import RunDirectory
-from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, name_objects, objects_again
+from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, given_again, name_objects
 from fedcore.runs.notebook import notebook_display
 from fedcore.runs.opened import OpenedRun
 from fedcore.runs.provenance import session
@@ -139,7 +138,7 @@ def resume(
     :raises ConfigError: it needs one of the permissions.
     """
     path, notify = Path(path), notify or notebook_display()
-    saved, given = _given_again(path, model, plugins, dataset)
+    saved, given = given_again(path, model, plugins, dataset)
     if saved is not None and (changed := given.workers(saved)):
         changes = {**(changes or {}), **changed}
         _noting(notify)(given.note)
@@ -189,7 +188,7 @@ def evaluate_run(
     :raises RunDirectoryError: there is no checkpoint.
     """
     path = Path(path)
-    _, given = _given_again(path, model, plugins, dataset)
+    _, given = given_again(path, model, plugins, dataset)
     with one_thread(), given.lent():
         opened, note = reopen(path, allow_code=allow_code), _noting(notify)
         state = opened.directory.checkpoints.load(note=note)
@@ -219,7 +218,7 @@ def load_run(
     :raises RunDirectoryError: there is no finished run in ``path``, or its files do not belong together.
     """
     path = Path(path)
-    _, given = _given_again(path, model, plugins, dataset)
+    _, given = given_again(path, model, plugins, dataset)
     with one_thread(), given.lent():
         opened = reopen(path, allow_code=allow_code)
         damage: list[str] = []
@@ -255,16 +254,6 @@ def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make:
         opened.directory.sessions.append(session(opened.setup.model, resolve_device(opened.config.device)))
         with Experiment(running, opened.directory, notify) as experiment:
             yield experiment
-
-
-def _given_again(
-    path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
-) -> tuple[RunConfig | None, Given]:
-    """Return a saved run's configuration and the objects that it has names for; none where no object is given."""
-    if model is None and plugins is None and dataset is None:
-        return None, Given()
-    saved = RunDirectory.open(path).read_config()
-    return saved, objects_again(saved, model, plugins, dataset)
 
 
 def _noting(notify: Notify | None) -> Note:

@@ -1,4 +1,4 @@
-"""A finished run's global model in a folder for other programs, with a card that says what it is."""
+"""A finished run's model, the global or a client's own, in a folder for other programs, with a card of what it is."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from fedcore.data import Dataset
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.runs.card import ExportedFile, model_card
+from fedcore.runs.client_models import own_model
 from fedcore.runs.opened import OpenedRun
 from fedcore.runs.start import reopen
 from fedcore.storage.files import read_bytes, storing, write_text
@@ -54,7 +55,7 @@ class Exported:
 class Classify(nn.Module):
     """A model that returns the logits alone, as programs without fedcore want it."""
 
-    def __init__(self, model: SplitModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
@@ -64,11 +65,12 @@ class Classify(nn.Module):
         return logits
 
 
-def export_run(path: Path, form: str, out: Path, *, allow_code: bool = False) -> Exported:
-    """Write a finished run's global model as ``form``, and README.md, to a new folder.
+def export_run(path: Path, form: str, out: Path, *, client: int | None = None, allow_code: bool = False) -> Exported:
+    """Write a finished run's model as ``form``, and README.md, to a new folder.
 
     :param form: ``safetensors``; ``torch``: a state dict, and a program of torch.export where the batches are
         tensors; or ``onnx``.
+    :param client: the own model of this client in place of the global one.
     :param allow_code: as for :func:`fedcore.runs.experiment.resume`.
     :raises RunDirectoryError: there is no run in ``path``, it is not finished, or its model is damaged.
     :raises ConfigError: ``out`` holds something, there is no global model, or the format does not work for it.
@@ -87,7 +89,7 @@ def export_run(path: Path, form: str, out: Path, *, allow_code: bool = False) ->
                 f"{path} is not finished, and the model is written at the end; go on with: "
                 f"{opened.directory.how_to_resume}"
             )
-        model = trained_model(opened)
+        model, untrained = (trained_model(opened), "") if client is None else _client_model(opened, client)
         with storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -97,14 +99,21 @@ def export_run(path: Path, form: str, out: Path, *, allow_code: bool = False) ->
                 files = [_described(file) for file in sorted(folder.iterdir())]
                 for file in files:
                     (folder / file.name).chmod(0o644)  # like the folder, below
+                sessions = opened.directory.sessions.read()[-1:]
                 write_text(
-                    folder / "README.md", model_card(opened, summary, opened.directory.sessions.read()[-1:], files)
+                    folder / "README.md", model_card(opened, summary, sessions, files, model=model, client=client)
                 )
                 folder.chmod(0o755)  # mkdtemp makes it private
                 os.rename(folder, out)  # whole, or not there
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return Exported(out, [*(file.name for file in files), "README.md"], notes)
+    return Exported(out, [*(file.name for file in files), "README.md"], [*notes, *filter(None, [untrained])])
+
+
+def _client_model(opened: OpenedRun, client: int) -> tuple[nn.Module, str]:
+    """Return a client's own model, and a note where it never trained."""
+    own = own_model(opened, client)
+    return own.network, "" if own.took_part else f"client {client} never took part: this is the global model"
 
 
 def trained_model(opened: OpenedRun) -> SplitModel:
@@ -117,7 +126,7 @@ def trained_model(opened: OpenedRun) -> SplitModel:
     if setup.layout.personal:
         raise ConfigError(
             f"{opened.directory.path} has no global model to export: {sorted(setup.layout.personal)[0]!r} and the "
-            "like stay on the clients"
+            "like stay on the clients; a client's own: --client K"
         )
     try:
         tensors, _ = read_tensors(file)
@@ -141,14 +150,14 @@ def require_onnx() -> None:
         raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
-def _safetensors(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
+def _safetensors(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
     """Write the weights."""
     tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
     (folder / "model.safetensors").write_bytes(safetensors.torch.save(tensors, {"format": "pt"}))
     return []
 
 
-def _torch(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
+def _torch(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
     """Write a state dict, and the program if torch can export it."""
     weights = io.BytesIO()  # written here: a library that writes hides the system's error, such as a full disk
     torch.save(dict(model.state_dict()), weights)
@@ -168,7 +177,7 @@ def _torch(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
     return []
 
 
-def _onnx(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
+def _onnx(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
     """Write the network with its weights."""
     if dataset.kind != "tensor":
         raise ConfigError(f"--to onnx takes tensors, and the batches of {dataset.name} are {dataset.kind}")
@@ -193,7 +202,7 @@ def _onnx(model: SplitModel, dataset: Dataset, folder: Path) -> list[str]:
     return []
 
 
-WRITERS: dict[str, Callable[[SplitModel, Dataset, Path], list[str]]] = {
+WRITERS: dict[str, Callable[[nn.Module, Dataset, Path], list[str]]] = {
     "safetensors": _safetensors,
     "torch": _torch,
     "onnx": _onnx,

@@ -25,6 +25,7 @@ from fedcore.client.worker_spec import name_of_class
 from fedcore.data import Dataset
 from fedcore.data.given import as_dataset
 from fedcore.hooks.plugin import Plugin
+from fedcore.runs.directory import RunDirectory
 
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
 """A class of networks, a factory ``(num_classes, input_shape)``, a network with weights to start from, or a name."""
@@ -96,6 +97,16 @@ def name_objects(
     if dataset is not None:
         values["dataset"] = _add(found, "dataset", dataset)
     return config.model_copy(update=values), _given(found)
+
+
+def given_again(
+    path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
+) -> tuple[RunConfig | None, Given]:
+    """Return a saved run's configuration and the objects that it has names for; none where no object is given."""
+    if model is None and plugins is None and dataset is None:
+        return None, Given()
+    saved = RunDirectory.open(path).read_config()
+    return saved, objects_again(saved, model, plugins, dataset)
 
 
 def objects_again(

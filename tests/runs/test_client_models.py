@@ -1,0 +1,106 @@
+"""A client's own model after a run is the one that evaluation measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedcore
+from fedcore import ConfigError, Plugin, hookimpl
+from fedcore.data import load_dataset, load_partition
+from tests import support
+
+PERSONAL = ["ditto", "fdcl", "fedala", "fedbabu", "fedper", "fedrep", "ifca", "per-fedavg"]
+
+
+def trained(folder: Path, *plugins: object, **options: object) -> fedcore.RunResult:
+    usual = {"rounds": 2, "participation": 0.5, "client_test_fraction": 0.3, "seed": 3}
+    return support.run(folder, *plugins, **{**usual, **options})
+
+
+def accuracy(model: torch.nn.Module, directory: Path, client: int) -> float:
+    """Return the accuracy on the client's held-out part, in one plain loop."""
+    dataset = load_dataset("digits", None)
+    held_out = load_partition(directory / "partition.json", dataset).test[client]
+    with torch.no_grad():
+        _, logits = model(dataset.train.gather(held_out))
+    return float((logits.argmax(dim=1) == dataset.train.labels[held_out]).double().mean())
+
+
+@pytest.mark.parametrize("plugin", PERSONAL)
+def test_it_is_the_model_that_was_evaluated(tmp_path: Path, plugin: str) -> None:
+    result = trained(tmp_path, plugin)
+    per_client = result.metrics["personal"]["per_client"]
+    models = {client: fedcore.client_model(result.directory, int(client)) for client in per_client}
+    found = {client: accuracy(model, result.directory, int(client)) for client, model in models.items()}
+    assert found == pytest.approx(per_client, abs=1e-6)
+    assert not any(model.training for model in models.values())
+
+
+@pytest.fixture(scope="module")
+def ditto(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("ditto"), "ditto", participation=0.25, rounds=1)
+
+
+def test_export_writes_it_with_a_card(cli, ditto, tmp_path: Path, monkeypatch) -> None:
+    (client,) = support.committed(ditto).manifest
+    own = fedcore.client_model(ditto.directory, client)
+    for form, file in (("safetensors", "model.safetensors"), ("torch", "model.pt")):
+        done = cli("export", ditto.directory, "--client", client, "--to", form, "--out", form)
+        assert done.exit_code == 0, done.output
+        assert "note" not in done.output
+        read = load_file if form == "safetensors" else lambda path: torch.load(path, weights_only=True)
+        weights = read(tmp_path / form / file)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in own.state_dict().items())
+        assert any(not torch.equal(weights[name], tensor) for name, tensor in ditto.model.state_dict().items())
+        card = (tmp_path / form / "README.md").read_text()
+        assert f"Own model of client {client} of a federation of 4 clients" in card
+        measured = ditto.metrics["personal"]["per_client"][str(client)]
+        assert re.search(rf"own model on its held-out part \| {100 * measured:.2f} \|", card), card
+    x = load_dataset("digits", None).test.gather(torch.arange(5))
+    monkeypatch.chdir(tmp_path / "torch")
+    for lines in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        space = {"x": x}
+        exec(lines, space)  # noqa: S102
+        assert torch.allclose(space["logits"], own(x).logits, atol=1e-6)
+
+
+def test_a_client_that_never_took_part_has_the_global_model(cli, ditto) -> None:
+    absent = next(client for client in range(4) if client not in support.committed(ditto).manifest)
+    own = fedcore.client_model(ditto.directory, absent).state_dict()
+    assert all(torch.equal(own[name], tensor) for name, tensor in ditto.model.state_dict().items())
+    done = cli("export", ditto.directory, "--client", absent, "--to", "safetensors")
+    assert done.exit_code == 0, done.output
+    assert f"client {absent} never took part: this is the global model" in done.output
+    assert Path(f"{ditto.directory.name}-client-{absent}-safetensors").is_dir()
+
+
+def test_what_there_is_not_is_refused(cli, ditto, tmp_path: Path) -> None:
+    for directory, client, says in (
+        (ditto.directory, 4, "has no client 4, its clients are 0 to 3"),
+        (ditto.directory, -1, "has no client -1"),
+        (trained(tmp_path).directory, 0, "gives clients no model of their own, its global model is that of all"),
+    ):
+        done = cli("export", directory, "--client", client, "--to", "torch")
+        assert (done.exit_code, says in " ".join(done.stderr.split())) == (2, True), done.output
+
+
+class Locked(Plugin):
+    """Gives a model that cannot be copied."""
+
+    @hookimpl
+    def personal_model(self, client):
+        model = client.network(client.start)
+        model.source = (part for part in ())
+        return model
+
+
+def test_a_model_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    result = trained(tmp_path, Locked)
+    client = next(iter(support.committed(result).manifest))
+    with pytest.raises(ConfigError, match=f"the model of client {client}, a .*, cannot be copied: TypeError"):
+        fedcore.client_model(result.directory, client, plugins=[Locked], allow_code=True)
