@@ -101,8 +101,9 @@ def _own_figures(metrics: Mapping[str, Any], client: int) -> Iterator[str]:
     for protocol, meaning in PROTOCOLS.items():
         accuracy = (metrics.get(protocol) or {}).get("per_client", {}).get(str(client)) if meaning.own_model else None
         if accuracy is not None:
-            rows.append([meaning.measures, _percent(accuracy)])
-    yield from _table(["of what", "accuracy % of this client's"], rows)
+            where = "its held-out part" if meaning.held_out else "the server's test set"
+            rows.append([where, _percent(accuracy)])
+    yield from _table(["own model on", "accuracy %"], rows)
 
 
 def _input(dataset: Dataset) -> Iterator[str]:

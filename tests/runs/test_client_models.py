@@ -60,7 +60,7 @@ def test_export_writes_it_with_a_card(cli, ditto, tmp_path: Path, monkeypatch) -
         card = (tmp_path / form / "README.md").read_text()
         assert f"Own model of client {client} of a federation of 4 clients" in card
         measured = ditto.metrics["personal"]["per_client"][str(client)]
-        assert re.search(rf"own model on its held-out part \| {100 * measured:.2f} \|", card), card
+        assert re.search(rf"\| its held-out part \| {100 * measured:.2f} \|", card), card
     x = load_dataset("digits", None).test.gather(torch.arange(5))
     monkeypatch.chdir(tmp_path / "torch")
     for lines in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
