@@ -117,9 +117,15 @@ def conflict(kind: str, name: str) -> str:
 
 
 @functools.cache
+def _points(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Read the metadata on a search path once: it takes longer than a round of a small run."""
+    return tuple(entry_points(group=GROUPS[kind]))
+
+
+@functools.cache
 def _conflicts(kind: str, path: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, dict[str, EntryPoint]] = {}
-    for point in entry_points(group=GROUPS[kind]):
+    for point in _points(kind, path):
         found.setdefault(point.name, {}).setdefault(point.value, point)
     return {
         name: f"{kind} {name!r} is provided twice: by {' and by '.join(map(_origin, points.values()))}. "
@@ -131,9 +137,8 @@ def _conflicts(kind: str, path: tuple[str, ...]) -> dict[str, str]:
 
 @functools.cache
 def _scan(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Read the metadata on a search path once: it takes longer than a round of a small run."""
     found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUPS[kind]):
+    for point in _points(kind, path):
         found.setdefault(point.name, point)
     return dict(sorted(found.items(), key=lambda item: (_origin(item[1]) != "fedcore", item[0])))
 

@@ -120,7 +120,7 @@ def plot(
     source = file or (Path(config.partition) if config.partition.endswith(".json") else None)
     if source is not None:
         source = source / "partition.json" if source.is_dir() else source
-        config = _with_data_of_run(source, given, allow_code=allow_code)
+        config = _with_data_of_run(source, config, given, allow_code=allow_code)
 
     from fedcore.data import load_dataset, load_partition
     from fedcore.data.picture import draw_picture
@@ -141,14 +141,14 @@ def plot(
         console.print(output.text(f"written: {out}"), soft_wrap=True)
 
 
-def _with_data_of_run(partition: Path, given: dict[str, Any], *, allow_code: bool) -> RunConfig:
-    """Return the given options, with the data set of the run whose partition it is where none is given."""
+def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any], *, allow_code: bool) -> RunConfig:
+    """Return a configuration of the given options, with the data set of the partition's run where none is given."""
     beside = partition.with_name("config.yaml")
     if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
-        return RunConfig.create(given)
+        return config
     written = read_mapping(beside)
     if "digests" not in written:  # not a run's own
-        return RunConfig.create(given)
+        return config
     config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})
     check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))
     return config

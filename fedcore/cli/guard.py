@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import typer
 
+from fedcore.base.debugging import DEBUG
 from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.cli import output
 
@@ -59,14 +60,14 @@ def guarded(context: typer.Context) -> Iterator[None]:
         output.error(f"{type(error).__name__}: {error}{hint}", label="internal error")
         raise typer.Exit(BUG) from None
     finally:
-        os.environ.pop("FEDCORE_DEBUG", None)
+        os.environ.pop(DEBUG, None)
 
 
 def debug(context: typer.Context, wanted: bool) -> bool:
     """Note that a command has ``--debug``; clients, in their own processes too, print their tracebacks then."""
     if wanted:
         context.meta[_DEBUG] = True
-        os.environ["FEDCORE_DEBUG"] = "1"
+        os.environ[DEBUG] = "1"
     return wanted
 
 

@@ -8,8 +8,6 @@ model on the server's test set.
 from __future__ import annotations
 
 import math
-import os
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcore.base.debugging import print_traceback
 from fedcore.base.errors import FedcoreError, PluginCallError
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.base.seeding import numpy_generator
@@ -187,8 +186,7 @@ def evaluate_client(
     try:
         found |= _by_own_model(session, by, took_part=meta["took_part"])
     except PluginCallError as error:
-        if os.environ.get("FEDCORE_DEBUG"):
-            traceback.print_exc()
+        print_traceback()
         found["failed"] = f"{error}"
     return found
 

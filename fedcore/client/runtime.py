@@ -5,9 +5,7 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 
 from __future__ import annotations
 
-import os
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -16,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedcore.base.debugging import print_traceback
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
 from fedcore.base.tensors import on_cpu, unflatten
 from fedcore.base.types import ClientUpdate
@@ -141,8 +140,8 @@ class ClientRuntime:
 
     def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
         self._end(self._sessions.pop(task.session or "", None))
-        if kind == "raised" and os.environ.get("FEDCORE_DEBUG"):
-            traceback.print_exc()
+        if kind == "raised":
+            print_traceback()
         return ClientFailure(task.id, kind, message)
 
     def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:

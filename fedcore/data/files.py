@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcore.base.errors import DataError
 from fedcore.base.processors import cores
 from fedcore.data.samples import Dataset
-from fedcore.data.split import Split, assemble, span, unused
+from fedcore.data.split import Split, assemble, first_ten, span, unused
 from fedcore.data.vision import load_torchvision
 from fedcore.storage.files import read_text, require_file
 
@@ -53,8 +53,7 @@ def check_classes(train: Tensor, test: Tensor, where: str) -> None:
     found = torch.unique(train)
     unseen = test[~torch.isin(test, found)]
     if len(unseen):
-        missing = torch.unique(unseen).tolist()
-        names = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        names = first_ten(torch.unique(unseen).tolist())
         raise DataError(
             f"{where}: labels must be 0..C-1 with every class in y_train, but {len(unseen)} of {len(test)} test "
             f"samples have classes without a training sample: {names}. Add training samples of these classes, or leave "

@@ -54,10 +54,12 @@ def assemble(
 def unused(where: str, what: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return a note that names what was found and not used; nothing where there are no names."""
     found = sorted(map(repr, names))
-    if not found:
-        return ()
-    rest = f" and {len(found) - 10} more" if len(found) > 10 else ""
-    return (f"{where}: {what} not used: {', '.join(found[:10])}{rest}",)
+    return (f"{where}: {what} not used: {first_ten(found)}",) if found else ()
+
+
+def first_ten(names: Sequence[object]) -> str:
+    """Return names for a message, of many the first ten and how many there are more."""
+    return ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def channel_stats(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -124,8 +124,9 @@ def _normalisation(samples: ResidentSamples) -> str:
     """Return what turns an image into ``x``; numbers that leave 0..1 are the data's own units."""
     mean, std = list(samples.mean), list(samples.std)
     then = f"minus mean {mean}, divided by std {std}, per channel"
+    brightness = f"Brightness from 0 to 1 (8-bit images divided by 255), then {then}"
     if samples.images.dtype == torch.uint8:
-        return f"Brightness from 0 to 1 (8-bit images divided by 255), then {then}"
+        return brightness
     low, high = (
         torch.tensor([of(plane) for plane in samples.images.unbind(1)]).double() * torch.tensor(std)
         + torch.tensor(mean)
@@ -133,7 +134,7 @@ def _normalisation(samples: ResidentSamples) -> str:
     )
     smallest, largest = round(float(low.min()), 4) + 0.0, round(float(high.max()), 4)  # + 0.0: no -0
     if smallest >= -_ROUNDING and largest <= 1 + _ROUNDING:
-        return f"Brightness from 0 to 1 (8-bit images divided by 255), then {then}"
+        return brightness
     return f"Numbers as in the training data, which are from {smallest:.4g} to {largest:.4g}, {then}"
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from torch import nn
 
-from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError
+from fedcore.base.errors import ConfigError
 from fedcore.base.threads import one_thread
-from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.in_process import InProcessEngine
-from fedcore.engines.protocol import Engine
 from fedcore.models.placement import Placement
 from fedcore.runs.evaluation import evaluation_tasks
 from fedcore.runs.given import DatasetObject, ModelObject, PluginObjects, given_again
@@ -65,23 +63,16 @@ def own_model(opened: OpenedRun, client: int) -> ClientModel:
         raise ConfigError(f"{path} gives clients no model of their own, its global model is that of all")
     if not 0 <= client < opened.config.clients:
         raise ConfigError(f"{path} has no client {client}, its clients are 0 to {opened.config.clients - 1}")
-    state = opened.directory.checkpoints.load()
-    if state is None:
-        raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")
-    opened.check(state)
-    engines: list[InProcessEngine] = []
-
-    def lending(spec: WorkerSpec) -> Engine:
-        engines.append(InProcessEngine(spec))
-        return engines[-1]
-
-    with federation(opened, lending) as running, ServerScope(running, state, state.round, "evaluation") as scope:
+    state = opened.last_state()
+    with (
+        federation(opened, InProcessEngine) as running,
+        ServerScope(running, state, state.round, "evaluation") as scope,
+    ):
         (task,) = evaluation_tasks(scope, [client])
-        with engines[0].own_model(task) as network:
+        assert isinstance(running.engine, InProcessEngine)
+        with running.engine.own_model(task) as network:
             try:
                 taken = copy.deepcopy(network)
-            except FedcoreError:
-                raise
             except Exception as error:  # a module of a plugin can hold anything
                 raise ConfigError(
                     f"the model of client {client}, a {type(network).__name__}, cannot be copied: "

@@ -191,10 +191,7 @@ def evaluate_run(
     _, given = given_again(path, model, plugins, dataset)
     with one_thread(), given.lent():
         opened, note = reopen(path, allow_code=allow_code), _noting(notify)
-        state = opened.directory.checkpoints.load(note=note)
-        if state is None:
-            raise RunDirectoryError(f"{path} has no checkpoint yet; first run: {opened.directory.how_to_resume}")
-        opened.check(state)
+        state = opened.last_state(note)
         recorded = sum("round" in record for record in opened.directory.read_metrics())
         if state.phase != "done" and opened.directory.read_summary(note) is not None:
             note(UNFINISHED)

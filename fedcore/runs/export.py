@@ -89,13 +89,19 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
                 f"{path} is not finished, and the model is written at the end; go on with: "
                 f"{opened.directory.how_to_resume}"
             )
-        model, untrained = (trained_model(opened), "") if client is None else _client_model(opened, client)
+        notes = []
+        if client is None:
+            model: nn.Module = trained_model(opened)
+        else:
+            own = own_model(opened, client)
+            model = own.network
+            notes += [] if own.took_part else [f"client {client} never took part: this is the global model"]
         with storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
         try:
             with storing(out):
-                notes = WRITERS[form](model, opened.dataset, folder)
+                notes += WRITERS[form](model, opened.dataset, folder)
                 files = [_described(file) for file in sorted(folder.iterdir())]
                 for file in files:
                     (folder / file.name).chmod(0o644)  # like the folder, below
@@ -107,13 +113,7 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
                 os.rename(folder, out)  # whole, or not there
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return Exported(out, [*(file.name for file in files), "README.md"], [*notes, *filter(None, [untrained])])
-
-
-def _client_model(opened: OpenedRun, client: int) -> tuple[nn.Module, str]:
-    """Return a client's own model, and a note where it never trained."""
-    own = own_model(opened, client)
-    return own.network, "" if own.took_part else f"client {client} never took part: this is the global model"
+    return Exported(out, [*(file.name for file in files), "README.md"], notes)
 
 
 def trained_model(opened: OpenedRun) -> SplitModel:

@@ -81,6 +81,20 @@ class OpenedRun:
         ended = state.round >= self.config.rounds or out_of_patience(self.config, state)
         return replace(state, phase="train") if state.phase == "post_train" and not ended else state
 
+    def last_state(self, note: Note = lambda message: None) -> ServerState:
+        """Return the state of the last checkpoint; writes nothing.
+
+        :param note: told of damaged files that were passed over.
+        :raises RunDirectoryError: there is no checkpoint, or it is not of this run.
+        """
+        state = self.directory.checkpoints.load(note=note)
+        if state is None:
+            raise RunDirectoryError(
+                f"{self.directory.path} has no checkpoint yet; first run: {self.directory.how_to_resume}"
+            )
+        self.check(state)
+        return state
+
     def record_changes(self, state: ServerState) -> None:
         """Write the options that take other values from here on, and what they were, into config.yaml."""
         if not self.changes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import time
-import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedcore.base.debugging import print_traceback
 from fedcore.base.errors import PluginCallError, PluginContractError, RejectUpdate
 from fedcore.base.tensors import bytes_of, clone, memory_of
 from fedcore.base.types import ClientUpdate
@@ -66,8 +65,8 @@ class Collector:
                     self._accept(task, outcome)
                 accepted = True
             except (RejectUpdate, PluginCallError) as error:
-                if isinstance(error, PluginCallError) and os.environ.get("FEDCORE_DEBUG"):
-                    traceback.print_exc()
+                if isinstance(error, PluginCallError):
+                    print_traceback()
                 kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
                 self._current.fail(task.client, kind, str(error))
         self.seconds += time.perf_counter() - began

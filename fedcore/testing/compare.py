@@ -14,6 +14,9 @@ from fedcore.runs.experiment import RunResult
 from fedcore.testing.federation import committed, records, weights
 from fedcore.testing.fingerprint import fingerprint
 
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
+"""What counts as rounding."""
+
 States = dict[str, dict[str, Any]]
 """Where values are kept, for a message, -> plugin -> what it keeps there."""
 
@@ -87,7 +90,7 @@ def _close(one: Any, other: Any) -> bool:
             return False
         if not one.is_floating_point():
             return torch.equal(one, other)
-        return torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+        return torch.allclose(one.double(), other.double(), rtol=RELATIVE, atol=ABSOLUTE, equal_nan=True)
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5) or (math.isnan(one) and math.isnan(other))
+        return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE) or (math.isnan(one) and math.isnan(other))
     return bool(type(one) is type(other) and one == other)

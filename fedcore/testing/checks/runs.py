@@ -20,7 +20,7 @@ from fedcore.hooks.plugins import match
 from fedcore.runs.experiment import Interrupted, RunResult, resume
 from fedcore.testing.bystander import Bystander
 from fedcore.testing.checks.base import NotApplicable, check, trial_of
-from fedcore.testing.compare import require_close_states, require_same, require_same_states
+from fedcore.testing.compare import ABSOLUTE, RELATIVE, require_close_states, require_same, require_same_states
 from fedcore.testing.engines import Echoing, Rotating, last_client_first
 from fedcore.testing.federation import model_bytes, name_of, records, weights
 from fedcore.testing.fingerprint import fingerprint, random_states
@@ -184,7 +184,7 @@ def _require_close(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[
     plugin = create_plugin(trial.name, {})
     corrected = set(match(plugin.corrects, list(found), plugin, "corrects"))
     for name in sorted(set(expected) - corrected):
-        close = torch.allclose(found[name].double(), expected[name].double(), rtol=1e-4, atol=1e-5)
+        close = torch.allclose(found[name].double(), expected[name].double(), rtol=RELATIVE, atol=ABSOLUTE)
         distance = float((found[name].double() - expected[name].double()).abs().max()) if not close else 0.0
         assert close, f"{how} {name!r}, by up to {distance:.3g}"
 

@@ -168,9 +168,9 @@ def _trials(path: Path) -> Iterable[RunRecord]:
     for folder in sorted((path / "runs").glob("trial-*")):
         if (folder / "config.yaml").is_file():
             run = read_run(folder, lambda message: None)
-            other = found.get(digest(run.config))
-            if other is None or (run.finished and not other.finished):
-                found[digest(run.config)] = run
+            same = digest(run.config)
+            if same not in found or (run.finished and not found[same].finished):
+                found[same] = run
     return found.values()
 
 
