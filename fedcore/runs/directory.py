@@ -25,7 +25,8 @@ from fedcore.runs.saved import ConfigFile, SavedConfig, read_saved
 from fedcore.runs.trust import check_links, code_in, objects_in, places_in
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import ClientStore, RemoteClientStore
-from fedcore.storage.files import make_folders, parse_json, read_text, storing, sync_names, unsealed, write_text
+from fedcore.storage.files import make_folders, read_text, storing, sync_names, write_text
+from fedcore.storage.json_values import parse_json, unsealed
 from fedcore.storage.serial import read_tensors, write_tensors
 
 

@@ -15,17 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.errors import RunDirectoryError, StorageError
-from fedcore.storage.files import (
-    finite,
-    open_inside,
-    parse_json,
-    read_bytes,
-    replacing,
-    sealed,
-    storing,
-    sync_inside,
-    unsealed,
-)
+from fedcore.storage.files import open_inside, read_bytes, replacing, storing, sync_inside
+from fedcore.storage.json_values import finite, parse_json, sealed, unsealed
 
 
 class RecordFile:

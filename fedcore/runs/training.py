@@ -27,7 +27,7 @@ from fedcore.server.post_train import run_post_train
 from fedcore.server.round import Notify, RoundResult, run_round
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
-from fedcore.storage.files import finite, sealed
+from fedcore.storage.json_values import finite, sealed
 from fedcore.storage.state import States
 
 

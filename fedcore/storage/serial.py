@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedcore.base.processors import cores
-from fedcore.storage.files import parse_json, read_bytes, replacing
+from fedcore.storage.files import read_bytes, replacing
+from fedcore.storage.json_values import parse_json
 
 _META = "fedcore"
 _CHECKSUM = "sha256:"  # then 64 digits in front of the JSON value: with a second entry, headers have no fixed order

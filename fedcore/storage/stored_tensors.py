@@ -13,7 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
-from fedcore.storage.files import parse_json
+from fedcore.storage.json_values import parse_json
 
 
 class StoredTensor:

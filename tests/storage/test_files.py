@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 
 import pytest
@@ -109,41 +108,3 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write .*file/x: Not a directory"):
         files.write_text(tmp_path / "file" / "x", "")
-
-
-def test_json_is_strict():
-    assert files.parse_json(r'["\ud83d\ude00", "\u00e9"]') == ["\U0001f600", "\u00e9"]
-    for text in (r'"\ud83d"', r'{"\ude00": 1}', r'["a", "\ude00\ud83d"]'):
-        with pytest.raises(ValueError, match="unpaired surrogate"):
-            files.parse_json(text)
-    with pytest.raises(ValueError, match="decode"):
-        files.parse_json(b'"\xed\xa0\xbd"')
-    with pytest.raises(ValueError, match="nested too deeply"):
-        files.parse_json("[" * 100_000)
-
-
-def test_records_hold_no_nan():
-    record = files.finite({"a": 1.0, "b": {"c": [float("nan"), 2.0], "d": float("inf")}})
-    assert record == {"a": 1.0, "b": {"c": [None, 2.0], "d": None}, "not_finite": ["b.c.0", "b.d"]}
-    assert files.finite({"a": 1.0}) == {"a": 1.0}
-
-
-def test_a_checksum_is_of_the_values_and_not_of_how_they_are_written():
-    value = files.sealed({"a": [1.5, None, "\u00e9"], "b": {"c": 1e-300}})
-    assert files.unsealed(json.loads(json.dumps(value, indent=2, ensure_ascii=False))) == {
-        "a": [1.5, None, "\u00e9"],
-        "b": {"c": 1e-300},
-    }
-    with pytest.raises(ValueError, match="checksum"):
-        files.unsealed({**value, "a": [1.25, None, "\u00e9"]})
-
-
-def test_a_record_of_another_run_does_not_fit():
-    line = files.sealed({"round": 0}, mark="one run")
-    assert files.unsealed(line, "one run") == {"round": 0}
-    with pytest.raises(ValueError, match="another run's"):
-        files.unsealed(line, "another")
-    with pytest.raises(ValueError, match="checksum"):
-        files.unsealed({"round": 0})
-    with pytest.raises(ValueError, match="is no record"):
-        files.unsealed([1])

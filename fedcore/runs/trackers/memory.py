@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcore.storage.files import parse_json, read_text, replacing
+from fedcore.storage.files import read_text, replacing
+from fedcore.storage.json_values import parse_json
 
 
 @dataclass

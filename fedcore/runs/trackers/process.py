@@ -18,7 +18,8 @@ from typing import Any, get_args
 from fedcore.runs.saved import read_saved
 from fedcore.runs.trackers.base import Status, TrackedRun, Tracker, create_tracker
 from fedcore.runs.trackers.memory import Memory, memory_file
-from fedcore.storage.files import open_inside, parse_json, read_text, unsealed
+from fedcore.storage.files import open_inside, read_text
+from fedcore.storage.json_values import parse_json, unsealed
 
 SWITCHED_OFF = 3
 """The exit code of a tracker that raised; its memory says what."""

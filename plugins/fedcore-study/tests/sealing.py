@@ -9,7 +9,7 @@ import yaml
 
 from fedcore.runs.saved import Binding, bound, partition_digest
 from fedcore.storage.config_file import BESIDE_OPTIONS
-from fedcore.storage.files import sealed
+from fedcore.storage.json_values import sealed
 
 
 def seal(folder: Path) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedcore.storage.client_store import ClientStore
-from fedcore.storage.files import parse_json, write_json
+from fedcore.storage.files import write_json
+from fedcore.storage.json_values import parse_json
 
 Named = list[tuple[int, int | None]]
 

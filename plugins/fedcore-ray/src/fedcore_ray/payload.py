@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedcore.engines import dumps
-from fedcore.storage.files import parse_json
+from fedcore.storage.json_values import parse_json
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

@@ -15,7 +15,8 @@ from fedcore.base.identity import digest
 from fedcore.runs.records import RecordFile
 from fedcore.runs.saved import SavedConfig, partition_digest, read_saved
 from fedcore.runs.trust import check_links
-from fedcore.storage.files import parse_json, read_bytes, read_text, unsealed
+from fedcore.storage.files import read_bytes, read_text
+from fedcore.storage.json_values import parse_json, unsealed
 from fedcore_study.compare.fairness import Spread, spread_of
 from fedcore_study.compare.model_size import ModelSize, model_size
 from fedcore_study.sweep.directory import STUDY, SweepDirectory

@@ -17,7 +17,8 @@ from typing import Literal
 from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.identity import digest
 from fedcore.runs.trust import check_links
-from fedcore.storage.files import open_inside, parse_json, write_json, write_text
+from fedcore.storage.files import open_inside, write_json, write_text
+from fedcore.storage.json_values import parse_json
 
 Standing = Literal["finished", "stopped", "waiting"]
 
