@@ -1,0 +1,122 @@
+"""What each of FDCL's terms does in one round from a run's last checkpoint.
+
+    python benchmarks/fdcl_terms.py RUN_DIRECTORY --clients 3 4 5
+
+The run is one of FDCL without momentum, weight decay and augmentation, as its paper's recipes; it need not be finished.
+From its global model w_g and each client's previous model the clients train once more by plain SGD, with no term, with
+L_e or L_c alone (Algorithm 2, lines 8 and 9) and with both, on the same batches. One line per choice, means over the
+clients: how far a model moves, |w - w_g|, the cosine of its logits and of its features to w_g's on the client's
+samples, and its cross-entropy there; then the test accuracy of the models' mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedcore.base.config import RunConfig
+from fedcore.client.frozen import all_outputs
+from fedcore.data.samples import ClientData
+from fedcore.models.split import Outputs
+from fedcore.runs.client_models import own_model
+from fedcore.runs.start import reopen
+from fedcore.testing.federation import data_of
+from fedcore_fdcl.equations import classifier_loss, encoder_loss
+
+CPU = torch.device("cpu")
+
+TERMS = {"none": (False, False), "L_e": (True, False), "L_c": (False, True), "both": (True, True)}
+
+
+def train(
+    received: nn.Module,
+    data: ClientData,
+    outputs: Outputs,
+    previous: Outputs,
+    terms: tuple[bool, bool],
+    lr: float,
+    config: RunConfig,
+    seed: int,
+) -> nn.Module:
+    """Return the model after local training; ``outputs`` and ``previous`` are the frozen features and logits."""
+    options = config.plugins["fdcl"]
+    mu, tau = options.get("mu", 0.1), options.get("temperature", 0.5)
+    model = copy.deepcopy(received).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    batches = torch.Generator().manual_seed(seed)
+    for _ in range(config.local_epochs):
+        for batch in torch.randperm(len(data.labels), generator=batches).split(config.batch_size):
+            features, logits = model(data.inputs(batch))
+            loss = F.cross_entropy(logits, data.labels[batch])
+            if terms[0]:
+                loss = loss + mu * encoder_loss(
+                    features, outputs.features[batch], previous.features[batch], temperature=tau
+                )
+            if terms[1]:
+                loss = loss + mu * classifier_loss(
+                    logits, outputs.logits[batch], previous.logits[batch], temperature=tau
+                )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="FDCL's terms in one round from a checkpoint")
+    parser.add_argument("run", type=Path, metavar="RUN_DIRECTORY")
+    parser.add_argument("--clients", type=int, nargs="+", required=True, help="that train; all took part before")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    opened = reopen(args.run, allow_code=False)
+    state, config = opened.last_state(), opened.config
+    received = copy.deepcopy(opened.setup.model).eval()
+    received.load_state_dict({**received.state_dict(), **state.model})
+    samples, partition = data_of(args.run)
+    test = ClientData(samples.test, torch.arange(len(samples.test)), CPU)
+    lr = config.lr * config.lr_decay**state.round
+    print(f"after round {state.round}, test accuracy {accuracy(received, test):.2f} %\n")
+    print("| terms | moved | cosine of logits | cosine of features | cross-entropy | mean model's test % |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    clients = []
+    for client in args.clients:
+        own = own_model(opened, client)
+        if not own.took_part:
+            parser.error(f"client {client} has not taken part yet")
+        data = ClientData(samples.train, partition.train[client], CPU)
+        clients.append((client, data, all_outputs(received, data), all_outputs(own.network, data)))
+    total = sum(len(data.labels) for _, data, *_ in clients)
+    start = nn.utils.parameters_to_vector(received.parameters()).detach()
+    for name, terms in TERMS.items():
+        figures, mean = torch.zeros(4), torch.zeros_like(start)
+        for client, data, outputs, previous in clients:
+            model = train(received, data, outputs, previous, terms, lr, config, seed=client)
+            after = nn.utils.parameters_to_vector(model.parameters()).detach()
+            features, logits = all_outputs(model, data)
+            figures += torch.stack(
+                [
+                    (after - start).norm(),
+                    F.cosine_similarity(logits, outputs.logits).mean(),
+                    F.cosine_similarity(features, outputs.features).mean(),
+                    F.cross_entropy(logits, data.labels),
+                ]
+            )
+            mean += len(data.labels) / total * after
+        averaged = copy.deepcopy(received)
+        nn.utils.vector_to_parameters(mean, averaged.parameters())
+        columns = [f"{value:.3f}" for value in (figures / len(clients)).tolist()]
+        print(f"| {name} | {' | '.join(columns)} | {accuracy(averaged, test):.2f} |", flush=True)
+
+
+def accuracy(model: nn.Module, test: ClientData) -> float:
+    return 100 * (all_outputs(model, test).logits.argmax(1) == test.labels).float().mean().item()
+
+
+if __name__ == "__main__":
+    main()
