@@ -20,13 +20,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcore.base.config import RunConfig
+from fedcore.client.evaluation import evaluate, rates
 from fedcore.client.frozen import all_outputs
-from fedcore.data.samples import ClientData
+from fedcore.data.samples import ClientData, Dataset
 from fedcore.models.split import Outputs
 from fedcore.runs.client_models import own_model
+from fedcore.runs.evaluation import loaded
 from fedcore.runs.start import reopen
 from fedcore.testing.federation import data_of
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
+from fedcore_fdcl.plugin import FDCLOptions
 
 CPU = torch.device("cpu")
 
@@ -41,11 +44,11 @@ def train(
     terms: tuple[bool, bool],
     lr: float,
     config: RunConfig,
+    options: FDCLOptions,
     seed: int,
 ) -> nn.Module:
     """Return the model after local training; ``outputs`` and ``previous`` are the frozen features and logits."""
-    options = config.plugins["fdcl"]
-    mu, tau = options.get("mu", 0.1), options.get("temperature", 0.5)
+    mu, tau = options.mu, options.temperature
     model = copy.deepcopy(received).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     batches = torch.Generator().manual_seed(seed)
@@ -76,12 +79,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     opened = reopen(args.run, allow_code=False)
     state, config = opened.last_state(), opened.config
-    received = copy.deepcopy(opened.setup.model).eval()
-    received.load_state_dict({**received.state_dict(), **state.model})
+    options = FDCLOptions(**config.plugins["fdcl"])
+    received = loaded(copy.deepcopy(opened.setup.model), state)
     samples, partition = data_of(args.run)
-    test = ClientData(samples.test, torch.arange(len(samples.test)), CPU)
-    lr = config.lr * config.lr_decay**state.round
-    print(f"after round {state.round}, test accuracy {accuracy(received, test):.2f} %\n")
+    lr = config.learning_rate(state.round)
+    print(f"after round {state.round}, test accuracy {accuracy(received, samples):.2f} %\n")
     print("| terms | moved | cosine of logits | cosine of features | cross-entropy | mean model's test % |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     clients = []
@@ -96,7 +98,7 @@ def main() -> None:
     for name, terms in TERMS.items():
         figures, mean = torch.zeros(4), torch.zeros_like(start)
         for client, data, outputs, previous in clients:
-            model = train(received, data, outputs, previous, terms, lr, config, seed=client)
+            model = train(received, data, outputs, previous, terms, lr, config, options, seed=client)
             after = nn.utils.parameters_to_vector(model.parameters()).detach()
             features, logits = all_outputs(model, data)
             figures += torch.stack(
@@ -111,11 +113,11 @@ def main() -> None:
         averaged = copy.deepcopy(received)
         nn.utils.vector_to_parameters(mean, averaged.parameters())
         columns = [f"{value:.3f}" for value in (figures / len(clients)).tolist()]
-        print(f"| {name} | {' | '.join(columns)} | {accuracy(averaged, test):.2f} |", flush=True)
+        print(f"| {name} | {' | '.join(columns)} | {accuracy(averaged, samples):.2f} |", flush=True)
 
 
-def accuracy(model: nn.Module, test: ClientData) -> float:
-    return 100 * (all_outputs(model, test).logits.argmax(1) == test.labels).float().mean().item()
+def accuracy(model: nn.Module, dataset: Dataset) -> float:
+    return 100 * rates(evaluate(model, dataset.test, dataset.num_classes, CPU))["accuracy"]
 
 
 if __name__ == "__main__":
