@@ -69,6 +69,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 	$(BIN)/mypy $(addprefix -p fedcore_,$(subst -,_,$(PLUGINS:plugins/fedcore-%=%)))
+	$(BIN)/python -m pytest -q -m slow tests/documentation/test_types.py
 
 # The variable silences an announcement about MkDocs itself, which is no warning about our pages.
 docs: setup

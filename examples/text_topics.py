@@ -13,8 +13,10 @@ import ast
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fedcore
 from fedcore.data import Dataset, SequenceSamples, fixed_split
@@ -72,7 +74,7 @@ def main(rounds: int = 10) -> fedcore.RunResult:
     return fedcore.run(config, notify=report)
 
 
-def report(event: str, details: dict) -> None:
+def report(event: str, details: Mapping[str, Any]) -> None:
     if event == "round":
         print(f"round {details['round']}: {details['metrics']['global']['accuracy']:.1%} of the test texts")
 

@@ -9,18 +9,16 @@ through an entry point: ``fedcore plugins new NAME --kind dataset``.
 """
 
 import sys
-from collections import OrderedDict
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from sklearn.datasets import load_wine
-from sklearn.model_selection import train_test_split
 from torch import nn
 
 import fedcore
-from fedcore.data import Dataset, TensorSamples
+from fedcore.data import Dataset, TensorSamples, fixed_split
 
 
 def wine(data_dir: Path | None = None) -> Dataset:
@@ -28,12 +26,10 @@ def wine(data_dir: Path | None = None) -> Dataset:
 
     :param data_dir: where the run's ``data_dir`` says that files are; not needed here.
     """
-    found = load_wine()
-    train, test = train_test_split(np.arange(len(found.target)), stratify=found.target, random_state=0)
-    values = torch.from_numpy(found.data)
+    values, labels = map(torch.from_numpy, load_wine(return_X_y=True))
+    train, test = fixed_split(labels, 0.25)
     mean, std = values[train].mean(0), values[train].std(0)
     rows = ((values - mean) / std).float()
-    labels = torch.from_numpy(found.target).long()
 
     def samples(positions: np.ndarray) -> TensorSamples:
         return TensorSamples(rows[positions], labels[positions])
@@ -44,7 +40,7 @@ def wine(data_dir: Path | None = None) -> Dataset:
         test=samples(test),
         num_classes=3,
         input_shape=(13,),
-        class_names=tuple(map(str, found.target_names)),
+        class_names=("class_0", "class_1", "class_2"),
     )
 
 
@@ -53,8 +49,8 @@ def small_network(num_classes: int, input_shape: tuple[int, ...]) -> fedcore.Spl
 
     Weights are drawn as torch's modules do: fedcore seeds torch before it calls this.
     """
-    layers = OrderedDict(flatten=nn.Flatten(), hidden=nn.Linear(prod(input_shape), 16), tanh=nn.Tanh())
-    return fedcore.SplitModel(nn.Sequential(layers), 16, num_classes)
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 16), nn.Tanh())
+    return fedcore.SplitModel(encoder, 16, num_classes)
 
 
 def main(rounds: int = 10) -> fedcore.RunResult:

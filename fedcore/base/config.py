@@ -32,149 +32,166 @@ class RunConfig(BaseModel):
         description="Methods, in the order in which their hooks are called, each with its options; FedAvg without any.",
     )
 
-    dataset: str = Field("digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
-    data_dir: Path | None = Field(None, description="Folder that holds the data sets' files.")
-    augment: bool = Field(False, description="Augment training images as MOON's protocol does for the data set.")
+    dataset: str = Field(default="digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
+    data_dir: Path | None = Field(default=None, description="Folder that holds the data sets' files.")
+    augment: bool = Field(
+        default=False, description="Augment training images as MOON's protocol does for the data set."
+    )
     model: str = Field(
-        "auto",
+        default="auto",
         description="Model: a name, torchvision:NAME or timm:NAME, or auto for the data set's default model.",
     )
     weights: str | None = Field(
-        None, description="Start from the weights in this safetensors file; a classifier that does not fit stays fresh."
+        default=None,
+        description="Start from the weights in this safetensors file; a classifier that does not fit stays fresh.",
     )
-    projection: bool = Field(False, description="Put a 2-layer projection head (256 wide) on the encoder.")
+    projection: bool = Field(default=False, description="Put a 2-layer projection head (256 wide) on the encoder.")
 
     partition: str = Field(
-        "dirichlet", description="How samples are assigned to clients: a partitioner's name, or a partition.json."
+        default="dirichlet",
+        description="How samples are assigned to clients: a partitioner's name, or a partition.json.",
     )
-    alpha: float = Field(0.5, gt=0, description="Dirichlet concentration; smaller is more heterogeneous.")
+    alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; smaller is more heterogeneous.")
     classes_per_client: int = Field(
-        2, ge=1, le=_MANY, description="Classes (or shards) per client, for the partitions classes and shards."
+        default=2, ge=1, le=_MANY, description="Classes (or shards) per client, for the partitions classes and shards."
     )
-    clients: int = Field(10, ge=1, le=100_000_000, description="Number of registered clients.")
-    participation: float = Field(1.0, gt=0, le=1, description="Fraction of the clients sampled in each round.")
+    clients: int = Field(default=10, ge=1, le=100_000_000, description="Number of registered clients.")
+    participation: float = Field(default=1.0, gt=0, le=1, description="Fraction of the clients sampled in each round.")
     client_test_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Fraction of each client's samples held out for evaluation on the client."
+        default=0.0, ge=0, lt=1, description="Fraction of each client's samples held out for evaluation on the client."
     )
     samples: int | None = Field(
-        None, ge=1, description="Number of training samples to assign, drawn in proportion to the classes; default all."
+        default=None,
+        ge=1,
+        description="Number of training samples to assign, drawn in proportion to the classes; default all.",
     )
 
     public: str | None = Field(
-        None,
+        default=None,
         description="Public samples, which belong to no client, for methods that use some: a share of the training "
         "set, such as 0.1, or the name of another data set.",
     )
 
-    rounds: int = Field(20, ge=1, le=_MANY, description="Communication rounds T.")
-    local_epochs: int = Field(5, ge=1, le=_MANY, description="Local epochs E per round.")
+    rounds: int = Field(default=20, ge=1, le=_MANY, description="Communication rounds T.")
+    local_epochs: int = Field(default=5, ge=1, le=_MANY, description="Local epochs E per round.")
     local_steps: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=_MANY,
         description="Optimizer steps K that every client takes per round, in place of local epochs.",
     )
     batch_size: int = Field(
-        16, ge=1, le=_MANY, description="Samples per local mini-batch; the last of an epoch may be smaller."
+        default=16, ge=1, le=_MANY, description="Samples per local mini-batch; the last of an epoch may be smaller."
     )
     drop_last: bool = Field(
-        False,
+        default=False,
         description="Leave out a local epoch's last mini-batch if it is smaller than the others; never the only one.",
     )
-    lr: float = Field(0.02, gt=0, description="Local learning rate of round 0.")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
+    lr: float = Field(default=0.02, gt=0, description="Local learning rate of round 0.")
+    lr_decay: float = Field(default=1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
     lr_schedule: Literal["constant", "cosine", "step"] = Field(
-        "constant",
+        default="constant",
         description="How the learning rate falls over the rounds: not, along half a cosine to 0, or in steps.",
     )
-    lr_step_rounds: int = Field(10, ge=1, le=_MANY, description="Rounds between two steps of --lr-schedule step.")
-    lr_step_factor: float = Field(0.1, gt=0, le=1, description="Factor of each step of --lr-schedule step.")
+    lr_step_rounds: int = Field(
+        default=10, ge=1, le=_MANY, description="Rounds between two steps of --lr-schedule step."
+    )
+    lr_step_factor: float = Field(default=0.1, gt=0, le=1, description="Factor of each step of --lr-schedule step.")
     warmup_rounds: int = Field(
-        0, ge=0, le=_MANY, description="First rounds, in which the learning rate rises linearly to the full one."
+        default=0,
+        ge=0,
+        le=_MANY,
+        description="First rounds, in which the learning rate rises linearly to the full one.",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="Optimizer of local training; its state is reset in each round."
+        default="sgd", description="Optimizer of local training; its state is reset in each round."
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of local SGD.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
-    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
-    epsilon: float = Field(1e-8, gt=0, description="Added to the root of Adam's second moment.")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of local SGD.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
+    epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of Adam's second moment.")
     weight_decay: float = Field(
-        1e-5, ge=0, description="L2 penalty on every trainable parameter; with adamw the decay of weights per step."
+        default=1e-5,
+        ge=0,
+        description="L2 penalty on every trainable parameter; with adamw the decay of weights per step.",
     )
-    clip_norm: float | None = Field(None, gt=0, description="Maximum norm of a local gradient; off by default.")
+    clip_norm: float | None = Field(default=None, gt=0, description="Maximum norm of a local gradient; off by default.")
     buffers: Literal["global", "local"] = Field(
-        "global",
+        default="global",
         description="BatchNorm statistics and other buffers: averaged by samples, or kept on each client.",
     )
     system: SystemOptions | None = Field(
-        None,
+        default=None,
         description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1; off by default.",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of all random streams of the run.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random streams of the run.")
 
-    engine: str = Field("local", description="Engine that runs the clients: local, or an installed one.")
+    engine: str = Field(default="local", description="Engine that runs the clients: local, or an installed one.")
     engine_options: dict[str, Json] = Field(
         default_factory=dict, description="Options of the engine, on the command line --set ENGINE.OPTION=VALUE."
     )
     workers: int | None = Field(
-        None,
+        default=None,
         ge=0,
         le=1024,
         description="Worker processes, one thread each; 0 trains in this process; default one per core.",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     precision: Literal["float32", "tf32", "bf16"] = Field(
-        "float32", description="Arithmetic of forward and backward; weights and state stay float32."
+        default="float32", description="Arithmetic of forward and backward; weights and state stay float32."
     )
     memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
-        "auto", description="Layout of images and convolutions in memory; auto is a fixed rule per device and model."
+        default="auto",
+        description="Layout of images and convolutions in memory; auto is a fixed rule per device and model.",
     )
     autotune: bool = Field(
-        False, description="Measure at the start which memory format is faster on this machine, and record the choice."
+        default=False,
+        description="Measure at the start which memory format is faster on this machine, and record the choice.",
     )
-    capture: bool = Field(True, description="On CUDA, record training steps as graphs and replay them.")
+    capture: bool = Field(default=True, description="On CUDA, record training steps as graphs and replay them.")
     lanes: int = Field(
-        1,
+        default=1,
         ge=1,
         le=64,
         description="On CUDA without worker processes, clients that train side by side, their steps as branches of "
         "one captured graph.",
     )
 
-    eval_every: int = Field(1, ge=1, description="Rounds between evaluations; the last round is always evaluated.")
+    eval_every: int = Field(
+        default=1, ge=1, description="Rounds between evaluations; the last round is always evaluated."
+    )
     patience: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=_MANY,
         description="Stop after so many rounds without a better accuracy on clients' held-out parts; off by default.",
     )
     silhouette_every: int = Field(
-        0, ge=0, description="Rounds between silhouettes of the features; 0 for the end only."
+        default=0, ge=0, description="Rounds between silhouettes of the features; 0 for the end only."
     )
-    checkpoint_every: int = Field(1, ge=1, description="Rounds between checkpoints.")
+    checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
     min_clients: int = Field(
-        1,
+        default=1,
         ge=0,
         description="Minimum of accepted updates per round, else the run stops; 0 allows rounds without any.",
     )
     max_waiting: int | None = Field(
-        None, ge=1, description="Maximum of updates that wait for an earlier one before dispatch pauses."
+        default=None, ge=1, description="Maximum of updates that wait for an earlier one before dispatch pauses."
     )
     max_payload: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=1 << 20,
         description="Maximum upload per plugin and client, in MiB; default 16 times the model, at least 64.",
     )
     client_timeout: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=1e9,
         description="Seconds until a client without an answer has failed and its worker is replaced; not with "
         "--workers 0; off by default.",
     )
-    out: Path | None = Field(None, description="Run directory; default runs/<time>-<plugins>.")
+    out: Path | None = Field(default=None, description="Run directory; default runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(
         default_factory=dict, description="Trackers that show the run while it trains, each with its options."
     )

@@ -21,41 +21,50 @@ class SystemOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    availability: float = Field(1.0, gt=0, le=1, description="Chance that a client can be selected in a round.")
+    availability: float = Field(default=1.0, gt=0, le=1, description="Chance that a client can be selected in a round.")
     day: int | None = Field(
-        None,
+        default=None,
         ge=2,
         le=1 << 20,
         description="Rounds in a day: each client is available at its own hours, the same every day; "
         "by default availability is drawn in every round.",
     )
-    no_show: float = Field(0.0, ge=0, le=1, description="Chance that a selected client cannot be reached.")
-    dropout: float = Field(0.0, ge=0, le=1, description="Chance that a client is lost during its local training.")
+    no_show: float = Field(default=0.0, ge=0, le=1, description="Chance that a selected client cannot be reached.")
+    dropout: float = Field(
+        default=0.0, ge=0, le=1, description="Chance that a client is lost during its local training."
+    )
     stragglers: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         le=1,
         description="Chance that a client completes fewer local epochs, 1 to E - 1, or steps, 1 to K - 1, in the same "
         "time.",
     )
     partial: Literal["aggregate", "drop"] = Field(
-        "aggregate",
+        default="aggregate",
         description="Whether updates of clients that completed only some of their epochs are aggregated or dropped.",
     )
-    slow: float = Field(0.0, ge=0, le=1, description="Fraction of the clients that are slow throughout the run.")
-    slow_factor: float = Field(4.0, ge=1, le=1e6, description="Factor on the time of slow clients.")
-    step_seconds: float = Field(1.0, gt=0, le=1e6, description="Virtual seconds per mini-batch of the other clients.")
+    slow: float = Field(
+        default=0.0, ge=0, le=1, description="Fraction of the clients that are slow throughout the run."
+    )
+    slow_factor: float = Field(default=4.0, ge=1, le=1e6, description="Factor on the time of slow clients.")
+    step_seconds: float = Field(
+        default=1.0, gt=0, le=1e6, description="Virtual seconds per mini-batch of the other clients."
+    )
     latency: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         le=1e6,
         description="Mean virtual transfer time per client and round in seconds, exponentially distributed.",
     )
     deadline: float | None = Field(
-        None, gt=0, le=1e9, description="Virtual seconds after which the server accepts no more updates of a round."
+        default=None,
+        gt=0,
+        le=1e9,
+        description="Virtual seconds after which the server accepts no more updates of a round.",
     )
     concurrency: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=1 << 20,
         description="Clients that train at the same time without waiting for each other, for a method that starts "

@@ -14,10 +14,10 @@ from fedcore.hooks.plugin import PluginOptions
 class CalibrationOptions(PluginOptions):
     """Options of a method that calibrates the classifier."""
 
-    per_class: int = Field(100, ge=1, description="M: virtual features that are drawn of each class.")
-    epochs: int = Field(100, ge=0, description="Epochs of retraining the classifier; 0 leaves it as it is.")
-    lr: float = Field(0.01, gt=0, description="eta: learning rate of the retraining.")
-    batch_size: int = Field(64, ge=1, description="Virtual features per mini-batch of the retraining.")
+    per_class: int = Field(default=100, ge=1, description="M: virtual features that are drawn of each class.")
+    epochs: int = Field(default=100, ge=0, description="Epochs of retraining the classifier; 0 leaves it as it is.")
+    lr: float = Field(default=0.01, gt=0, description="eta: learning rate of the retraining.")
+    batch_size: int = Field(default=64, ge=1, description="Virtual features per mini-batch of the retraining.")
 
 
 def calibrate_classifier(

@@ -26,20 +26,20 @@ class PrototypeOptions(PluginOptions):
     """Options of a method that contrasts features with global prototypes."""
 
     first_round: Literal["contrast", "task"] = Field(
-        "task",
+        default="task",
         description="Round 0: cross-entropy alone, and the first prototypes are those of the trained models (task), or "
         "contrast with prototypes chosen by init.",
     )
     init: Literal["query", "random"] = Field(
-        "query",
+        default="query",
         description="First prototypes for first_round=contrast: the cohort's means under the initial weights, or unit "
         "vectors drawn from the seed.",
     )
     prototype_weights: Weights = Field(
-        "samples",
+        default="samples",
         description="A global prototype is the mean over all samples of the class, or over the clients that hold it.",
     )
-    projection: bool = Field(True, description="Put the projection head (256 wide) on the encoder.")
+    projection: bool = Field(default=True, description="Put the projection head (256 wide) on the encoder.")
 
     @model_validator(mode="after")
     def _init_is_used(self) -> PrototypeOptions:

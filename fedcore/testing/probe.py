@@ -22,7 +22,7 @@ RAISE = "raise"
 class ProbeOptions(PluginOptions):
     """Options of the probe."""
 
-    raising: list[int] = Field([], description="Clients that raise when they train, or are asked to.")
+    raising: list[int] = Field(default=[], description="Clients that raise when they train, or are asked to.")
 
 
 class Probe(Plugin[ProbeOptions]):

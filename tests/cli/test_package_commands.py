@@ -37,8 +37,8 @@ def goodbye() -> None:
 
 class CloudEngine(InProcessEngine):
     class Options(PluginOptions):
-        size: int = Field(2, ge=1, description="How many.")
-        address: str | None = Field(None, description="Where it is.", json_schema_extra=PLACE)
+        size: int = Field(default=2, ge=1, description="How many.")
+        address: str | None = Field(default=None, description="Where it is.", json_schema_extra=PLACE)
 
 
 @pytest.fixture

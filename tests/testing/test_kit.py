@@ -62,17 +62,17 @@ class AcceptsNan(PluginOptions):
 
 
 class Silent(PluginOptions):
-    mu: float = Field(0.0, ge=0)
+    mu: float = Field(default=0.0, ge=0)
 
 
 class Unbounded(PluginOptions):
-    mu: float = Field(0.0, description="Strength.")
+    mu: float = Field(default=0.0, description="Strength.")
 
 
 class Clamps(PluginOptions):
     """Makes what is out of bounds fit, where it should refuse it."""
 
-    mu: float = Field(0.0, ge=0, description="Strength.")
+    mu: float = Field(default=0.0, ge=0, description="Strength.")
 
     @field_validator("mu", mode="before")
     @classmethod
@@ -81,7 +81,7 @@ class Clamps(PluginOptions):
 
 
 class Strength(PluginOptions):
-    mu: float = Field(0.1, ge=0, description="Strength.")
+    mu: float = Field(default=0.1, ge=0, description="Strength.")
 
 
 class DrawsWhenMade(Plugin):

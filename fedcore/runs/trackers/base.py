@@ -23,7 +23,7 @@ class TrackerOptions(PluginOptions):
     """Base of every tracker's options: unknown names are refused, values are fixed."""
 
     patience: float = Field(
-        60.0, gt=0, le=86400, description="Seconds that the run waits at its end for this tracker to finish."
+        default=60.0, gt=0, le=86400, description="Seconds that the run waits at its end for this tracker to finish."
     )
 
 

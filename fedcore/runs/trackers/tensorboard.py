@@ -22,7 +22,8 @@ class TensorBoardOptions(TrackerOptions):
     """Options of the tracker ``tensorboard``."""
 
     dir: Path | None = Field(
-        None, description="Folder that gets a folder of event files per run; default tensorboard/ in the run directory."
+        default=None,
+        description="Folder that gets a folder of event files per run; default tensorboard/ in the run directory.",
     )
 
 

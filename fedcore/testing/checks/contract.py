@@ -53,14 +53,14 @@ def check_options_refuse_what_they_do_not_know(trial: Trial) -> None:
     assert options.model_config.get("frozen"), "options can be changed after they were validated"
 
 
-@check('write Field(default, ge=..., description="...") for each option; users see it in `fedcore plugins show`.')
+@check('write Field(default=..., ge=..., description="...") for each option; users see it in `fedcore plugins show`.')
 def check_options_are_described(trial: Trial) -> None:
     """Every option has a description."""
     for name, field in trial.target.Options.model_fields.items():
         assert field.description, f"option {name!r} has no description"
 
 
-@check('give every number a bound: Field(default, ge=..., le=..., description="...").')
+@check('give every number a bound: Field(default=..., ge=..., le=..., description="...").')
 def check_options_are_bounded(trial: Trial) -> None:
     """Every number has a bound; values beyond it and unknown choices are refused."""
     for name, field in trial.target.Options.model_fields.items():

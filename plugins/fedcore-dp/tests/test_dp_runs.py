@@ -432,7 +432,7 @@ class SeededDP(CentralDP):
     class Options(CentralDPOptions):
         """Options whose noise is seeded."""
 
-        seed_noise: bool = Field(True, description="From the seed.")
+        seed_noise: bool = Field(default=True, description="From the seed.")
 
 
 class SeededLocalDP(LocalDP):
@@ -441,7 +441,7 @@ class SeededLocalDP(LocalDP):
     class Options(LocalDPOptions):
         """Options whose noise is seeded."""
 
-        seed_noise: bool = Field(True, description="From the seed.")
+        seed_noise: bool = Field(default=True, description="From the seed.")
 
 
 EXPECTED = {

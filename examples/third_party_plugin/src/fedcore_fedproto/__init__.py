@@ -18,9 +18,13 @@ __all__ = ["FedProto", "FedProtoOptions"]
 class FedProtoOptions(PluginOptions):
     """Options of FedProto."""
 
-    strength: float = Field(1.0, ge=0, description="Weight lambda of the distance to the prototypes.")
-    personal: bool = Field(True, description="Keep every model on its client, as in the paper; false averages them.")
-    nearest: bool = Field(True, description="Evaluate a client by its nearest prototype, else by its classifier.")
+    strength: float = Field(default=1.0, ge=0, description="Weight lambda of the distance to the prototypes.")
+    personal: bool = Field(
+        default=True, description="Keep every model on its client, as in the paper; false averages them."
+    )
+    nearest: bool = Field(
+        default=True, description="Evaluate a client by its nearest prototype, else by its classifier."
+    )
     # --8<-- [end:options]
 
 

@@ -22,9 +22,9 @@ from fedcore_ccvr.head import TukeyLinear, tukey
 class CcvrOptions(CalibrationOptions):
     """Options of CCVR."""
 
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum rho of the retraining.")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum rho of the retraining.")
     tukey: float | None = Field(
-        None, gt=0, le=1, description="Fit on max(z, 0)^tukey instead of z, and classify by it (paper: 0.5)."
+        default=None, gt=0, le=1, description="Fit on max(z, 0)^tukey instead of z, and classify by it (paper: 0.5)."
     )
 
 

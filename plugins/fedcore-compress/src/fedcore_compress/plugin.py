@@ -73,8 +73,8 @@ class _Compressor(Plugin):
 class TopKOptions(PluginOptions):
     """Options of top-k."""
 
-    fraction: float = Field(0.1, gt=0, le=1, description="Part of the entries that is sent; 1 is FedAvg.")
-    error_feedback: bool = Field(True, description="Add what was not sent to the client's next update.")
+    fraction: float = Field(default=0.1, gt=0, le=1, description="Part of the entries that is sent; 1 is FedAvg.")
+    error_feedback: bool = Field(default=True, description="Add what was not sent to the client's next update.")
 
 
 class TopK(_Compressor):
@@ -122,8 +122,8 @@ class TopK(_Compressor):
 class QSGDOptions(PluginOptions):
     """Options of QSGD."""
 
-    bits: Literal[2, 4, 8] = Field(4, description="Bits of an entry: s = 2^(bits-1) - 1 levels, and the sign.")
-    bucket: int = Field(512, ge=1, le=1 << 24, description="Entries that share one norm (d in the paper).")
+    bits: Literal[2, 4, 8] = Field(default=4, description="Bits of an entry: s = 2^(bits-1) - 1 levels, and the sign.")
+    bucket: int = Field(default=512, ge=1, le=1 << 24, description="Entries that share one norm (d in the paper).")
 
 
 class QSGD(_Compressor):

@@ -16,7 +16,7 @@ class DittoOptions(PluginOptions):
     """Options of Ditto."""
 
     lambda_: float = Field(
-        1.0,
+        default=1.0,
         ge=0,
         alias="lambda",
         description="lambda of the objective (Ditto): pull of v_k to w_t; 0 is local training.",

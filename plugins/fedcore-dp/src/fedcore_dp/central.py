@@ -36,10 +36,13 @@ class CentralDPOptions(MechanismOptions):
     """Options of central differential privacy."""
 
     delta: float | None = Field(
-        None, gt=0, lt=1, description="delta at which epsilon is reported; default n^-1.1 for n registered clients."
+        default=None,
+        gt=0,
+        lt=1,
+        description="delta at which epsilon is reported; default n^-1.1 for n registered clients.",
     )
     sampling: Literal["fixed", "poisson"] = Field(
-        "fixed",
+        default="fixed",
         description="fixed: as many clients as --participation says, accounted as if all took part in every round; "
         "poisson: each client by itself with that chance, and accounted so.",
     )

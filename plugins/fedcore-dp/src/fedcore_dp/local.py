@@ -35,12 +35,12 @@ class LocalDPOptions(MechanismOptions):
     """Options of local differential privacy."""
 
     payload_clip: float = Field(
-        1.0,
+        default=1.0,
         gt=0,
         description="Largest norm of what a client sends for another plugin: of its floating tensors as one vector, "
         "and of its whole numbers and booleans as one.",
     )
-    delta: float = Field(1e-5, gt=0, lt=1, description="delta at which a client's epsilon is reported.")
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="delta at which a client's epsilon is reported.")
 
 
 class LocalDP(Plugin[LocalDPOptions]):

@@ -12,11 +12,11 @@ from fedcore_fdcl.equations import classifier_loss, encoder_loss
 class FDCLOptions(PluginOptions):
     """Options of FDCL; the defaults are the paper's."""
 
-    mu: float = Field(0.1, ge=0, description="mu of line 10: weight of L_e + L_c; 0 trains as FedAvg.")
-    temperature: float = Field(0.5, gt=0, description="tau of lines 8 and 9.")
-    head_layers: int = Field(1, ge=1, description="Linear layers that form the classifier M_c (Fig. 7).")
-    encoder_term: bool = Field(True, description="L_e on features (line 8; Table 5).")
-    classifier_term: bool = Field(True, description="L_c on logits (line 9; Table 5).")
+    mu: float = Field(default=0.1, ge=0, description="mu of line 10: weight of L_e + L_c; 0 trains as FedAvg.")
+    temperature: float = Field(default=0.5, gt=0, description="tau of lines 8 and 9.")
+    head_layers: int = Field(default=1, ge=1, description="Linear layers that form the classifier M_c (Fig. 7).")
+    encoder_term: bool = Field(default=True, description="L_e on features (line 8; Table 5).")
+    classifier_term: bool = Field(default=True, description="L_c on logits (line 9; Table 5).")
 
 
 class FDCL(Plugin[FDCLOptions]):

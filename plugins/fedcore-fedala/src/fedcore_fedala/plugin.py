@@ -19,17 +19,23 @@ class FedALAOptions(PluginOptions):
     """Options of FedALA; the defaults are the paper's."""
 
     layers: tuple[str, ...] = Field(
-        ("classifier.*",),
+        default=("classifier.*",),
         min_length=1,
         description="Upper layers, for which W_i is learned, as patterns; those below start as received.",
     )
-    eta: float = Field(1.0, ge=0, description="eta: learning rate of W_i; 0 is FedAvg.")
-    fraction: float = Field(0.8, gt=0, le=1, description="s: part of a client's samples by which W_i is learned.")
-    batch_size: int = Field(10, ge=1, le=1_000_000, description="Samples per mini-batch of that learning.")
-    threshold: float = Field(
-        0.01, gt=0, description="W_i is learned until the last 10 losses deviate less from their mean, at first."
+    eta: float = Field(default=1.0, ge=0, description="eta: learning rate of W_i; 0 is FedAvg.")
+    fraction: float = Field(
+        default=0.8, gt=0, le=1, description="s: part of a client's samples by which W_i is learned."
     )
-    most_epochs: int = Field(50, ge=1, le=10_000, description="Most epochs of the first learning; later ones take one.")
+    batch_size: int = Field(default=10, ge=1, le=1_000_000, description="Samples per mini-batch of that learning.")
+    threshold: float = Field(
+        default=0.01,
+        gt=0,
+        description="W_i is learned until the last 10 losses deviate less from their mean, at first.",
+    )
+    most_epochs: int = Field(
+        default=50, ge=1, le=10_000, description="Most epochs of the first learning; later ones take one."
+    )
 
 
 class FedALA(Plugin[FedALAOptions]):

@@ -18,10 +18,11 @@ Variant = Literal["heavy-ball", "nesterov", "ema"]
 class FedAvgMOptions(PluginOptions):
     """Options of FedAvgM."""
 
-    beta: float = Field(0.9, ge=0, lt=1, description="beta: momentum of the server; 0 is none.")
-    lr: float = Field(1.0, gt=0, description="eta_s: learning rate of the server.")
+    beta: float = Field(default=0.9, ge=0, lt=1, description="beta: momentum of the server; 0 is none.")
+    lr: float = Field(default=1.0, gt=0, description="eta_s: learning rate of the server.")
     variant: Variant = Field(
-        "heavy-ball", description="v = beta v + d, step v; nesterov steps d + beta v; ema is v = beta v + (1 - beta) d."
+        default="heavy-ball",
+        description="v = beta v + d, step v; nesterov steps d + beta v; ema is v = beta v + (1 - beta) d.",
     )
 
 

@@ -28,12 +28,15 @@ __all__ = ["FedBuff", "FedBuffOptions", "discount", "server_update", "transplant
 class FedBuffOptions(PluginOptions):
     """Options of FedBuff."""
 
-    staleness: int = Field(4, ge=0, le=1000, description="tau_max: the oldest start of a client, in rounds; 0 is none.")
-    distribution: Literal["uniform", "half-normal"] = Field(
-        "uniform", description="tau_i: uniform on 0 to tau_max, or a half-normal duration, tau_max at three deviations."
+    staleness: int = Field(
+        default=4, ge=0, le=1000, description="tau_max: the oldest start of a client, in rounds; 0 is none."
     )
-    discount: float = Field(0.5, ge=0, le=10, description="a of s(tau) = (1 + tau)^-a; 0 is no discount.")
-    lr: float = Field(1.0, gt=0, description="eta_g: learning rate of the server.")
+    distribution: Literal["uniform", "half-normal"] = Field(
+        default="uniform",
+        description="tau_i: uniform on 0 to tau_max, or a half-normal duration, tau_max at three deviations.",
+    )
+    discount: float = Field(default=0.5, ge=0, le=10, description="a of s(tau) = (1 + tau)^-a; 0 is no discount.")
+    lr: float = Field(default=1.0, gt=0, description="eta_g: learning rate of the server.")
 
 
 def discount(staleness: int, power: float) -> float:

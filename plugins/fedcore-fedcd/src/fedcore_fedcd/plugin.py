@@ -31,37 +31,49 @@ WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
 class FedCDOptions(PluginOptions):
     """Options of FedCD; the defaults are the paper's for CIFAR-10."""
 
-    fine_classes: int = Field(3, ge=1, description="M, fine-grained prototypes per class (section 3.2).")
-    alpha: float = Field(0.1, ge=0, le=1, description="alpha of Eq. 4: weight of the same class's other prototypes.")
-    temperature: float = Field(1.0, gt=0, description="tau of psi = exp(cos / tau) (Eq. 3).")
-    gamma: float = Field(0.1, ge=0, description="gamma of Eq. 11: weight of L_bpr.")
-    lambda_: float = Field(0.1, ge=0, alias="lambda", description="lambda of Eq. 11: weight of L_gid.")
-    xi: float = Field(0.5, ge=0, description="xi of Eq. 8: weight of NCKD; 0.5 for 10 classes, 8 for many.")
+    fine_classes: int = Field(default=3, ge=1, description="M, fine-grained prototypes per class (section 3.2).")
+    alpha: float = Field(
+        default=0.1, ge=0, le=1, description="alpha of Eq. 4: weight of the same class's other prototypes."
+    )
+    temperature: float = Field(default=1.0, gt=0, description="tau of psi = exp(cos / tau) (Eq. 3).")
+    gamma: float = Field(default=0.1, ge=0, description="gamma of Eq. 11: weight of L_bpr.")
+    lambda_: float = Field(default=0.1, ge=0, alias="lambda", description="lambda of Eq. 11: weight of L_gid.")
+    xi: float = Field(default=0.5, ge=0, description="xi of Eq. 8: weight of NCKD; 0.5 for 10 classes, 8 for many.")
     rebalance: Literal["appended", "averaged", "mixed", "none"] = Field(
-        "appended",
+        default="appended",
         description="How the global prototypes enter D^k+: a batch's loss is the sum of the samples' mean and the "
         "prototypes' mean, or their weighted mean; or they are shuffled among the samples (Algorithm 1 to the letter); "
         "or not.",
     )
     prototype_weight: float = Field(
-        1.0, ge=0, description="Weight of the prototypes' mean beside the samples' (appended, averaged)."
+        default=1.0, ge=0, description="Weight of the prototypes' mean beside the samples' (appended, averaged)."
     )
     kmeans: Literal["before", "after"] = Field(
-        "after",
+        default="after",
         description="When k-means starts the prototypes of a class that has none: on the features before or after the "
         "client's local training. After it, they take no part in that round's losses.",
     )
     first_t: Literal[0, 1] = Field(
-        0, description="t of the first round in mu = 1 - t/T; 1 is Algorithm 2's, whose last round has no L_dcl."
+        default=0,
+        description="t of the first round in mu = 1 - t/T; 1 is Algorithm 2's, whose last round has no L_dcl.",
     )
-    W: Literal["sum", "mean"] = Field("sum", description="W of Eq. 6: class logits are sums or means of fine ones.")
-    hpc: bool = Field(True, description="L_hpc; without it prototypes are feature means (FedCD-hpc of Table 4).")
-    bpr: bool = Field(True, description="L_bpr (FedCD-bpr of Table 4 without it).")
-    gid: bool = Field(True, description="L_gid (FedCD-dkd of Table 4 without it).")
-    acla: bool = Field(True, description="Adaptive class-level aggregation; without it the classifier is averaged.")
-    distillation: Literal["dkd", "kl"] = Field("dkd", description="L_gid decoupled (Eq. 8), or plain KL (FedCD/kd).")
+    W: Literal["sum", "mean"] = Field(
+        default="sum", description="W of Eq. 6: class logits are sums or means of fine ones."
+    )
+    hpc: bool = Field(
+        default=True, description="L_hpc; without it prototypes are feature means (FedCD-hpc of Table 4)."
+    )
+    bpr: bool = Field(default=True, description="L_bpr (FedCD-bpr of Table 4 without it).")
+    gid: bool = Field(default=True, description="L_gid (FedCD-dkd of Table 4 without it).")
+    acla: bool = Field(
+        default=True, description="Adaptive class-level aggregation; without it the classifier is averaged."
+    )
+    distillation: Literal["dkd", "kl"] = Field(
+        default="dkd", description="L_gid decoupled (Eq. 8), or plain KL (FedCD/kd)."
+    )
     aggregation: Literal["adaptive", "count", "fedavg"] = Field(
-        "adaptive", description="Weights of class vectors: Eqs. 13 and 14, fine sample counts (FedCD/cla), or FedAvg's."
+        default="adaptive",
+        description="Weights of class vectors: Eqs. 13 and 14, fine sample counts (FedCD/cla), or FedAvg's.",
     )
 
     @model_validator(mode="after")

@@ -37,22 +37,24 @@ class ExchangeWarning(UserWarning):
 class FedCMEOptions(PluginOptions):
     """Options of FedCME; the defaults are the paper's."""
 
-    mu: float = Field(0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
+    mu: float = Field(default=0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
     distance: Literal["mean", "sum"] = Field(
-        "mean", description="Squared norm of Eq. 9: the mean over the features, whatever their number, or their sum."
+        default="mean",
+        description="Squared norm of Eq. 9: the mean over the features, whatever their number, or their sum.",
     )
-    align: bool = Field(True, description="Feature alignment; without it exchange only (FedCME-OE).")
+    align: bool = Field(default=True, description="Feature alignment; without it exchange only (FedCME-OE).")
     exchange: Literal["classifier", "encoder", "model", "none"] = Field(
-        "classifier", description="What matched clients swap: encoder is FedCME-FE, model FedCME-WM, none FedCME-OL."
+        default="classifier",
+        description="What matched clients swap: encoder is FedCME-FE, model FedCME-WM, none FedCME-OL.",
     )
     classifier_layers: int = Field(
-        1, ge=1, description="Last linear layers that form the classifier; the features are taken before them."
+        default=1, ge=1, description="Last linear layers that form the classifier; the features are taken before them."
     )
     matching: Literal["one-to-one", "many-to-one"] = Field(
-        "one-to-one", description="Pairs, or each client takes from the one least like it (FedCME-MTO)."
+        default="one-to-one", description="Pairs, or each client takes from the one least like it (FedCME-MTO)."
     )
     evaluation_fraction: float = Field(
-        0.2, gt=0, le=1, description="Part of its own samples on which a client evaluates itself (Eq. 4)."
+        default=0.2, gt=0, le=1, description="Part of its own samples on which a client evaluates itself (Eq. 4)."
     )
 
 

@@ -18,7 +18,10 @@ class FedCPOptions(PluginOptions):
     """Options of FedCP."""
 
     lambda_: float = Field(
-        1.0, ge=0, alias="lambda", description="Weight lambda of the MMD between local and global features; 0: none."
+        default=1.0,
+        ge=0,
+        alias="lambda",
+        description="Weight lambda of the MMD between local and global features; 0: none.",
     )
 
 

@@ -39,10 +39,12 @@ MEAN_SAMPLES = "mean_samples"
 class FedDCOptions(PluginOptions):
     """Options of FedDC."""
 
-    alpha: float = Field(0.01, gt=0, description="alpha, strength of the drift's penalty R_i.")
-    linear: bool = Field(True, description="The gradient correction G_i = <s - s_i, w>; without it FedDC is FedDyn.")
+    alpha: float = Field(default=0.01, gt=0, description="alpha, strength of the drift's penalty R_i.")
+    linear: bool = Field(
+        default=True, description="The gradient correction G_i = <s - s_i, w>; without it FedDC is FedDyn."
+    )
     weighting: Literal["uniform", "samples"] = Field(
-        "samples",
+        default="samples",
         description="How clients' losses count: by samples (alpha and s over W_i = n_i / mean n), or the same.",
     )
 

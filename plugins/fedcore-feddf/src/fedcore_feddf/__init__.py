@@ -31,9 +31,9 @@ CHUNK = 500
 class FedDFOptions(PluginOptions):
     """Options of FedDF."""
 
-    steps: int = Field(100, ge=0, le=1_000_000, description="N: steps of distillation per round; 0 is FedAvg.")
-    lr: float = Field(1e-3, gt=0, description="eta: Adam's learning rate at the first step, annealed to 0.")
-    batch_size: int = Field(128, ge=1, le=1_000_000, description="Public samples per step.")
+    steps: int = Field(default=100, ge=0, le=1_000_000, description="N: steps of distillation per round; 0 is FedAvg.")
+    lr: float = Field(default=1e-3, gt=0, description="eta: Adam's learning rate at the first step, annealed to 0.")
+    batch_size: int = Field(default=128, ge=1, le=1_000_000, description="Public samples per step.")
 
 
 class FedDF(Plugin[FedDFOptions]):

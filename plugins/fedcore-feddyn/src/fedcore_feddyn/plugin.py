@@ -23,9 +23,10 @@ from fedcore_feddyn.equations import client_alpha
 class FedDynOptions(PluginOptions):
     """Options of FedDyn."""
 
-    alpha: float = Field(0.01, gt=0, description="alpha of Eq. 1: strength of the dynamic regularizer.")
+    alpha: float = Field(default=0.01, gt=0, description="alpha of Eq. 1: strength of the dynamic regularizer.")
     weighting: Literal["uniform", "samples"] = Field(
-        "samples", description="How clients' losses count: by samples n_i (alpha / (n_i / mean n)), or all the same."
+        default="samples",
+        description="How clients' losses count: by samples n_i (alpha / (n_i / mean n)), or all the same.",
     )
 
 

@@ -26,14 +26,15 @@ from fedcore_fedeccr.uscc import Uscc, UsccOptions
 class FedECCROptions(UsccOptions, PrototypeOptions):
     """Options of FedECCR: those of stage 1, and USCC's."""
 
-    temperature: float = Field(0.5, gt=0, description="tau of the contrast (Eq. 1); the paper takes 0.5 or 1.")
+    temperature: float = Field(default=0.5, gt=0, description="tau of the contrast (Eq. 1); the paper takes 0.5 or 1.")
     denominator: Literal["all", "others"] = Field(
-        "all", description="Classes in the contrast's denominator: all (Algorithm 1) or all but the own (Eq. 1)."
+        default="all",
+        description="Classes in the contrast's denominator: all (Algorithm 1) or all but the own (Eq. 1).",
     )
     contrast_weight: float = Field(
-        1.0, gt=0, description="Factor w on Loss_pc; the paper takes 0.1 on nearly uniform data (beta = 5)."
+        default=1.0, gt=0, description="Factor w on Loss_pc; the paper takes 0.1 on nearly uniform data (beta = 5)."
     )
-    correct: bool = Field(True, description="Stage 2, USCC, after the last round; without it stage 1 alone.")
+    correct: bool = Field(default=True, description="Stage 2, USCC, after the last round; without it stage 1 alone.")
 
 
 class FedECCR(Uscc):

@@ -15,8 +15,8 @@ from fedcore.functional import feature_statistics
 class UsccOptions(CalibrationOptions):
     """Options of USCC; the defaults are the paper's (section 4.1)."""
 
-    per_class: int = Field(400, ge=1, description="M, simulated features per class (Algorithm 2).")
-    epochs: int = Field(20, ge=0, description="E, epochs of retraining the classifier; 0 leaves it as it is.")
+    per_class: int = Field(default=400, ge=1, description="M, simulated features per class (Algorithm 2).")
+    epochs: int = Field(default=20, ge=0, description="E, epochs of retraining the classifier; 0 leaves it as it is.")
 
 
 class Uscc(Plugin):

@@ -14,9 +14,12 @@ __all__ = ["FedLC", "FedLCOptions", "calibrated_cross_entropy", "margins"]
 class FedLCOptions(PluginOptions):
     """Options of FedLC."""
 
-    tau: float = Field(1.0, ge=0, le=1e6, description="tau: strength of the calibration; 0 is FedAvg.")
+    tau: float = Field(default=1.0, ge=0, le=1e6, description="tau: strength of the calibration; 0 is FedAvg.")
     least: int = Field(
-        0, ge=0, le=10**9, description="Samples that a class counts at least; 0: classes without any leave the softmax."
+        default=0,
+        ge=0,
+        le=10**9,
+        description="Samples that a class counts at least; 0: classes without any leave the softmax.",
     )
 
 

@@ -19,10 +19,12 @@ SUMS = "sums"
 class FedNovaOptions(PluginOptions):
     """Options of FedNova; the defaults are the official code's."""
 
-    mu: float = Field(0.0, ge=0, description="mu: strength of a proximal term in the local loss, counted in a_i.")
-    gmf: float = Field(0.0, ge=0, lt=1, description="gmf: momentum of the server's step; 0 is none.")
+    mu: float = Field(
+        default=0.0, ge=0, description="mu: strength of a proximal term in the local loss, counted in a_i."
+    )
+    gmf: float = Field(default=0.0, ge=0, lt=1, description="gmf: momentum of the server's step; 0 is none.")
     tau_eff: Literal["norm", "steps"] = Field(
-        "norm", description="tau_eff: sum of p_i |a_i|_1, or sum of p_i K_i (the official code's where mu > 0)."
+        default="norm", description="tau_eff: sum of p_i |a_i|_1, or sum of p_i K_i (the official code's where mu > 0)."
     )
 
 

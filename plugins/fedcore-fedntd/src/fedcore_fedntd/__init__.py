@@ -15,8 +15,8 @@ __all__ = ["FedNTD", "FedNTDOptions", "not_true_distillation", "not_true_log_pro
 class FedNTDOptions(PluginOptions):
     """Options of FedNTD."""
 
-    beta: float = Field(1.0, ge=0, description="beta: weight of the distillation; 0 is FedAvg.")
-    temperature: float = Field(1.0, gt=0, description="tau: temperature of the not-true softmax.")
+    beta: float = Field(default=1.0, ge=0, description="beta: weight of the distillation; 0 is FedAvg.")
+    temperature: float = Field(default=1.0, gt=0, description="tau: temperature of the not-true softmax.")
 
 
 class FedNTD(Plugin[FedNTDOptions]):

@@ -19,18 +19,22 @@ LARGE = 2.0**40
 class FedAdagradOptions(PluginOptions):
     """Options of FedAdagrad."""
 
-    lr: float = Field(0.1, gt=0, description="eta: learning rate of the server.")
-    tau: float = Field(1e-3, gt=0, le=1e15, description="tau: adaptivity, smaller is more adaptive; v starts as tau^2.")
-    beta1: float = Field(0.0, ge=0, lt=1, description="beta_1: momentum of the server; 0 is none.")
+    lr: float = Field(default=0.1, gt=0, description="eta: learning rate of the server.")
+    tau: float = Field(
+        default=1e-3, gt=0, le=1e15, description="tau: adaptivity, smaller is more adaptive; v starts as tau^2."
+    )
+    beta1: float = Field(default=0.0, ge=0, lt=1, description="beta_1: momentum of the server; 0 is none.")
 
 
 class FedAdamOptions(PluginOptions):
     """Options of FedAdam."""
 
-    lr: float = Field(0.03, gt=0, description="eta: learning rate of the server.")
-    tau: float = Field(1e-3, gt=0, le=1e15, description="tau: adaptivity, smaller is more adaptive; v starts as tau^2.")
-    beta1: float = Field(0.9, ge=0, lt=1, description="beta_1: momentum of the server; 0 is none.")
-    beta2: float = Field(0.99, ge=0, lt=1, description="beta_2: how slowly v forgets.")
+    lr: float = Field(default=0.03, gt=0, description="eta: learning rate of the server.")
+    tau: float = Field(
+        default=1e-3, gt=0, le=1e15, description="tau: adaptivity, smaller is more adaptive; v starts as tau^2."
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="beta_1: momentum of the server; 0 is none.")
+    beta2: float = Field(default=0.99, ge=0, lt=1, description="beta_2: how slowly v forgets.")
 
 
 class FedYogiOptions(FedAdamOptions):

@@ -14,7 +14,7 @@ class FedPerOptions(PluginOptions):
     """Options of FedPer."""
 
     personal: int | list[str] = Field(
-        1,
+        default=1,
         description="K_P >= 0, the number of personalization layers, counted from the output (section 3); or patterns "
         "over the model's names, such as [classifier.*]. 0 is FedAvg.",
     )

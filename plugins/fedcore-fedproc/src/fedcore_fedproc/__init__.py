@@ -28,21 +28,24 @@ class FedProcOptions(PrototypeOptions):
     """Options of FedProc."""
 
     alpha: float | None = Field(
-        None, ge=0, le=1, description="Fixed weight alpha of the contrast (Table 4: 0.5); default 1 - t/T (Eq. 2)."
+        default=None,
+        ge=0,
+        le=1,
+        description="Fixed weight alpha of the contrast (Table 4: 0.5); default 1 - t/T (Eq. 2).",
     )
     schedule_rounds: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="T of alpha = 1 - t/T, after which there is cross-entropy alone; default the run's rounds (the "
         "authors' code: 100).",
     )
     two_stage: bool = Field(
-        False,
+        default=False,
         description="Contrast alone in the first half of the rounds, then cross-entropy alone on a frozen encoder "
         "(two-stage FL of Table 4).",
     )
     normalize: bool = Field(
-        False, description="Scale z to unit length where the projection head ends, as the authors' code does."
+        default=False, description="Scale z to unit length where the projection head ends, as the authors' code does."
     )
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ __all__ = ["FedProx", "FedProxOptions"]
 class FedProxOptions(PluginOptions):
     """Options of FedProx."""
 
-    mu: float = Field(0.01, ge=0, description="Strength mu of the proximal term (Eq. 2); 0 is FedAvg.")
+    mu: float = Field(default=0.01, ge=0, description="Strength mu of the proximal term (Eq. 2); 0 is FedAvg.")
 
 
 class FedProx(Plugin[FedProxOptions]):

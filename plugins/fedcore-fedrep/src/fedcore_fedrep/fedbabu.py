@@ -14,11 +14,11 @@ class FedBABUOptions(PluginOptions):
     """Options of FedBABU."""
 
     epochs: int = Field(
-        5, ge=0, le=10_000, description="Epochs by which a client fine-tunes the model that is evaluated."
+        default=5, ge=0, le=10_000, description="Epochs by which a client fine-tunes the model that is evaluated."
     )
-    part: Literal["model", "head", "body"] = Field("model", description="What is fine-tuned.")
-    batch_size: int = Field(50, ge=1, le=1_000_000, description="Samples per mini-batch of the fine-tuning.")
-    lr: float | None = Field(None, gt=0, description="Learning rate of the fine-tuning; default the round's.")
+    part: Literal["model", "head", "body"] = Field(default="model", description="What is fine-tuned.")
+    batch_size: int = Field(default=50, ge=1, le=1_000_000, description="Samples per mini-batch of the fine-tuning.")
+    lr: float | None = Field(default=None, gt=0, description="Learning rate of the fine-tuning; default the round's.")
 
 
 class FedBABU(Plugin[FedBABUOptions]):

@@ -19,7 +19,7 @@ class FedRepOptions(PluginOptions):
     """Options of FedRep."""
 
     representation_epochs: int = Field(
-        1,
+        default=1,
         ge=1,
         le=1_000_000,
         description="Last local epochs, in which the representation is trained; the head in those before.",

@@ -17,9 +17,9 @@ __all__ = ["FedRS", "FedRSOptions", "frequency_factors", "missing_factors", "res
 class FedRSOptions(PluginOptions):
     """Options of FedRS."""
 
-    alpha: float = Field(0.5, ge=0, le=1, description="alpha of the restricted softmax; 1 is FedAvg.")
+    alpha: float = Field(default=0.5, ge=0, le=1, description="alpha of the restricted softmax; 1 is FedAvg.")
     restrict: Literal["missing", "frequency"] = Field(
-        "missing",
+        default="missing",
         description="Which logits are scaled: those of missing classes (the paper), or all by class frequency (the "
         "authors' code).",
     )

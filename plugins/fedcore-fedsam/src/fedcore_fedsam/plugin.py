@@ -14,9 +14,9 @@ from fedcore_fedsam.equations import ascended, scales
 class FedSAMOptions(PluginOptions):
     """Options of FedSAM."""
 
-    rho: float = Field(0.05, ge=0, description="rho: how far the worst point is looked for; 0 is FedAvg.")
-    adaptive: bool = Field(False, description="FedASAM: the neighbourhood has the scale of the weights.")
-    eta: float = Field(0.2, ge=0, description="eta of FedASAM: added to the scale |w| of each weight.")
+    rho: float = Field(default=0.05, ge=0, description="rho: how far the worst point is looked for; 0 is FedAvg.")
+    adaptive: bool = Field(default=False, description="FedASAM: the neighbourhood has the scale of the weights.")
+    eta: float = Field(default=0.2, ge=0, description="eta of FedASAM: added to the scale |w| of each weight.")
 
 
 class FedSAM(Plugin[FedSAMOptions]):

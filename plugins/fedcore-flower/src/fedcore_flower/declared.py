@@ -18,7 +18,7 @@ REFUSAL = (
 class FlowerOptions(PluginOptions):
     """Options of the engine ``flower``, which ``fedcore federate server`` sets."""
 
-    federation: str = Field("", description="Id of the federation, in federation.json too; set by its server.")
+    federation: str = Field(default="", description="Id of the federation, in federation.json too; set by its server.")
 
     @model_validator(mode="after")
     def _is_federated(self) -> Self:

@@ -17,15 +17,17 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     label: str | None = Field(
-        None, description="Column of the classes; default label or labels, or the only ClassLabel."
+        default=None, description="Column of the classes; default label or labels, or the only ClassLabel."
     )
-    image: str | None = Field(None, description="Column of images.")
-    text: str | None = Field(None, description="Column of texts.")
-    columns: str | None = Field(None, description="Columns of a table, with commas; default all numbers.")
-    source: str | None = Field(None, description="Column of where a sample comes from, for --partition natural.")
-    tokenizer: str | None = Field(None, description="Folder of the tokenizer of texts.")
-    max_length: int = Field(128, ge=1, le=1 << 20, description="Tokens per text; the rest is cut off.")
-    size: int | None = Field(None, ge=1, le=1 << 12, description="Side to which images are resized.")
+    image: str | None = Field(default=None, description="Column of images.")
+    text: str | None = Field(default=None, description="Column of texts.")
+    columns: str | None = Field(default=None, description="Columns of a table, with commas; default all numbers.")
+    source: str | None = Field(
+        default=None, description="Column of where a sample comes from, for --partition natural."
+    )
+    tokenizer: str | None = Field(default=None, description="Folder of the tokenizer of texts.")
+    max_length: int = Field(default=128, ge=1, le=1 << 20, description="Tokens per text; the rest is cut off.")
+    size: int | None = Field(default=None, ge=1, le=1 << 12, description="Side to which images are resized.")
 
 
 class NoOptions(BaseModel):

@@ -26,7 +26,7 @@ from fedcore_ifca import equations as eq
 class IFCAOptions(PluginOptions):
     """Options of IFCA."""
 
-    clusters: int = Field(2, ge=1, le=64, description="k: number of models; 1 is FedAvg.")
+    clusters: int = Field(default=2, ge=1, le=64, description="k: number of models; 1 is FedAvg.")
 
 
 class IFCA(Plugin[IFCAOptions]):

@@ -39,10 +39,12 @@ class LowRank(nn.Module):
 class LoRAOptions(PluginOptions):
     """Options of LoRA."""
 
-    rank: int = Field(8, ge=1, le=4096, description="r: rank of the adapters.")
-    alpha: float = Field(8.0, ge=0, description="alpha: an adapter's product counts alpha / r; 0 trains the head only.")
+    rank: int = Field(default=8, ge=1, le=4096, description="r: rank of the adapters.")
+    alpha: float = Field(
+        default=8.0, ge=0, description="alpha: an adapter's product counts alpha / r; 0 trains the head only."
+    )
     layers: list[str] = Field(
-        ["*"], description="Patterns over the encoder's linear and convolutional layers that get an adapter."
+        default=["*"], description="Patterns over the encoder's linear and convolutional layers that get an adapter."
     )
 
 

@@ -32,13 +32,15 @@ class MLflowOptions(TrackerOptions):
     """Options of the tracker ``mlflow``."""
 
     uri: str | None = Field(
-        None,
+        default=None,
         json_schema_extra=PLACE,
         description="Tracking store: http://..., sqlite:///FILE or a folder; default MLFLOW_TRACKING_URI, else "
         "sqlite:///mlflow.db in the working folder, as mlflow ui reads it there.",
     )
-    experiment: str = Field("fedcore", min_length=1, description="Experiment that the run belongs to; made if missing.")
-    run_name: str | None = Field(None, description="The run's name; default the run directory's.")
+    experiment: str = Field(
+        default="fedcore", min_length=1, description="Experiment that the run belongs to; made if missing."
+    )
+    run_name: str | None = Field(default=None, description="The run's name; default the run directory's.")
 
 
 class MLflow(Tracker):

@@ -13,9 +13,9 @@ __all__ = ["Moon", "MoonOptions"]
 class MoonOptions(PluginOptions):
     """Options of MOON."""
 
-    mu: float = Field(1.0, ge=0, description="Weight mu of the contrastive term (Eq. 4); 0 is FedAvg.")
-    temperature: float = Field(0.5, gt=0, description="Temperature tau of the contrast (Eq. 3).")
-    projection: bool = Field(True, description="Put MOON's projection head (256 wide) on the encoder.")
+    mu: float = Field(default=1.0, ge=0, description="Weight mu of the contrastive term (Eq. 4); 0 is FedAvg.")
+    temperature: float = Field(default=0.5, gt=0, description="Temperature tau of the contrast (Eq. 3).")
+    projection: bool = Field(default=True, description="Put MOON's projection head (256 wide) on the encoder.")
 
 
 class Moon(Plugin[MoonOptions]):

@@ -16,15 +16,21 @@ from fedcore_per_fedavg import equations as eq
 class PerFedAvgOptions(PluginOptions):
     """Options of Per-FedAvg."""
 
-    alpha: float = Field(0.005, ge=0, description="alpha: length of the step that adapts the model; 0 is FedAvg.")
+    alpha: float = Field(
+        default=0.005, ge=0, description="alpha: length of the step that adapts the model; 0 is FedAvg."
+    )
     variant: Literal["hf", "fo"] = Field(
-        "hf", description="Second derivatives by a difference of gradients (hf), or left out (fo)."
+        default="hf", description="Second derivatives by a difference of gradients (hf), or left out (fo)."
     )
-    delta: float = Field(1e-3, gt=0, le=1, description="delta: half the difference's length, in gradients (hf).")
+    delta: float = Field(
+        default=1e-3, gt=0, le=1, description="delta: half the difference's length, in gradients (hf)."
+    )
     batches: Literal["split", "shared"] = Field(
-        "split", description="D, D' and D'' are parts of the mini-batch, or each is the whole."
+        default="split", description="D, D' and D'' are parts of the mini-batch, or each is the whole."
     )
-    steps: int = Field(1, ge=1, le=1000, description="Steps of length alpha before a client's model is evaluated.")
+    steps: int = Field(
+        default=1, ge=1, le=1000, description="Steps of length alpha before a client's model is evaluated."
+    )
 
 
 class PerFedAvg(Plugin[PerFedAvgOptions]):

@@ -37,10 +37,13 @@ class PowerOfChoiceOptions(PluginOptions):
     """Options of Power-of-Choice."""
 
     candidates: int | None = Field(
-        None, ge=1, le=1_000_000, description="d: clients that are asked for their loss; default twice the cohort."
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="d: clients that are asked for their loss; default twice the cohort.",
     )
     samples: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=1_000_000_000,
         description="Samples on which a candidate estimates its loss (cpow-d), drawn each round; default all (pow-d).",

@@ -20,15 +20,16 @@ SUMS = "sums"
 class QFedAvgOptions(PluginOptions):
     """Options of q-FedAvg."""
 
-    q: float = Field(1.0, ge=0, le=50, description="q of the objective (Eq. 2): larger is fairer; 0 is FedAvg.")
-    lipschitz: float | None = Field(None, gt=0, description="L: estimate of the gradients' Lipschitz constant.")
+    q: float = Field(default=1.0, ge=0, le=50, description="q of the objective (Eq. 2): larger is fairer; 0 is FedAvg.")
+    lipschitz: float | None = Field(default=None, gt=0, description="L: estimate of the gradients' Lipschitz constant.")
     step: Literal["work", "rate"] = Field(
-        "work",
+        default="work",
         description="1 / L without lipschitz: the local work, eta times the mean effective number of steps, or eta "
         "alone (the authors' code).",
     )
     weighting: Literal["samples", "uniform"] = Field(
-        "samples", description="How clients count in both sums: by samples n_k, or all the same (the authors' code)."
+        default="samples",
+        description="How clients count in both sums: by samples n_k, or all the same (the authors' code).",
     )
 
 

@@ -13,27 +13,29 @@ class RayOptions(PluginOptions):
     """Options of the engine ``ray``."""
 
     address: str | None = Field(
-        None,
+        default=None,
         json_schema_extra=PLACE,
         description="The cluster: auto for the one that runs on this machine, HOST:PORT for its head; default a Ray of "
         "the run's own, on this machine.",
     )
     cpus_per_worker: float = Field(
-        1.0, gt=0, le=1024, description="CPUs that a worker takes of its node; below 1 several share one."
+        default=1.0, gt=0, le=1024, description="CPUs that a worker takes of its node; below 1 several share one."
     )
     gpus_per_worker: float | None = Field(
-        None,
+        default=None,
         ge=0,
         le=1024,
         description="GPUs that a worker takes; below 1 several share one. Default 1 on CUDA, else 0.",
     )
     timeout: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="Seconds until a client's task is given up and its worker replaced; default --client-timeout.",
     )
     start_timeout: float = Field(
-        300.0, gt=0, description="Seconds within which the first worker has to be ready; the cluster may be busy."
+        default=300.0,
+        gt=0,
+        description="Seconds within which the first worker has to be ready; the cluster may be busy.",
     )
 
     @field_validator("address")

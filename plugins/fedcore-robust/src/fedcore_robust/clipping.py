@@ -15,7 +15,7 @@ from fedcore_robust.equations import clip_factor
 class NormClipOptions(PluginOptions):
     """Options of norm clipping."""
 
-    bound: float = Field(1.0, gt=0, description="M: largest Euclidean norm of a client's update y_k - w_t.")
+    bound: float = Field(default=1.0, gt=0, description="M: largest Euclidean norm of a client's update y_k - w_t.")
 
 
 class NormClip(Plugin[NormClipOptions]):

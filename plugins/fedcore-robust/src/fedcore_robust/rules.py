@@ -42,7 +42,10 @@ class TrimmedMeanOptions(PluginOptions):
     """Options of the trimmed mean."""
 
     fraction: float = Field(
-        0.2, ge=0, lt=0.5, description="beta: assumed share of attackers; as many values are cut from either end."
+        default=0.2,
+        ge=0,
+        lt=0.5,
+        description="beta: assumed share of attackers; as many values are cut from either end.",
     )
 
 
@@ -65,8 +68,10 @@ class TrimmedMean(_Rule):
 class KrumOptions(PluginOptions):
     """Options of Krum."""
 
-    fraction: float = Field(0.2, ge=0, lt=0.5, description="Assumed share of attackers: f is this part of n.")
-    select: int = Field(1, ge=1, description="m: updates of least score that are averaged; 1 is Krum, else Multi-Krum.")
+    fraction: float = Field(default=0.2, ge=0, lt=0.5, description="Assumed share of attackers: f is this part of n.")
+    select: int = Field(
+        default=1, ge=1, description="m: updates of least score that are averaged; 1 is Krum, else Multi-Krum."
+    )
 
 
 class Krum(_Rule):

@@ -30,9 +30,11 @@ SIZES = "sizes"
 class ScaffoldOptions(PluginOptions):
     """Options of SCAFFOLD."""
 
-    server_lr: float = Field(1.0, gt=0, description="eta_g of Eq. 5: the server's step towards the clients' mean.")
+    server_lr: float = Field(
+        default=1.0, gt=0, description="eta_g of Eq. 5: the server's step towards the clients' mean."
+    )
     weighting: Literal["uniform", "samples"] = Field(
-        "samples",
+        default="samples",
         description="Means over clients, of models and of c_i (Eq. 5): by samples n_i, or the paper's uniform.",
     )
 

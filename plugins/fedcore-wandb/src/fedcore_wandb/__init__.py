@@ -22,13 +22,13 @@ EXIT_CODES = {"finished": 0, "stopped": 255, "failed": 1}
 class WandbOptions(TrackerOptions):
     """Options of the tracker ``wandb``; what is left out follows W&B's own environment variables and settings."""
 
-    project: str = Field("fedcore", min_length=1, description="Project that the run belongs to.")
-    entity: str | None = Field(None, description="User or team; default the account's own.")
-    group: str | None = Field(None, description="Name that gathers runs, of a sweep for example.")
+    project: str = Field(default="fedcore", min_length=1, description="Project that the run belongs to.")
+    entity: str | None = Field(default=None, description="User or team; default the account's own.")
+    group: str | None = Field(default=None, description="Name that gathers runs, of a sweep for example.")
     mode: Literal["online", "offline", "disabled"] | None = Field(
-        None, description="Default WANDB_MODE, else online; offline writes files for wandb sync."
+        default=None, description="Default WANDB_MODE, else online; offline writes files for wandb sync."
     )
-    dir: Path | None = Field(None, description="Folder that gets W&B's files; default the run directory.")
+    dir: Path | None = Field(default=None, description="Folder that gets W&B's files; default the run directory.")
 
 
 class Wandb(Tracker):

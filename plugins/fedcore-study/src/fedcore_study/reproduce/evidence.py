@@ -85,7 +85,9 @@ class Session(_Part):
     """A process that trained the run, or a part of it."""
 
     started: AwareDatetime
-    commit: str | None = Field(None, description="git describe of fedcore's checkout; null where it was installed.")
+    commit: str | None = Field(
+        default=None, description="git describe of fedcore's checkout; null where it was installed."
+    )
     versions: dict[str, str] = Field(default_factory=dict)
     machine: Machine = Machine()
 
@@ -98,14 +100,16 @@ class Evidence(_Part):
     """
 
     format: Literal["fedcore-evidence-1"] = "fedcore-evidence-1"
-    place: Place | None = Field(None, description="Null for a run that belongs to no table.")
+    place: Place | None = Field(default=None, description="Null for a run that belongs to no table.")
     method: str = Field(description="The plugins, joined by +.")
     seed: int = Field(ge=0)
     identity: str = Field(description="Hash of the configuration with the seed; equal for runs of equal results.")
     config: dict[str, Json] = Field(description="Every option that can change the results, resolved.")
     partition: str = Field(description="SHA-256 of which client holds which samples.")
-    parameters: int | None = Field(None, ge=1, description="Trainable ones of the model; null where not recorded.")
-    projection: int | None = Field(None, ge=1, description="Width of the projection head; null without one.")
+    parameters: int | None = Field(
+        default=None, ge=1, description="Trainable ones of the model; null where not recorded."
+    )
+    projection: int | None = Field(default=None, ge=1, description="Width of the projection head; null without one.")
     rounds: int = Field(ge=1)
     planned: int = Field(ge=1)
     curves: dict[str, Curve]

@@ -41,8 +41,8 @@ class Printed(_Part):
     """A figure as the paper prints it, in percent: 66.3, "66.3 ± 0.5", "?" where unreadable, null for none."""
 
     text: str
-    mean: float | None = Field(None, ge=0, le=100)
-    std: float | None = Field(None, ge=0, le=100)
+    mean: float | None = Field(default=None, ge=0, le=100)
+    std: float | None = Field(default=None, ge=0, le=100)
 
 
 def _read_figure(value: Any) -> Any:
@@ -61,7 +61,7 @@ class Column(_Part):
 
     name: str = Field(min_length=1)
     options: Options = Field(default_factory=dict, description="Options of the column's runs; PLUGIN.OPTION too.")
-    not_run: str = Field("", description="Why its runs cannot be made, where they cannot.")
+    not_run: str = Field(default="", description="Why its runs cannot be made, where they cannot.")
 
 
 class Row(_Part):
@@ -71,7 +71,7 @@ class Row(_Part):
     plugins: Json = Field(description="As in a config file of train: moon, [moon, uscc], or {moon: {mu: 5}}.")
     options: Options = Field(default_factory=dict, description="Further options of the row's runs.")
     paper: list[Annotated[Printed, BeforeValidator(_read_figure)]] = Field(description="A figure for each column.")
-    not_run: str | dict[str, str] = Field("", description="Why its runs cannot be made; or column -> why.")
+    not_run: str | dict[str, str] = Field(default="", description="Why its runs cannot be made; or column -> why.")
 
 
 class Quick(_Part):
@@ -81,7 +81,7 @@ class Quick(_Part):
     options: Options = Field(default_factory=dict, description="Options that override those of every run.")
     columns: dict[str, Options] = Field(default_factory=dict, description="Column -> options that override these.")
     leaves_out: dict[str, str] = Field(default_factory=dict, description="Column or row -> why quick leaves it out.")
-    seeds: int = Field(1, ge=1, description="Number of seeds.")
+    seeds: int = Field(default=1, ge=1, description="Number of seeds.")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Recipe(_Part):
 
     method: str = Field(description="The plugin whose paper this is.")
     table: int = Field(ge=1, description="The table's number.")
-    numeral: str = Field("", description="The number as the paper prints it, where it is Roman.")
+    numeral: str = Field(default="", description="The number as the paper prints it, where it is Roman.")
     title: str = Field(min_length=1, description="What the table shows.")
     source: str = Field(min_length=1, description="Authors, title, where it appeared.")
     notes: list[str] = Field(default_factory=list, description="What the paper leaves open, and what is taken here.")
@@ -116,11 +116,11 @@ class Recipe(_Part):
         default_factory=dict, description="Plugin, data set or model -> the package that it is in, where not known."
     )
     base: Options = Field(default_factory=dict, description="Options of every run, as in a config file of train.")
-    seeds: int = Field(3, ge=1, description="Number of seeds at the paper's scale.")
+    seeds: int = Field(default=3, ge=1, description="Number of seeds at the paper's scale.")
     columns: list[Column] = Field(min_length=1)
     rows: list[Row] = Field(min_length=1)
     quick: Quick
-    file: Path = Field(Path(), exclude=True)
+    file: Path = Field(default=Path(), exclude=True)
 
     @property
     def label(self) -> str:
