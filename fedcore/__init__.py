@@ -100,3 +100,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"fedcore.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fedcore' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedcore
+from tests.support import run_code
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "python.md"
@@ -126,6 +127,12 @@ def test_every_name_is_there(module: str) -> None:
     offered = importlib.import_module(module)
     assert len(offered.__all__) == len(set(offered.__all__))
     assert not [name for name in offered.__all__ if not hasattr(offered, name)]
+
+
+@pytest.mark.parametrize("module", ["fedcore", "fedcore.engines"])
+def test_completion_offers_names_that_are_imported_on_first_use(module: str) -> None:
+    offered = run_code(f"import {module}; print(*dir({module}))").stdout.split()
+    assert offered == sorted(importlib.import_module(module).__all__)
 
 
 def test_names_that_are_not_there_are_refused() -> None:
