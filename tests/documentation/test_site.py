@@ -180,12 +180,9 @@ def source_of_blocks(file: str, until: str = "") -> list[str]:
     if until:
         shown = shown[: shown.index(until)]
     found: list[str] = []
-    for path, section in re.findall(r'--8<-- "([^":]+):(\w+)"', shown):
+    for path, block in re.findall(r"^<!-- include: ([^:\s]+):\w+ -->\n```python\n(.*?)^```$", shown, re.M | re.S):
         if Path(path).name == file:
-            source = (ROOT / path).read_text(encoding="utf-8")
-            start, end = (rf"# --8<-- \[{side}:{section}\]" for side in ("start", "end"))
-            marked = re.search(rf"{start}\n(.*?)[^\n]*{end}", source, re.DOTALL)
-            found += [line for line in marked[1].splitlines() if line.strip()]
+            found += [line for line in block.splitlines() if line.strip()]
     return found
 
 

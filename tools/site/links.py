@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"(^```.*?^```[^\S\n]*$)", re.MULTILINE | re.DOTALL)
-LITERAL = re.compile(r"`[^`]+`")
+MADE_FROM = {"fedcore/hooks/hookspecs.py": "reference/hooks.md", "fedcore/base/config.py": "reference/options.md"}
+"""Files of the core that have a page of their own: a link to the file leads to the page."""
 
 
 def method_page(package: str) -> str:
@@ -22,35 +23,13 @@ def page_of(path: str) -> str | None:
     parts = path.split("/")
     if path == "README.md":
         return "index.md"
-    if path == "fedcore/hooks/hookspecs.py":
-        return "reference/hooks.md"
+    if path in MADE_FROM:
+        return MADE_FROM[path]
     if parts[0] == "docs" and path.endswith(".md"):
         return path.removeprefix("docs/")
     if parts[0] == "plugins" and len(parts) > 1 and (len(parts) == 2 or parts[2:] == ["README.md"]):
         return method_page(parts[1])
     return None
-
-
-SECTION = re.compile(r'^--8<-- "(?P<file>[^":]+\.md):(?P<name>[\w-]+)"$', re.MULTILINE)
-
-
-def include_sections(markdown: str, source: str) -> str:
-    """Return a page with the named sections of other pages in place, their links as seen from ``source``'s folder.
-
-    pymdownx.snippets would include them, but after the links were put right.
-
-    :raises ValueError: a section that is not there.
-    """
-
-    def included(found: re.Match[str]) -> str:
-        text = (ROOT / found["file"]).read_text(encoding="utf-8")
-        marks = rf"<!-- --8<-- \[start:{found['name']}\] -->\n(.*?)\n<!-- --8<-- \[end:{found['name']}\] -->"
-        section = re.search(marks, text, re.DOTALL)
-        if section is None:
-            raise ValueError(f"{source}: {found['file']} has no section {found['name']!r}")
-        return section[1]
-
-    return SECTION.sub(included, markdown)
 
 
 def relink(markdown: str, source: str, page: str) -> str:

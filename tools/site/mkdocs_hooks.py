@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,11 +13,16 @@ import hook_reference
 import mathml
 import method_pages
 import option_reference
-from links import ROOT, include_sections, method_page, relink
+from links import ROOT, method_page, relink
 from sources import plugin_packages
 
 FIXED = {"index.md": "README.md"}
 """Pages that are a file of the repository as it stands."""
+
+DESCRIBED = re.compile(
+    r"^\[`(?P<name>fedcore\.[\w.]+)`\]\([\w./]+\.py\)(?: <!-- (?P<options>\{.*\}) -->)?$", re.MULTILINE
+)
+"""A line that is a link to an object's source: in its place the site has the object's description by mkdocstrings."""
 
 
 def generated() -> dict[str, str]:
@@ -50,8 +56,8 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     """Put the links of pages in docs/ right: they are written for readers of the repository."""
     if page.file.generated_by:
         return markdown
-    source = f"docs/{page.file.src_uri}"
-    return relink(include_sections(markdown, source), source, page.file.src_uri)
+    markdown = DESCRIBED.sub(lambda line: f"::: {line['name']}\n    options: {line['options'] or '{}'}", markdown)
+    return relink(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:

@@ -1,4 +1,4 @@
-# --8<-- [start:imports]
+# --8<-- [start:options]
 """FedProto as a fedcore plugin."""
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from fedcore.functional import add_prototypes, class_prototypes, mean_over_holde
 from fedcore_fedproto.equations import NearestPrototype, prototype_distance
 
 __all__ = ["FedProto", "FedProtoOptions"]
-# --8<-- [end:imports]
 
 
-# --8<-- [start:options]
 class FedProtoOptions(PluginOptions):
     """Options of FedProto."""
 
