@@ -7,11 +7,14 @@ It is free again when no tensor of the answer is left.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 import uuid
 import weakref
 from pathlib import Path
 
+from fedcore.base.errors import StorageError
 from fedcore.engines.frames import Parts, size_of
 from fedcore.storage.files import storing
 
@@ -60,8 +63,14 @@ class LentBuffers:
         length = size_of(frame)
         if name not in self._mapped or len(self._mapped[name]) < length:
             path = self._folder / name
-            with storing(path), path.open("r+b" if path.exists() else "xb") as file:  # others map it: it never shrinks
-                file.writelines(frame)
+            had = path.stat().st_size if path.exists() else None
+            try:
+                with storing(path), path.open("xb" if had is None else "r+b") as file:
+                    file.writelines(frame)  # others map what is there: it never gets shorter than that
+            except StorageError:
+                with contextlib.suppress(OSError):
+                    os.truncate(path, had or 0)  # what found no room takes none
+                raise
             self._mapped[name] = _map(path)
             return length
         target, begin = memoryview(self._mapped[name]), 0

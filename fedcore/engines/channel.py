@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import shutil
 import socket
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.base.errors import StorageError
 from fedcore.engines.buffers import Buffers, LentBuffers
 from fedcore.engines.frames import LENGTHS, Parts, pack_frame, size_of, unpack_frame, unpack_whole
-from fedcore.storage.files import storing
-from fedcore.storage.owned_folder import OwnedFolder, remove_abandoned
+from fedcore.storage.files import lacks_room, storing
+from fedcore.storage.owned_folder import OVERFLOW, OwnedFolder, remove_abandoned
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folders in it are private
 INLINE_BYTES = 1 << 18
 """Longer messages go through the spool, so that the sender need not wait until they are read."""
 SPOOLED = "spooled"
@@ -28,22 +31,34 @@ WORKER_SPEC = "worker-spec"
 
 
 class Spool:
-    """A folder in shared memory (/dev/shm where there is one with room) for tensors that processes exchange."""
+    """The files in which processes exchange tensors: in shared memory and, without room there, in the temporary folder.
+
+    :param path: the folder; a link in it, ``overflow``, leads to the one for what finds no room.
+    """
 
     PREFIX = "fedcore-spool-"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._overflow = path, path / OVERFLOW
 
     @classmethod
-    def make_folder(cls, needed: int) -> OwnedFolder:
-        """Make a folder with room for ``needed`` bytes, after deleting abandoned ones."""
-        shared, elsewhere = Path("/dev/shm"), Path(tempfile.gettempdir())  # noqa: S108 - the folder itself is private
-        places = [shared, elsewhere] if shared.is_dir() else [elsewhere]
-        for place in places:
+    def make_folders(cls, needed: int) -> list[OwnedFolder]:
+        """Make the spool's folder, and the one that it overflows to, if any, after deleting abandoned ones.
+
+        It is in shared memory if that can be written and has room for ``needed`` bytes and as many again.
+
+        :raises StorageError: the temporary folder cannot be written.
+        """
+        elsewhere = Path(tempfile.gettempdir())
+        for place in (SHARED_MEMORY, elsewhere):
             remove_abandoned(place, cls.PREFIX)
-        roomy = shutil.disk_usage(places[0]).free > 2 * needed + (64 << 20)
-        return OwnedFolder(places[0] if roomy else elsewhere, cls.PREFIX)
+        with storing(elsewhere):
+            folders = [OwnedFolder(elsewhere, cls.PREFIX)]
+        with contextlib.suppress(OSError):  # there is none, or it is read-only
+            if shutil.disk_usage(SHARED_MEMORY).free > 2 * needed + (64 << 20):
+                folders.insert(0, OwnedFolder(SHARED_MEMORY, cls.PREFIX))
+                (folders[0].path / OVERFLOW).symlink_to(folders[1].path)
+        return folders
 
     def put(self, name: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write named tensors and a JSON value.
@@ -63,22 +78,35 @@ class Spool:
 
         :raises StorageError: there is no room.
         """
-        path = self._file(name)
-        with storing(path):
-            file = path.open("xb")
-            try:
-                with file:
-                    file.writelines(frame)
-            except BaseException:
-                self.delete(name)
+        try:
+            _write(self._in(self.path, name), frame)
+        except StorageError as error:
+            if not lacks_room(error) or not self._overflow.exists():
                 raise
+            _write(self._in(self._overflow, name), frame)
 
     def delete(self, name: str) -> None:
         """Delete what :meth:`put` wrote; mapped tensors stay readable. Idempotent."""
         self._file(name).unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
-        return self.path / f"{name}.frame"
+        path, other = self._in(self.path, name), self._in(self._overflow, name)
+        return other if not path.exists() and other.exists() else path
+
+    @staticmethod
+    def _in(folder: Path, name: str) -> Path:
+        return folder / f"{name}.frame"
+
+
+def _write(path: Path, frame: Parts) -> None:
+    with storing(path):
+        file = path.open("xb")
+        try:
+            with file:
+                file.writelines(frame)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
 class Channel:
@@ -98,9 +126,11 @@ class Channel:
             self._buffer = self._buffers.lend()
         frame = pack_frame(tensors, [kind, meta, self._buffer])
         if size_of(frame) > INLINE_BYTES:
+            where: list[Any] | None = None
             if self._buffers is None and self._buffer is not None:
-                where = [BUFFERED, [self._buffer, self._lent_to_us.write(self._buffer, frame)], None]
-            else:
+                with contextlib.suppress(StorageError):  # where there is no room for a buffer the spool may have some
+                    where = [BUFFERED, [self._buffer, self._lent_to_us.write(self._buffer, frame)], None]
+            if where is None:
                 name = uuid.uuid4().hex
                 self.spool.put_frame(name, frame)
                 where = [SPOOLED, name, None]

@@ -132,8 +132,8 @@ class WorkerEngine:
         self._timeout = spec.config.client_timeout
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         tensors, meta = pack_worker_spec(spec, local=True)
-        self._folder = Spool.make_folder(bytes_of(tensors))
-        self._spool = Spool(self._folder.path)
+        self._folders = Spool.make_folders(bytes_of(tensors))
+        self._spool = Spool(self._folders[0].path)
         self._buffers = Buffers(self._spool.path)
         try:
             self._spool.put(WORKER_SPEC, tensors, meta)
@@ -194,7 +194,8 @@ class WorkerEngine:
                 worker.process.kill()
                 worker.process.wait()
         self._dispatcher.workers.clear()
-        self._folder.remove()
+        for folder in self._folders:
+            folder.remove()
 
     def _collect(self) -> None:
         """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""

@@ -6,14 +6,13 @@ imports torch, which takes seconds.
 A stopped worker (SIGSTOP) runs no handler and reads no socket. It is alone in a process group, which becomes orphaned
 when its parent, in another group of the same session, dies. POSIX sends SIGHUP and SIGCONT to stopped members of an
 orphaned group, so the worker wakes and ends like any other. PR_SET_PDEATHSIG with SIGKILL would end it, too, but then
-the shared memory would not be deleted.
+the shared files would not be deleted.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from fedcore.base.startup import end_without_collecting, importing
+from fedcore.storage.owned_folder import delete
 
 PR_SET_PDEATHSIG = 1
 ENGINE_DIED = signal.SIGUSR1
@@ -39,7 +39,7 @@ def main(fd: int, spool: Path, engine: int) -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         if died():
-            shutil.rmtree(spool, ignore_errors=True)
+            delete(spool)
         elif number == signal.SIGHUP:
             return  # not caused by the engine's death
         os._exit(1)  # an exception could be raised in code that swallows it
@@ -62,7 +62,7 @@ def main(fd: int, spool: Path, engine: int) -> None:
             raise
     finally:
         if dead or os.getppid() != engine:
-            shutil.rmtree(spool, ignore_errors=True)  # the engine could not clean up
+            delete(spool)  # the engine could not clean up
 
 
 def begin(fd: int, spool: str) -> None:

@@ -259,3 +259,8 @@ def storing(path: Path) -> Iterator[None]:
     except OSError as error:
         remedy = "; make room there" if error.errno in _NO_ROOM else ""
         raise StorageError(f"cannot write {path}: {error.strerror or error}{remedy}") from error
+
+
+def lacks_room(error: StorageError) -> bool:
+    """Whether :func:`storing` raised an error because there was no room."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM

@@ -16,6 +16,9 @@ import socket
 import tempfile
 from pathlib import Path
 
+OVERFLOW = "overflow"
+"""Name of a link in one such folder to another, which is deleted with it: for what finds no room in the first."""
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -49,6 +52,12 @@ class OwnedFolder:
         if self._descriptor in _held:
             _held.remove(self._descriptor)
             os.close(self._descriptor)
+
+
+def delete(path: Path) -> None:
+    """Delete another process's folder, and the one that it overflows to."""
+    shutil.rmtree((path / OVERFLOW).resolve(), ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:

@@ -1,6 +1,7 @@
 """Buffers that the engine lends its workers for large answers: kept, and never written while a tensor lies in one."""
 
 import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,29 @@ def test_a_full_spool_is_a_storage_error_and_kills_no_process(buffers, tmp_path,
     writer.write(name, frame)  # its pages are there
     with pytest.raises(StorageError, match="make room"):
         writer.write(name, pack_frame({"x": torch.zeros(2000)}, None))
+
+
+def test_an_answer_without_room_in_its_buffer_goes_through_the_spool(ends, buffers, first, tmp_path, monkeypatch):
+    def full(writer, name, frame):
+        raise StorageError("no room")
+
+    monkeypatch.setattr(LentBuffers, "write", full)
+    assert torch.equal(answered(ends, {"x": LARGE})["x"], LARGE)
+    assert files(tmp_path) == []
+    assert buffers.lend() == first
+
+
+@pytest.mark.parametrize("had", [0, 1000])
+def test_what_finds_no_room_takes_none(tmp_path, had):
+    writer = LentBuffers(tmp_path)
+    if had:
+        writer.write("buffer", pack_frame({"x": torch.zeros(had)}, None))
+    before = (tmp_path / "buffer").stat().st_size if had else 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="make room"):
+            writer.write("buffer", pack_frame({"x": torch.zeros(100_000)}, None))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "buffer").stat().st_size == before

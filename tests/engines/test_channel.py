@@ -10,6 +10,7 @@ import torch
 from fedcore.base.errors import StorageError
 from fedcore.engines.channel import INLINE_BYTES, Channel, Spool, socket_pair
 from fedcore.engines.frames import LENGTHS
+from fedcore.storage.owned_folder import OVERFLOW, delete
 
 
 @pytest.fixture
@@ -95,6 +96,37 @@ def test_a_frame_for_which_there_is_no_room_leaves_nothing(tmp_path, size):
     with pytest.raises(StorageError, match="exists"):
         spool.put("payload", {"x": torch.zeros(size)}, None)
     assert float(spool.get("payload")[0]["x"].sum()) == size
+
+
+def full_at(folder, monkeypatch):
+    """Let nothing be written in a folder for want of room."""
+    real = Path.open
+
+    def refuse(path, mode="r"):
+        if path.parent == folder and mode != "rb":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, mode)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+def test_what_finds_no_room_overflows_and_is_deleted_with_the_spool(ends, tmp_path, monkeypatch):
+    sender, receiver = ends
+    other = tmp_path.with_name("other")
+    other.mkdir()
+    (tmp_path / OVERFLOW).symlink_to(other)
+    full_at(tmp_path, monkeypatch)
+    sender.send("result", {"x": torch.arange(INLINE_BYTES)}, None)
+    assert len(list(other.iterdir())) == 1
+    assert torch.equal(receiver.receive()[1]["x"], torch.arange(INLINE_BYTES))
+    assert not any(other.iterdir())
+    sender.spool.put("payload", {"w": torch.ones(2)}, None)
+    with pytest.raises(StorageError, match="exists"):
+        sender.spool.put("payload", {"w": torch.ones(2)}, None)
+    assert receiver.spool.get("payload")[0]["w"].tolist() == [1, 1]
+    delete(tmp_path)
+    assert not tmp_path.exists()
+    assert not other.exists()
 
 
 def test_an_end_that_closes_within_a_message_is_the_end_of_file(ends):

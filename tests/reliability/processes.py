@@ -6,16 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedcore.base.subprocesses import environment
 from fedcore.cli import main
-from fedcore.engines.channel import Spool
+from fedcore.engines.channel import SHARED_MEMORY, Spool
 from fedcore.testing.forked import ForkedProcess, fork_server
 
-SHARED = Path("/dev/shm")  # noqa: S108 - where the local engine's spools are
+SPOOLED = [SHARED_MEMORY, Path(tempfile.gettempdir())]  # where the local engine's spools are
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -97,8 +98,8 @@ def open_files(pid: int) -> int:
 
 
 def spools(pid: int) -> list[Path]:
-    """Return the folders in shared memory that belong to a process."""
-    return list(SHARED.glob(f"{Spool.PREFIX}{pid}-*"))
+    """Return the folders in shared memory, and those for what finds no room there, that belong to a process."""
+    return [folder for place in SPOOLED for folder in place.glob(f"{Spool.PREFIX}{pid}-*")]
 
 
 def shared_bytes(pid: int) -> int:
@@ -107,7 +108,7 @@ def shared_bytes(pid: int) -> int:
     for folder in spools(pid):
         for file in folder.iterdir():
             try:
-                total += file.stat().st_size
+                total += file.lstat().st_size
             except FileNotFoundError:
                 continue
     return total
