@@ -98,6 +98,17 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
             each.set_state(state)
 
 
+class OtherDraws:
+    """Notices draws from torch's global CPU generator outside of the streams, which leave it as it was."""
+
+    def __init__(self) -> None:
+        self._state = torch.get_rng_state()
+
+    def noticed(self) -> bool:
+        """Return whether there were any since this was made."""
+        return not torch.equal(self._state, torch.get_rng_state())
+
+
 def _global_generators(device: torch.device | str) -> list[torch.Generator]:
     """Return the generators that code without one of its own draws from, on a device and on the CPU."""
     generators, device = [torch.default_generator], torch.device(device)

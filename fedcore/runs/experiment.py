@@ -59,6 +59,12 @@ def run(
 ) -> RunResult:
     """Train as configured, in a new run directory.
 
+    A run uses torch's global random generator and number of threads, which belong to the whole process. Threads of one
+    program that call fedcore take turns, with a warning. What else the program does meanwhile is to draw from a
+    ``torch.Generator`` of its own: a draw from the global one can change the run's numbers, so that the same seed gives
+    other results. After each round fedcore compares the generator's state with the one that it left, and a note says
+    where they differ; a draw while fedcore itself uses the generator leaves no trace.
+
     :param config: default a configuration without any option.
     :param model: in place of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a network. If
         it is no ``SplitModel``, its last linear layer becomes the classifier.
@@ -86,7 +92,11 @@ def run(
         config = config.model_copy(update=changed)
         if changed:
             _noting(notify or _only_notes)(given.note)
-    with given.lent(), started(config, notify=notify, engine=engine, partition=partition) as (experiment, state):
+    with (
+        one_thread(),
+        given.lent(),
+        started(config, notify=notify, engine=engine, partition=partition) as (experiment, state),
+    ):
         return experiment.train(state)
 
 

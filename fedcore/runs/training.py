@@ -14,6 +14,7 @@ import torch
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
 from fedcore.base.protocols import confusion_key
+from fedcore.base.seeding import OtherDraws
 from fedcore.base.tensors import copy_into
 from fedcore.models.placement import Placement
 from fedcore.runs import participation
@@ -29,6 +30,12 @@ from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 from fedcore.storage.json_values import finite, sealed
 from fedcore.storage.state import States
+
+OTHER_DRAWS = (
+    "something beside this run drew from torch's global random generator: another thread, a hook or a callback. The "
+    "run's own numbers may be others for it, and another run with this seed may have other results; draw from a "
+    "torch.Generator of its own there"
+)
 
 
 class Interrupted(FedcoreError):
@@ -64,6 +71,7 @@ class Experiment:
         self._unsaved: ServerState | None = None  # the last recorded state, until a checkpoint of it is being written
         self._latest: dict[str, Any] | None = None
         self._failures_noted = False
+        self._other_draws: OtherDraws | None = OtherDraws()  # None once they are noted
         self._times = RoundTimes()
         self._began = time.perf_counter()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -144,6 +152,9 @@ class Experiment:
                         f"clients' held-out parts (--patience {self.config.patience})"
                     },
                 )
+        if self._other_draws is not None and self._other_draws.noticed():
+            self._other_draws = None
+            self.notify("note", {"message": OTHER_DRAWS})
         self._latest = metrics
         seconds = {**ended.result.seconds, "evaluation": ended.seconds + time.perf_counter() - began}
         record = {**ended.result.record, "metrics": metrics, **self.reports(state), "time": seconds}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+import time
 from contextlib import suppress
 
 import pytest
@@ -50,3 +54,37 @@ def test_libraries_are_searched_again_after_an_import(monkeypatch):
     with one_thread(), one_thread():
         pass
     assert found == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
+    inside, done = threading.Event(), threading.Event()
+
+    def hold():
+        with one_thread():
+            inside.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if not child:
+        with threads._turn:
+            os._exit(0)
+    gone = wait_for_end(child)
+    done.set()
+    thread.join()
+    assert gone
+
+
+def wait_for_end(child):
+    """Return whether a child ends within seconds; kill one that does not."""
+    give_up = time.monotonic() + 5
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > give_up:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(0.005)
+    return True

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, evaluate_run, resume, started
 from fedcore.testing import EqualWeights, PersonalClassifier
+from fedcore.testing.problems import with_batch_norm
 from tests import support
 from tests.exchanges import Rotates
 from tests.support import client_state, committed, lines, model_bytes, weights
@@ -113,6 +115,36 @@ def test_the_number_of_workers_does_not_reach_the_result(go, moon, workers):
         assert {name: tensor.tolist() for name, tensor in one.get("fedcore", {}).items()} == {
             name: tensor.tolist() for name, tensor in other.get("fedcore", {}).items()
         }
+
+
+def test_runs_in_threads_of_one_program_take_turns(tmp_path):
+    """Torch's global generator and number of threads are the process's."""
+    had, together = torch.get_num_threads(), threading.Barrier(3)
+    expected = model_bytes(support.run(tmp_path, model=with_batch_norm))
+
+    def in_a_thread(_):
+        together.wait()
+        return model_bytes(support.run(tmp_path, model=with_batch_norm))
+
+    with ThreadPoolExecutor(3) as pool, pytest.warns(RuntimeWarning, match="this call waits until it ends"):
+        assert [*pool.map(in_a_thread, range(3))] == [expected] * 3
+    assert torch.get_num_threads() == had
+
+
+class WithAThread(Plugin):
+    @hookimpl
+    def end_local(self, client):
+        thread = threading.Thread(target=torch.rand, args=[1])
+        thread.start()
+        thread.join()
+
+
+def test_draws_from_the_global_generator_during_a_run_are_said_once(go):
+    notes = []
+    for plugins in [], [WithAThread]:
+        go(*plugins, rounds=3, notify=lambda event, details: notes.append(details) if event == "note" else None)
+    (note,) = notes
+    assert "drew from torch's global random generator" in note["message"]
 
 
 def test_another_seed_gives_another_model(go, moon):
