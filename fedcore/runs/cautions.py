@@ -9,7 +9,8 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.data import Dataset, Partition
 from fedcore.hooks.setup import Setup
-from fedcore.runs.provenance import installed_versions
+from fedcore.runs.provenance import INSTRUCTIONS, versions
+from fedcore.runs.trust import code_in
 
 
 def data_cautions(dataset: Dataset) -> list[str]:
@@ -42,15 +43,17 @@ def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
 
 
 def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[str]:
-    """Return what is to be said where a run goes on with other versions of fedcore, torch or its plugins' packages.
+    """Return what is to be said where a run goes on with other versions than it was begun with.
 
-    :param begun_with: package -> its version when the run was begun; what is no text says nothing.
+    They are those of fedcore, torch and its plugins' packages, the CPU's instruction set, and the user's own code.
+
+    :param begun_with: what :func:`fedcore.runs.provenance.versions` returned then; what is no text says nothing.
     """
-    points, now = registry.available("plugin"), installed_versions()
+    points, now = registry.available("plugin"), versions(config)
     used = [point.dist.name for name in config.plugins if (point := points.get(name)) is not None and point.dist]
     changed = [
-        f"{name} {before}, now {now[name]}"
-        for name in dict.fromkeys(("fedcore", "torch", *used))
+        f"another source of {name}" if registry.is_code(name) else f"{name} {before}, now {now[name]}"
+        for name in dict.fromkeys(("fedcore", "torch", INSTRUCTIONS, *used, *code_in(config)))
         if isinstance(before := begun_with.get(name), str) and before != now.get(name, before)
     ]
     if not changed:

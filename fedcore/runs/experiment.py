@@ -258,7 +258,8 @@ def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make:
         tracked(opened.config, opened.directory.path, notify) as notify,
         federation(opened, make) as running,
     ):
-        opened.directory.sessions.append(session(opened.setup.model, resolve_device(opened.config.device)))
+        recorded = session(opened.config, opened.setup.model, resolve_device(opened.config.device))
+        opened.directory.sessions.append(recorded)
         with Experiment(running, opened.directory, notify) as experiment:
             yield experiment
 

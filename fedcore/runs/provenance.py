@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
+import importlib.util
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,14 +16,21 @@ from typing import Any
 
 import torch
 
+from fedcore.base.config import RunConfig
+from fedcore.base.objects import CODE
 from fedcore.base.processors import cores
 from fedcore.models import SplitModel
+from fedcore.runs.trust import code_in
+from fedcore.storage.files import read_bytes
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
+INSTRUCTIONS = "instruction set"
+"""Name of the one that torch computes with on the CPU, among :func:`versions`."""
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
+def session(config: RunConfig, model: SplitModel, device: torch.device) -> dict[str, Any]:
     """Return what is recorded each time a process trains a run: plain values, without host name or paths.
 
     :param device: the GPU is named where it is a CUDA device.
@@ -28,7 +38,7 @@ def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
     return {
         "started": now(),
         "commit": commit(),
-        "versions": installed_versions(),
+        "versions": versions(config),
         "machine": {
             "cpu": _cpu(),
             "cores": cores(),
@@ -40,6 +50,27 @@ def session(model: SplitModel, device: torch.device) -> dict[str, Any]:
             "projection": model.projection_width,
         },
     }
+
+
+def versions(config: RunConfig) -> dict[str, str]:
+    """Return the versions of what a run's bits depend on: packages, instruction set, a hash of the user's own code."""
+    code = {name: _source(re.split("[.:]", name.removeprefix(CODE))[0]) for name in code_in(config)}
+    return {**installed_versions(), INSTRUCTIONS: torch.backends.cpu.get_cpu_capability(), **code}
+
+
+@functools.cache  # that of the code which this process has imported
+def _source(module: str) -> str:
+    """Return the SHA-256 of a module's source, of a package that of all of its modules; empty where it has none."""
+    digest = hashlib.sha256()
+    try:
+        spec = importlib.util.find_spec(module)
+        folders = (spec and spec.submodule_search_locations) or ()
+        files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))]
+        for file in files or [Path((spec and spec.origin) or "")]:
+            digest.update(read_bytes(file))
+    except (ImportError, OSError, ValueError):
+        return ""
+    return digest.hexdigest()
 
 
 @functools.cache  # it reads every package's metadata, and they are those of this process

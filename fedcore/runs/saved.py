@@ -94,7 +94,7 @@ class Binding:
 class ConfigFile:
     """What a run writes into its config.yaml.
 
-    :param values: the options; ``versions`` what was installed when the run was begun.
+    :param values: the options; ``versions`` what the run was begun with.
     """
 
     values: Mapping[str, Any]

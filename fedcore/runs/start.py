@@ -23,7 +23,7 @@ from fedcore.engines.protocol import Engine
 from fedcore.models.placement import Placement
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.opened import OpenedRun
-from fedcore.runs.provenance import installed_versions
+from fedcore.runs.provenance import versions
 from fedcore.runs.resolve import ResolvedRun, resolve, resolve_partition
 from fedcore.runs.saved import HOW_TO_CHANGE, Binding, ConfigFile, SavedConfig, bound, partition_digest
 from fedcore.runs.trackers.base import resolve_trackers
@@ -61,7 +61,7 @@ def begin(
             try:
                 partition = partition.save(directory.partition_file)
                 digests = _digest_of(partition), data_digest(run.dataset)
-                file = ConfigFile.of(setup.config, *digests, installed_versions())
+                file = ConfigFile.of(setup.config, *digests, versions(setup.config))
                 directory.checkpoints.binding = file.binding
                 directory.write_config(file)  # last: it makes the folder a run to be resumed
                 yield OpenedRun(setup, run.dataset, partition, directory, file)

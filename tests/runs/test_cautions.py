@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import fedcore
 from fedcore import Plugin, RunConfig, hookimpl
+from fedcore.runs import provenance
+from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import installed_versions
 
 OPTIONS = {"clients": 2, "rounds": 2, "local_epochs": 1, "samples": 100, "workers": 0}
@@ -32,7 +35,7 @@ def notes(tmp_path):
         if changes is None:
             fedcore.run(RunConfig(**{**OPTIONS, **options}, out=tmp_path / "run"), plugins=plugins, notify=notify)
         else:
-            fedcore.resume(tmp_path / "run", changes=changes, notify=notify)
+            fedcore.resume(tmp_path / "run", changes=changes, notify=notify, allow_code=True)
         return found
 
     return begin
@@ -88,8 +91,32 @@ def test_a_run_that_goes_on_with_another_version_of_its_plugin_says_so(notes, mo
     assert noted(changes={"rounds": 3}) == []
     before = installed_versions()
     later = {**before, "fedcore-fedprox": "9.9", "fedcore-ditto": "9.9"}
-    monkeypatch.setattr("fedcore.runs.cautions.installed_versions", lambda: later)
+    monkeypatch.setattr("fedcore.runs.provenance.installed_versions", lambda: later)
     assert noted(changes={"rounds": 4}) == [
         f"the run was begun with fedcore-fedprox {before['fedcore-fedprox']}, now 9.9: its results may differ from "
         "those of one version"
     ]
+
+
+@pytest.mark.parametrize("file", ["edited_module.py", "edited_package/parts.py"])
+def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_path, monkeypatch, file):
+    """A module that was edited, or one beside it in its package."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("from fedcore.models.zoo import mlp\n")
+    name = f"module:{file.removesuffix('.py').replace('/', '.')}.mlp"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not [note for note in notes(model=name) if "begun with" in note]
+    assert notes(changes={"rounds": 3}) == []
+    with (tmp_path / file).open("a") as edited:
+        edited.write("# another text\n")
+    capability = torch.backends.cpu.get_cpu_capability()
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "OTHER")
+    provenance._source.cache_clear()  # as in another process
+    (note,) = notes(changes={"rounds": 4})
+    assert note == (
+        f"the run was begun with instruction set {capability}, now OTHER; another source of {name}: its results may "
+        "differ from those of one version"
+    )
+    first, *_, last = RunDirectory(tmp_path / "run").sessions.read()
+    assert first["versions"][name] != last["versions"][name]
+    assert last["versions"]["instruction set"] == "OTHER"
