@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcore.base.errors import ConfigError
+from fedcore.base.identity import full_name
+from fedcore.base.safe_yaml import parse_setting
 from fedcore.base.startup import importing
 from fedcore.cli import options, output
 from fedcore.cli.scaffold import KINDS, new_package, train_command
+from fedcore.cli.settings import set_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +50,10 @@ def new(
     console.print(output.text(f"  {train_command(name, kind)}"), soft_wrap=True)
 
 
+@options.config_flags(only=("model", "public"))
 def check(
+    given: dict[str, Any],
+    *,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or module:package.module.Class.")],
     only: Annotated[
         list[str] | None, typer.Option(metavar="CHECK", help="Run only this check; can be repeated.")
@@ -54,14 +61,22 @@ def check(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Run also in worker processes and on every installed engine.")
     ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME.OPTION=VALUE", help="An option of the plugin; can be repeated."),
+    ] = None,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Run the conformance checks on a plugin; exit code 1 if one fails."""
+    """Run the conformance checks on a plugin; exit code 1 if one fails.
+
+    They run with the plugin's defaults, small models and the bundled digits; --set, --model and --public change that.
+    """
     with importing():
         from fedcore.testing import run_checks
 
-    verdicts = run_checks(name, slow=thorough, only=only or ())
+    own = _own_options(name, settings or [])
+    verdicts = run_checks(name, slow=thorough, only=only or (), options=own, run=given)
     if as_json:
         found = list(verdicts)
         output.print_json(
@@ -74,6 +89,14 @@ def check(
         found = _show(name, verdicts, output.stdout())
     if any(verdict.status == "failed" for verdict in found):
         raise typer.Exit(1)
+
+
+def _own_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
+    for text in settings:
+        if full_name(parse_setting(text)[0], [name]) != name:
+            raise ConfigError(f"--set {text}: only an option of {name} can be set here: --set {name}.OPTION=VALUE")
+    own: dict[str, Any] = set_options({name: {}}, settings)[name]
+    return own
 
 
 def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verdict]:

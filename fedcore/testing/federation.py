@@ -24,6 +24,7 @@ from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.public import with_public
 from fedcore.engines.protocol import Engine
+from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.setup import Setup
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, RunResult, resume, run
@@ -178,9 +179,10 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
     return None
 
 
-def needs_of(*plugins: str) -> dict[str, Any]:
+def needs_of(*plugins: Choice) -> dict[str, Any]:
     """Return the options of a run without which these plugins are refused: ``public``, for those that use it."""
-    uses = any(getattr(registry.resolve("plugin", plugin), "uses_public", False) for plugin in plugins)
+    pairs = (plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins)
+    uses = any(create_plugin(name_of(cls), given).uses_public for cls, given in pairs)
     return {"public": "0.1"} if uses else {}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
-from fedcore.base.errors import UnknownNameError
+from fedcore.base.errors import PluginContractError, UnknownNameError
 from fedcore.testing.causes import cause_of
 from fedcore.testing.checks import CHECKS, Check, CheckFailed, NotApplicable
 from fedcore.testing.checks.base import trial_of
+from fedcore.testing.federation import initial_weights
 
 Status = Literal["passed", "failed", "not applicable", "failed as expected"]
 FIRST = ("check_is_a_plugin_class", "check_hooks_are_known_and_marked", "check_options_have_defaults")
@@ -38,6 +40,8 @@ def run_checks(
     slow: bool = True,
     only: Collection[str] = (),
     expected_failed_checks: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> Iterator[Verdict]:
     """Run the checks on a plugin one by one; yields a verdict for each.
 
@@ -47,11 +51,17 @@ def run_checks(
     :param slow: also run the checks that start processes.
     :param only: names of checks; default all.
     :param expected_failed_checks: check -> the reason why the plugin cannot pass it; if it passes, that is a failure.
-    :raises UnknownNameError: no plugin, or no check, of that name.
+    :param options: the plugin's own options; default those of the plugin.
+    :param run: options of RunConfig for all runs, such as ``model`` and ``public``.
+    :raises UnknownNameError: no plugin, no check, no option or no model of that name.
+    :raises ConfigError: the options cannot be used.
     """
     expected = expected_failed_checks or {}
     _require_known([*only, *expected])
-    trial = trial_of(plugin)
+    trial = trial_of(plugin, options, run)
+    if options or run:
+        with suppress(PluginContractError):  # the checks tell what the plugin does wrong
+            initial_weights(trial.config)
     broken = ""
     told: dict[str, str] = {}
     for check in sorted(CHECKS.values(), key=lambda check: (check.name not in FIRST, check.name != PLAINEST)):
@@ -68,14 +78,19 @@ def run_checks(
 
 
 def check_plugin(
-    plugin: Any, *, slow: bool = True, expected_failed_checks: Mapping[str, str] | None = None
+    plugin: Any,
+    *,
+    slow: bool = True,
+    expected_failed_checks: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
-    """Run all checks on a plugin and return the verdicts.
+    """Run all checks on a plugin and return the verdicts; the parameters are those of :func:`run_checks`.
 
-    :param plugin: its class, or the name under which it is installed.
     :raises CheckFailed: an AssertionError that names the plugin, every check that failed, and what to do.
     """
-    verdicts = list(run_checks(plugin, slow=slow, expected_failed_checks=expected_failed_checks))
+    expected = expected_failed_checks
+    verdicts = list(run_checks(plugin, slow=slow, expected_failed_checks=expected, options=options, run=run))
     failed = [verdict for verdict in verdicts if verdict.status == "failed"]
     if failed:
         raise CheckFailed("\n\n".join(_with_others(each, failed) for each in failed if not each.same_as))
@@ -93,6 +108,8 @@ def parametrize_with_checks(
     *,
     only: Collection[str] = (),
     expected_failed_checks: Callable[[Any], Mapping[str, str]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a pytest mark that runs a test once for every plugin and check.
 
@@ -101,6 +118,7 @@ def parametrize_with_checks(
     :param plugins: classes, or the names under which they are installed.
     :param only: names of checks; default all.
     :param expected_failed_checks: plugin -> {check: reason}; these must fail.
+    :param options: the plugins' own options; ``run`` options of RunConfig, as in :func:`run_checks`.
 
     >>> @parametrize_with_checks([MyMethod])  # doctest: +SKIP
     ... def test_conformance(plugin, check):
@@ -118,16 +136,18 @@ def parametrize_with_checks(
             marks = [pytest.mark.slow] if check.slow else []
             if check.name in expected:
                 marks.append(pytest.mark.xfail(reason=expected[check.name], raises=CheckFailed, strict=True))
-            cases.append(pytest.param(plugin, _skipping(check), marks=marks, id=f"{label}-{check.name}"))
+            cases.append(pytest.param(plugin, _skipping(check, options, run), marks=marks, id=f"{label}-{check.name}"))
     return pytest.mark.parametrize(("plugin", "check"), cases)
 
 
-def _skipping(check: Check) -> Callable[[Any], None]:
+def _skipping(
+    check: Check, options: Mapping[str, Any] | None, given: Mapping[str, Any] | None
+) -> Callable[[Any], None]:
     def run(plugin: Any) -> None:
         import pytest
 
         try:
-            check.function(plugin)
+            check.function(trial_of(plugin, options, given))
         except NotApplicable as reason:
             pytest.skip(str(reason))
 

@@ -79,7 +79,7 @@ def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:
             partition="iid",
             workers=0,
             out=Path(folder) / "run",
-            **needs_of(plugin),
+            **needs_of((plugin, options or {})),
         )
         result = run(config, engine=engine)
     return Traffic(seen, result.summary["bytes"]["by_plugin"].get(plugin, {"down": 0, "up": 0}))

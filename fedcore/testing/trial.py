@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedcore.base import registry
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.subprocesses import search_path
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
+from fedcore.hooks.checks import create_plugin
+from fedcore.hooks.plugin import Plugin
 from fedcore.runs.experiment import RunResult
 from fedcore.server.round import Notify
 from fedcore.testing import problems
@@ -56,10 +59,15 @@ class Trial:
     """One plugin under test.
 
     :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
+    :param options: the plugin's own options, by name; the others have their defaults.
+    :param given: options of the run, such as ``model`` and ``public``; they take the place of those of any check.
     :raises UnknownNameError: no installed package provides the name.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(
+        self, target: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None
+    ) -> None:
+        self.options, self.given = dict(options or {}), dict(given or {})
         self.target = registry.resolve("plugin", target) if isinstance(target, str) else target
         self.name = target if isinstance(target, str) else name_of(target)
         self.label = self.name
@@ -82,20 +90,34 @@ class Trial:
         findings: list[Finding] | None = None,
         **options: Any,
     ) -> RunResult:
-        """Run the plugin with :data:`RUN` and ``options``, which override it.
+        """Run the plugin with :data:`RUN`, ``options``, which override it, and ``given``, which override these.
 
         :param others: plugins after this one; ``before``: plugins before it.
-        :param settings: the plugin's own options.
+        :param settings: the plugin's own options, in place of this trial's.
         :param findings: watch every hook, and add what it does wrong.
         """
-        own: Choice = (self.name if findings is None else watched(self.target, findings), settings or {})
-        run = {**RUN, **self.needs, **options}
+        own: Choice = (
+            self.name if findings is None else watched(self.target, findings),
+            self.options if settings is None else settings,
+        )
+        run = {**RUN, **self.needs, **options, **self.given}
         return federate(self.folder, *before, own, *others, notify=notify, engine=engine, **run)
 
     @property
     def needs(self) -> dict[str, Any]:
         """The options of a run without which the plugin is refused."""
-        return {"public": "digits"} if getattr(self.target, "uses_public", False) else {}
+        return {"public": "digits"} if self.plugin.uses_public else {}
+
+    @cached_property
+    def plugin(self) -> Plugin:
+        """The plugin's object with these options: declarations may depend on them."""
+        return create_plugin(self.name, self.options)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run of :data:`RUN` with ``mlp``, as a configuration."""
+        own = {"plugins": {self.name: self.options}, "model": "mlp", "workers": 0}
+        return RunConfig.create({**RUN, **self.needs, **own, **self.given})
 
     @cached_property
     def usual(self) -> RunResult:

@@ -921,3 +921,93 @@ def test_the_command_refuses_unknown_names(arguments, words):
     assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.output
+
+
+# --- other options than the defaults -----------------------------------------------------------------------------
+
+
+class Teaching(PluginOptions):
+    share: float = Field(0.5, ge=0, description="Weight of the public samples.")
+
+
+class NeedsPublicByOption(Plugin[Teaching]):
+    """Declares in ``__init__`` that it uses public samples, and does."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.uses_public = options.share > 0
+
+    @hookimpl
+    def begin_local(self, client):
+        if self.options.share > 0:
+            client.scratch["public"] = client.public.inputs(torch.arange(4))
+
+
+def test_a_plugin_that_declares_in_init_that_it_uses_public_samples_passes():
+    found = list(run_checks(NeedsPublicByOption, slow=False))
+    assert [v.message for v in found if v.status == "failed"] == []
+    assert {"check_trains", "check_configures_the_same_model_each_time"} <= {
+        v.check.name for v in found if v.status == "passed"
+    }
+
+
+class Notes(PluginOptions):
+    wrong: bool = Field(False, description="Sends a number that is no tensor.")
+
+
+RUNS = []
+
+
+class BadByOption(Plugin[Notes]):
+    """Breaks the contract with one of its options, and notes what it is run with."""
+
+    @hookimpl
+    def check_run(self, setup):
+        RUNS.append((setup.config.model, setup.config.public))
+
+    @hookimpl
+    def end_local(self, client):
+        return {"n": client.n} if self.options.wrong else None
+
+
+def test_the_options_of_the_check_reach_its_runs():
+    name, only = name_of(BadByOption), ["--only", "check_trains", "--only", "check_sends_only_finite_tensors"]
+    assert cli(name, *only).exit_code == 0
+    result = cli(name, *only, "--set", "BadByOption.wrong=true")
+    assert result.exit_code == 1
+    assert re.search(r"FAILED +check_trains", result.output)
+    assert re.search(r"FAILED +check_sends_only_finite_tensors", result.output)
+    RUNS.clear()
+    assert cli(name, *only, "--model", "mlp", "--public", "0.1").exit_code == 0
+    assert set(RUNS) == {("mlp", "0.1")}
+
+
+def test_neutral_options_are_compared_with_fedavg_on_the_same_run():
+    only = ["check_neutral_options_are_fedavg"]
+    (verdict,) = run_checks("fedprox", only=only, run={"model": "mlp", "public": "0.1"})
+    assert verdict.status == "passed", verdict.message
+
+
+def test_parametrized_checks_take_options():
+    mark = parametrize_with_checks([BadByOption], only=["check_trains"], options={"wrong": True}).mark
+    plugin, check = mark.args[1][0].values
+    with pytest.raises(CheckFailed, match="check_trains"):
+        check(plugin)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "moon.mu=5"], "only an option of fedprox can be set here: --set fedprox.OPTION=VALUE"),
+        (["--set", "fedprox.muu=5"], "Did you mean 'mu'?"),
+        (["--set", "fedprox.mu=-5"], "greater than or equal to 0"),
+        (["--model", "mpl"], "Did you mean 'mlp'?"),
+        (["--public", "2"], "--public: a share of the training set"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_before_any_check(arguments, words):
+    result = cli("fedprox", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+    assert not result.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fedcore.testing.trial import Trial
@@ -66,13 +66,14 @@ def check(todo: str, *, slow: bool = False) -> Callable[[Callable[[Trial], None]
     return decorate
 
 
-def trial_of(plugin: Any) -> Trial:
+def trial_of(plugin: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None) -> Trial:
     """Return a plugin's trial; the last ones are cached, so that checks share their runs."""
     if isinstance(plugin, Trial):
         return plugin
-    if plugin not in _trials:
-        _trials[plugin] = Trial(plugin)
-    _trials.move_to_end(plugin)
+    key = plugin, repr(options or {}), repr(given or {})
+    if key not in _trials:
+        _trials[key] = Trial(plugin, options, given)
+    _trials.move_to_end(key)
     while len(_trials) > _KEPT:
         _trials.popitem(last=False)
-    return _trials[plugin]
+    return _trials[key]

@@ -10,14 +10,13 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
 from fedcore.hooks.checks import check_class, create_plugin
 from fedcore.hooks.plugin import Plugin, PluginOptions, option_names
 from fedcore.testing.checks.base import NotApplicable, check
 from fedcore.testing.federation import entry_point_of, initial_weights
 from fedcore.testing.fingerprint import fingerprint, global_settings, random_states
-from fedcore.testing.trial import RUN, Trial
+from fedcore.testing.trial import Trial
 
 
 @check("let the entry point name a subclass of fedcore.Plugin; fedcore makes the objects.")
@@ -81,7 +80,7 @@ def check_is_documented(trial: Trial) -> None:
 @check("a declaration and its hook belong together; see fedcore.Plugin for what each declares.")
 def check_declarations_fit_the_hooks(trial: Trial) -> None:
     """Declarations match the implemented hooks, and the neutral options exist."""
-    plugin = create_plugin(trial.name, {})
+    plugin = trial.plugin
     pairs = (
         ("owns", "aggregate"),
         ("starts", "begin_local"),
@@ -105,7 +104,7 @@ def check_declarations_fit_the_hooks(trial: Trial) -> None:
 def check_creation_has_no_side_effects(trial: Trial) -> None:
     """Making the plugin changes no random state and no setting of the process."""
     before = {**random_states(), **global_settings()}
-    create_plugin(trial.name, {})
+    create_plugin(trial.name, trial.options)
     for name, value in {**random_states(), **global_settings()}.items():
         assert value == before[name], f"making the plugin changes {name}'s state"
 
@@ -113,8 +112,7 @@ def check_creation_has_no_side_effects(trial: Trial) -> None:
 @check("build what you add inside `with task.random('name of the part'):`.")
 def check_configures_the_same_model_each_time(trial: Trial) -> None:
     """``configure_model`` gives the same names, shapes and weights on server and clients."""
-    config = RunConfig(plugins={trial.name: {}}, **{**RUN, **trial.needs, "model": "mlp", "workers": 0})
-    models = [initial_weights(config) for _ in range(2)]
+    models = [initial_weights(trial.config) for _ in range(2)]
     for name in sorted({*models[0], *models[1]}):
         one, other = models[0].get(name), models[1].get(name)
         assert fingerprint(one) == fingerprint(other), f"built twice, the model differs in {name!r}"

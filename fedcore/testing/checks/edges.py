@@ -11,7 +11,6 @@ from torch import Tensor
 from fedcore.base.errors import ConfigError
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import load_partition
-from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing.checks.base import NotApplicable, check
 from fedcore.testing.engines import Listening
@@ -58,6 +57,8 @@ def check_works_with_absent_classes(trial: Trial) -> None:
 )
 def check_works_with_a_frozen_backbone(trial: Trial) -> None:
     """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""
+    if "model" in trial.given:
+        raise NotApplicable("it needs a model of its own, and one was given")
     findings: list[Finding] = []
     result = trial.run(model=f"{HERE}with_fixed_layers", participation=1.0, findings=findings)
     problem = failures(result)
@@ -84,7 +85,7 @@ def check_works_with_partial_participation(trial: Trial) -> None:
 )
 def check_works_with_stale_updates(trial: Trial) -> None:
     """Where clients do not wait for each other, each begins with the model of ``server.staleness`` steps ago."""
-    if not create_plugin(trial.name, {}).uses_staleness:
+    if not trial.plugin.uses_staleness:
         raise NotApplicable("the plugin does not declare uses_staleness")
     system = {"concurrency": 3, "slow": 0.5, "slow_factor": 6}
     problem = failures(trial.run(StartWatch, clients=4, participation=0.5, rounds=6, local_epochs=1, system=system))

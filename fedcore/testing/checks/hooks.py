@@ -17,7 +17,7 @@ def _require(trial: Trial, rule: Rule) -> None:
 
 @check("make it work on a model with BatchNorm and dropout, as most image models have.")
 def check_trains_with_batch_norm(trial: Trial) -> None:
-    """Two rounds on a model with BatchNorm and dropout finish without failures."""
+    """Two rounds on a model with BatchNorm and dropout, or on the given model, finish without failures."""
     if trial.watched.error is not None:
         raise trial.watched.error
 

@@ -81,10 +81,10 @@ def _other_random_state() -> Iterator[None]:
 @check("leave terms of weight 0 out (return None), or correct `neutral`; neutral = None where no option is FedAvg.")
 def check_neutral_options_are_fedavg(trial: Trial) -> None:
     """With its ``neutral`` options the global model is FedAvg's, bit by bit."""
-    neutral = create_plugin(trial.name, {}).neutral
+    neutral = trial.plugin.neutral
     if neutral is None:
         raise NotApplicable("the plugin declares no neutral options")
-    ours, fedavg = trial.run(settings=dict(neutral)), trial_of(BUILTIN).usual
+    ours, fedavg = trial.run(settings=dict(neutral)), trial_of(BUILTIN, given=trial.given).usual
     assert model_bytes(ours) == model_bytes(fedavg), (
         f"with {dict(neutral) or 'any options'} the global model differs from FedAvg's"
     )
@@ -134,7 +134,7 @@ def check_a_second_pass_changes_nothing(trial: Trial) -> None:
 @check("weights sum to one: divide by the sum of what was added; average, do not add up.")
 def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
     """If all clients send the same model, it becomes the global model."""
-    plugin = create_plugin(trial.name, {})
+    plugin = trial.plugin
     if plugin.server_optimizer:
         raise NotApplicable("a server optimizer steps elsewhere")
     if set(plugin.owns) & set(plugin.starts):
@@ -157,9 +157,10 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
 @check("take what you encode out of update.model, and send fewer bytes for it.")
 def check_encoding_saves_bytes(trial: Trial) -> None:
     """A plugin that ``encodes`` parameters uploads less than the model."""
-    if not create_plugin(trial.name, {}).encodes:
+    if not trial.plugin.encodes:
         raise NotApplicable("the plugin encodes nothing")
-    sent, whole = (_finished(run).summary["bytes"]["up"] for run in (trial.usual, trial_of(BUILTIN).usual))
+    fedavg = trial_of(BUILTIN, given=trial.given).usual
+    sent, whole = (_finished(run).summary["bytes"]["up"] for run in (trial.usual, fedavg))
     assert sent < whole, f"the clients sent {sent} bytes, those of FedAvg {whole}"
 
 
@@ -181,7 +182,7 @@ def check_order_of_clients_does_not_matter(trial: Trial) -> None:
 
 
 def _require_close(trial: Trial, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], how: str) -> None:
-    plugin = create_plugin(trial.name, {})
+    plugin = trial.plugin
     corrected = set(match(plugin.corrects, list(found), plugin, "corrects"))
     for name in sorted(set(expected) - corrected):
         close = torch.allclose(found[name].double(), expected[name].double(), rtol=RELATIVE, atol=ABSOLUTE)
