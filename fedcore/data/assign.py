@@ -24,10 +24,14 @@ from fedcore.data.samples import JSON, Dataset
 class Partitioner(Protocol):
     """Divide samples among clients; an entry point of the group ``fedcore.partitioners``.
 
-    ``labels`` (n,) int64. Returns one array of positions into ``labels`` per client: disjoint, none empty, in
-    random order, the same for the same arguments. A scheme ignores the arguments that it does not need. For millions
-    of clients return an :class:`~fedcore.data.IndexLists`. A scheme with the attribute ``shares_samples = True`` may
-    assign one sample to several clients.
+    ``labels`` (n,) int64 are the classes of the samples to assign. Returns one array of positions into ``labels`` per
+    client: disjoint, none empty, in random order, the same for the same arguments. A scheme names the arguments that it
+    needs and takes the others as ``**_``. For millions of clients return an :class:`~fedcore.data.IndexLists`. A scheme
+    with the attribute ``shares_samples = True`` may assign one sample to several clients.
+
+    ``dataset`` is the run's data set and ``rows`` (n,) int64, ascending, where each sample stands in ``dataset.train``:
+    ``labels[i]`` is the class of row ``rows[i]``. With ``--samples`` or a share as ``--public`` some rows are missing.
+    The model's inputs are ``dataset.train.gather(torch.from_numpy(rows))``.
     """
 
     def __call__(
@@ -39,6 +43,8 @@ class Partitioner(Protocol):
         seed: int,
         min_size: int = MIN_SIZE,
         classes_per_client: int = 2,
+        dataset: Dataset,
+        rows: IntArray,
     ) -> Sequence[Any]:
         """Return each client's positions."""
         ...
@@ -53,16 +59,15 @@ def partition(
     *,
     classes_per_client: int = 2,
     min_size: int = MIN_SIZE,
-    sources: IntArray | None = None,
+    **data: Any,
 ) -> tuple[Sequence[Any], list[str]]:
     """Call the partitioner ``name``; return its index arrays and its warnings, which are also issued.
 
-    :param sources: where each sample comes from, for a partitioner with ``needs_sources = True``.
+    :param data: ``dataset`` and ``rows``, as :class:`Partitioner` takes them.
     :raises UnknownNameError: no partitioner of that name.
     :raises ConfigError: impossible numbers, such as more clients than samples.
     """
     partitioner: Partitioner = resolve("partitioner", name)
-    more = {"sources": sources} if getattr(partitioner, "needs_sources", False) is True else {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PartitionWarning)
         parts = call(
@@ -75,7 +80,7 @@ def partition(
             seed=seed,
             min_size=min_size,
             classes_per_client=classes_per_client,
-            **more,
+            **data,
         )
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
@@ -114,9 +119,15 @@ def make_partition(
     labels = dataset.train.labels.cpu().numpy()
     private = np.arange(len(labels)) if public is None else np.setdiff1d(np.arange(len(labels)), public.numpy())
     assigned = private[_drawn(labels[private], samples, seed)]
-    sources = None if dataset.sources is None else dataset.sources.cpu().numpy()[assigned]
     parts, notes = partition(
-        partitioner, labels[assigned], clients, alpha, seed, classes_per_client=classes_per_client, sources=sources
+        partitioner,
+        labels[assigned],
+        clients,
+        alpha,
+        seed,
+        classes_per_client=classes_per_client,
+        dataset=dataset,
+        rows=assigned,
     )
     train, test, shared = IndexLists.of(parts), IndexLists.empty(len(parts)), shares_samples(partitioner)
     problem = problem_with(train, test, len(assigned), shared=shared)

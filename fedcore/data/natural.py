@@ -9,10 +9,11 @@ import numpy as np
 from fedcore.base.errors import ConfigError
 from fedcore.base.seeding import numpy_generator
 from fedcore.data.owners import IntArray
+from fedcore.data.samples import Dataset
 
 
 def natural(
-    labels: IntArray, num_clients: int, *, seed: int, sources: IntArray | None = None, **_: Any
+    labels: IntArray, num_clients: int, *, seed: int, dataset: Dataset, rows: IntArray, **_: Any
 ) -> list[IntArray]:
     """Give each source's samples (``Dataset.sources``) to one client; fewer clients hold several whole sources.
 
@@ -21,12 +22,12 @@ def natural(
 
     :raises ConfigError: the data set has no sources, or fewer than clients.
     """
-    if sources is None:
+    if dataset.sources is None:
         raise ConfigError(
             "--partition natural: this data set does not say where its samples come from (Dataset.sources); name "
             "another partition"
         )
-    found, source = np.unique(sources, return_inverse=True)
+    found, source = np.unique(dataset.sources.cpu().numpy()[rows], return_inverse=True)
     if num_clients > len(found):
         raise ConfigError(
             f"--clients is {num_clients}, but the samples come from {len(found)} sources; write --clients "
@@ -38,6 +39,3 @@ def natural(
     client = owner[source]
     order = np.argsort(client, kind="stable")
     return np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
-
-
-natural.needs_sources = True  # type: ignore[attr-defined]

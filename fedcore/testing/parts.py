@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from fedcore.base.seeding import random_stream
-from fedcore.data import Dataset, Samples
+from fedcore.data import Dataset, Samples, load_dataset
 from fedcore.data.assign import Partitioner
 from fedcore.models import SplitModel
 from fedcore.storage.serial import dumps, loads
@@ -60,6 +61,9 @@ def check_model(
 ) -> None:
     """Check a model factory: it returns a SplitModel of the right widths that trains, the same for the same seed.
 
+    Parameters of the encoder and the classifier get a gradient from the logits. Those outside of both, such as a second
+    head that a plugin trains, need none.
+
     :param samples: at least four, the inputs of a model that takes no tensors.
     :raises AssertionError: names the defect.
     """
@@ -79,34 +83,45 @@ def check_model(
     )
     assert logits.shape == (4, num_classes), f"logits are {tuple(logits.shape)}, expected (4, {num_classes})"
     logits.square().sum().backward()
-    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert not idle, f"{idle[0]!r} gets no gradient from the logits"
+    for name, parameter in model.named_parameters():
+        used = parameter.grad is not None or not parameter.requires_grad
+        assert used or not name.startswith(("encoder.", "classifier.")), f"{name!r} gets no gradient from the logits"
     model.eval()
     with torch.no_grad():
         together, alone = model(whole).logits, torch.cat([model(one).logits for one in single])
     assert torch.allclose(together, alone, atol=1e-4), "in eval mode a sample's logits depend on the rest of its batch"
 
 
-def check_partitioner(partitioner: Partitioner) -> None:
+def check_partitioner(
+    partitioner: Partitioner, *, dataset: Dataset | None = None, clients: Sequence[int] = (1, 2, 7)
+) -> None:
     """Check a partitioner: it returns disjoint, non-empty index lists, the same for the same arguments.
 
+    :param dataset: the data set of which it assigns every other training sample; default digits of twenty sources.
+    :param clients: the numbers of clients to check.
     :raises AssertionError: names the defect.
     """
-    labels = np.arange(200, dtype=np.int64) % 10
+    if dataset is None:
+        digits = load_dataset("digits")
+        dataset = replace(digits, sources=torch.arange(len(digits.train)) % 20)
+    rows = np.arange(0, len(dataset.train), 2)
+    labels = dataset.train.labels.cpu().numpy()[rows]
     given = labels.copy()
-    for clients in (1, 2, 7):
-        options: dict[str, Any] = {"alpha": 0.5, "seed": 3, "min_size": 1, "classes_per_client": 2}
+    options: dict[str, Any] = {"alpha": 0.5, "seed": 3, "min_size": 1, "classes_per_client": 2}
+    options |= {"dataset": dataset, "rows": rows}
+    for count in clients:
         before = random_states()
-        parts, again = partitioner(labels, clients, **options), partitioner(labels, clients, **options)
+        parts, again = partitioner(labels, count, **options), partitioner(labels, count, **options)
         _require_untouched(before, partitioner)
-        where = f"{_name(partitioner)} for {clients} clients"
+        where = f"{_name(partitioner)} for {count} clients"
         assert (labels == given).all(), f"{where} edits the labels"
-        assert len(parts) == clients, f"{where} returns {len(parts)} parts"
+        assert len(parts) == count, f"{where} returns {len(parts)} parts"
         assert all(len(part) for part in parts), f"{where} leaves client {[len(p) for p in parts].index(0)} empty"
         assigned = np.concatenate(parts)
         assert assigned.dtype.kind in "iu", f"{where} returns {assigned.dtype}, expected positions"
         assert 0 <= assigned.min() <= assigned.max() < len(labels), f"{where} returns positions that do not exist"
-        assert len(np.unique(assigned)) == len(assigned), f"{where} assigns a sample twice"
+        shared = getattr(partitioner, "shares_samples", False) is True
+        assert shared or len(np.unique(assigned)) == len(assigned), f"{where} assigns a sample twice"
         assert fingerprint(parts) == fingerprint(again), f"{where} assigns otherwise when it is asked again"
 
 

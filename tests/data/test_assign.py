@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedcore.base.errors import ConfigError, PluginContractError
-from tests.data.labelled import partitioned
+from tests.data.labelled import DATASET, partitioned
 
 
 def test_more_samples_than_there_are():
@@ -39,3 +40,20 @@ def test_a_partitioner_that_breaks_its_contract(monkeypatch, partitioner):
     monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: partitioner)
     with pytest.raises(PluginContractError, match="invalid partition"):
         partitioned(partitioner="mine")
+
+
+@pytest.mark.parametrize("leaving_out", [{}, {"samples": 300}, {"public": torch.arange(0, 600, 3)}])
+def test_a_partitioner_gets_the_data_set_and_the_rows_of_its_labels(monkeypatch, leaving_out):
+    seen = []
+
+    def by_row(labels, num_clients, *, dataset, rows, **_):
+        seen.append((dataset, rows))
+        assert (dataset.train.labels.numpy()[rows] == labels).all()
+        return list(np.array_split(np.arange(len(labels)), num_clients))
+
+    monkeypatch.setattr("fedcore.data.assign.resolve", lambda kind, name: by_row)
+    partition = partitioned(partitioner="mine", client_test_fraction=0.0, **leaving_out)
+    dataset, rows = seen[0]
+    assert dataset is DATASET
+    assert torch.cat(list(partition.train)).tolist() == rows.tolist()
+    assert not set(rows.tolist()) & set(leaving_out.get("public", torch.empty(0)).tolist())

@@ -40,7 +40,6 @@ TESTED_BY = {
         "data/rows.py",
         "data/sequences.py",
     ],
-    "data/test_public.py": ["testing/parts.py"],
     "engines/test_channel.py": ["engines/frames.py"],
     "engines/test_local.py": ["engines/serving.py"],
     "functional/test_prototypes.py": ["hooks/prototype_exchange.py"],
