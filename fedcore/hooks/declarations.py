@@ -5,11 +5,10 @@ The table is read by the checks of :class:`~fedcore.hooks.plugins.PluginSet` and
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from fedcore.base.errors import PluginConflictError
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS
@@ -122,18 +121,9 @@ KEEPS = "personal_parameters"
 
 
 def meanings() -> dict[str, str]:
-    """Return what each attribute tells the core: the text below it in the class Plugin, where that has its source."""
-    try:
-        body = ast.parse(inspect.getsource(Plugin)).body[0]
-    except OSError:
-        return {row.name: "" for row in ATTRIBUTES}
-    statements = body.body if isinstance(body, ast.ClassDef) else []
-    return {
-        statement.target.id: " ".join(str(following.value.value).split())
-        for statement, following in pairwise(statements)
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-    }
+    """Return what each attribute tells the core, from the docstring of the class Plugin; empty under ``python -OO``."""
+    found = re.findall(r":ivar (\w+): ((?:.|\n )+)", inspect.getdoc(Plugin) or "")
+    return dict.fromkeys((row.name for row in ATTRIBUTES), "") | {name: " ".join(text.split()) for name, text in found}
 
 
 def refuse_together(one: Plugin, other: Plugin) -> None:

@@ -47,47 +47,51 @@ OptionsT = TypeVar("OptionsT", bound=PluginOptions, covariant=True, default=Any)
 class Plugin(Generic[OptionsT]):
     """Base of every method: options in, hooks out, nothing kept on ``self`` after ``__init__``.
 
-    ``Plugin[MyOptions]`` is the base of a plugin with these options. The attributes below are declarations; a subclass
+    ``Plugin[MyOptions]`` is the base of a plugin with these options. The attributes are declarations; a subclass
     sets them on the class or, where they depend on options, in ``__init__``. Patterns are over the model's names after
     all ``configure_model`` calls. Which declarations of two plugins conflict is listed in
     :mod:`fedcore.hooks.declarations`.
+
+    :ivar neutral: Options under which the method is FedAvg, bit by bit; None if there are none.
+    :ivar owns: Parameters that ``aggregate`` returns.
+    :ivar starts: Parameters and buffers whose values at the start of a client's training ``begin_local`` returns.
+    :ivar exchanges: Parameters that ``mid_local_epoch`` sees and patches.
+    :ivar corrects: Parameters that ``post_train`` changes.
+    :ivar reshapes: Parameters whose shape ``configure_model`` changes.
+    :ivar reads: Frozen models that the local terms use: ``"global"``, ``"previous"``.
+    :ivar scales_task: Whether a ``Loss`` of this plugin scales the task loss.
+    :ivar server_optimizer: Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn).
+    :ivar uses_displacement: Whether state is derived from w_t - y_k, which an exchange of parameters makes
+        meaningless.
+    :ivar assumes_sgd: Whether gradients are derived from SGD's steps: learning rate, momentum and number (SCAFFOLD,
+        FedNova).
+    :ivar freezes_epochs: Whether it freezes parameters in some of a round's local epochs only (FedRep).
+    :ivar guards_uploads: Whether ``pre_upload`` is called after those of all other plugins and may change all that
+        goes up, their payloads too.
+    :ivar encodes: Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate``
+        puts back.
+    :ivar uses_public: Whether the method needs public samples (``--public``).
+    :ivar uses_staleness: Whether clients start from models of ``server.staleness`` steps ago, as ``--system
+        concurrency`` needs it.
     """
 
     Options: ClassVar[type[PluginOptions]] = PluginOptions
     neutral: Mapping[str, Any] | None = None
-    """Options under which the method is FedAvg, bit by bit; None if there are none."""
     owns: tuple[str, ...] = ()
-    """Parameters that ``aggregate`` returns."""
     starts: tuple[str, ...] = ()
-    """Parameters and buffers whose values at the start of a client's training ``begin_local`` returns."""
     exchanges: tuple[str, ...] = ()
-    """Parameters that ``mid_local_epoch`` sees and patches."""
     corrects: tuple[str, ...] = ()
-    """Parameters that ``post_train`` changes."""
     reshapes: tuple[str, ...] = ()
-    """Parameters whose shape ``configure_model`` changes."""
     reads: tuple[str, ...] = ()
-    """Frozen models that the local terms use: ``"global"``, ``"previous"``."""
     scales_task: bool = False
-    """Whether a ``Loss`` of this plugin scales the task loss."""
     server_optimizer: bool = False
-    """Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn)."""
     uses_displacement: bool = False
-    """Whether state is derived from w_t - y_k, which an exchange of parameters makes meaningless."""
     assumes_sgd: bool = False
-    """Whether gradients are derived from SGD's steps: learning rate, momentum and number (SCAFFOLD, FedNova)."""
     freezes_epochs: bool = False
-    """Whether it freezes parameters in some of a round's local epochs only (FedRep)."""
     guards_uploads: bool = False
-    """Whether ``pre_upload`` is called after those of all other plugins and may change all that goes up, their payloads
-    too."""
-
     encodes: tuple[str, ...] = ()
-    """Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate`` puts back."""
     uses_public: bool = False
-    """Whether the method needs public samples (``--public``)."""
     uses_staleness: bool = False
-    """Whether clients start from models of ``server.staleness`` steps ago, as ``--system concurrency`` needs it."""
 
     name: str
     _sealed = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import re
 
 import pytest
 
@@ -21,11 +23,15 @@ def test_the_table_holds_every_attribute_with_its_text_and_every_exclusive_hook(
     assert set(TABLE) == EXCLUSIVE | {row.name for row in ATTRIBUTES}
 
 
-def test_a_package_without_source_has_no_texts(monkeypatch):
-    def none(_):
-        raise OSError("could not get source code")
+def test_help_on_plugin_says_what_each_declaration_means():
+    shown = pydoc.plain(pydoc.render_doc(Plugin))
+    described = {name: text for name, text in re.findall(r":ivar (\w+): (.+)", shown) if len(text.split()) > 3}
+    assert set(described) == {row.name for row in ATTRIBUTES}
 
-    monkeypatch.setattr(inspect, "getsource", none)
+
+def test_without_docstrings_there_are_no_texts(monkeypatch):
+    monkeypatch.setattr(inspect, "getdoc", lambda _: None)
+    assert set(meanings()) == {row.name for row in ATTRIBUTES}
     assert set(meanings().values()) == {""}
 
 
