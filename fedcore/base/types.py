@@ -34,6 +34,9 @@ class Loss:
 class ClientUpdate:
     """What one client sends up after its local training.
 
+    In the server's hooks its tensors are on the CPU. In ``pre_upload`` the model is on ``client.device``, the payload
+    where ``end_local`` left it.
+
     :param client: id of the client.
     :param model: the shared parameters and buffers after training, by name (no personal ones).
     :param samples: training samples, n_k.

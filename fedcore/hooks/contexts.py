@@ -24,6 +24,10 @@ from fedcore.storage.state import State
 class ClientContext(Protocol):
     """What one plugin sees of one client.
 
+    Every tensor that a hook of the client is given is on ``device``: the model, ``received``, the tensors of ``state``
+    from earlier participations, batches, a question's tensors, ``update.model`` in ``pre_upload``. What a hook sends or
+    keeps may be on any device.
+
     :ivar id: client id; ``n`` number of training samples.
     :ivar round: the round, from 0; ``rounds`` their number T.
     :ivar num_classes: C; ``device`` where the model and the samples are.
@@ -85,7 +89,10 @@ class ClientContext(Protocol):
         """The public samples of ``--public``, on the client's device; None without."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the stream of this seed, round, client and purpose, from its start."""
+        """Return the stream of this seed, round, client and purpose, from its start.
+
+        It is on the CPU: draw there and move the numbers, so that all devices get the same ones.
+        """
 
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return (features, logits, labels) over the training part: eval mode, no augmentation, no gradient.
@@ -218,6 +225,10 @@ class Step(Protocol):
 class ServerContext(Protocol):
     """What one plugin sees of the server.
 
+    Every tensor that a hook of the server is given is on the CPU, wherever clients train: ``model``, ``state``,
+    ``buffers``, ``mean``, ``update.model``, ``update.payload``, snapshots, answers. Only ``network`` and ``public`` are
+    on the run's device. What a hook returns or sends may be on any device.
+
     :ivar config: the run's configuration.
     :ivar round: the round, from 0; ``rounds`` their number; ``num_clients`` all registered clients.
     :ivar cohort: the clients sampled in this round; ``accepted`` those whose updates were accepted so far. Both are
@@ -282,7 +293,7 @@ class ServerContext(Protocol):
         """The training samples n_k of every registered client, (N,) int64."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the stream of this seed, round and purpose, from its start."""
+        """Return the stream of this seed, round and purpose, from its start; on the CPU."""
 
     def ask(
         self,
@@ -336,7 +347,7 @@ class ServerContext(Protocol):
     ) -> None:
         """Train the global classifier further on given features by cross-entropy; the encoder does not change.
 
-        :param features: (n, d); ``labels`` (n,) int64. Shuffled in each epoch from the run's seed.
+        :param features: (n, d); ``labels`` (n,) int64, both on the CPU. Shuffled in each epoch from the run's seed.
         """
 
 

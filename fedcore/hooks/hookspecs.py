@@ -224,9 +224,18 @@ def server_step(server: ServerContext, mean: Mapping[str, Tensor]) -> Mapping[st
 def report(server: ServerContext) -> Mapping[str, Any] | None:
     """Report figures of the run so far, such as the privacy that was spent.
 
+    For example, the new model's accuracy on the public samples::
+
+        @hookimpl
+        def report(self, server):
+            with torch.no_grad():
+                logits = server.network()(server.public.inputs(torch.arange(len(server.public)))).logits
+            right = logits.argmax(dim=1) == server.public.labels.to(logits.device)
+            return {"public_accuracy": right.float().mean().item()}
+
     When: once per round, after it committed and was evaluated, and once more for the summary.
-    :param server: ``server.round`` is the last round; the result is a pure function of it and ``server.state``, which
-        is read-only.
+    :param server: ``server.round`` is the last round, ``server.model`` the model that it left. ``server.network()`` and
+        ``server.public`` work here. ``server.state`` is read-only. The result is a pure function of these.
     :returns: JSON values by name; they stand under ``reports`` and the plugin's name in the round's record and in
         summary.json, numbers that are not finite as null; ``result.history`` has them as ``report.PLUGIN.NAME``. None
         for none.

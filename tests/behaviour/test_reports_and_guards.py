@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,8 @@ import fedcore
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.cli.summary import report_line
+from fedcore.data import load_dataset
+from fedcore.hooks.checks import HOOKS
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, resume
 from fedcore.runs.trackers.scalars import round_scalars
@@ -52,6 +56,17 @@ def test_a_resumed_run_reports_the_same(toy, tmp_path):
     resumed = resume(tmp_path / "stopped", allow_code=True)
     assert lines(resumed) == lines(whole)
     assert resumed.summary["reports"] == whole.summary["reports"]
+
+
+def test_the_example_of_the_hooks_description_reports_on_the_new_model(go):
+    code = inspect.getdoc(HOOKS["report"]).partition("::\n\n")[2].partition("\n\n")[0]
+    named = {"torch": torch, "hookimpl": hookimpl}
+    exec(textwrap.dedent(code), named)  # noqa: S102 - our own
+    result = go(type("Example", (Plugin,), {"report": named["report"]}), public="digits", rounds=2)
+    digits = load_dataset("digits").train
+    with torch.no_grad():
+        right = result.model(digits.gather(torch.arange(len(digits)))).logits.argmax(dim=1) == digits.labels
+    assert result.summary["reports"] == {"example": {"public_accuracy": pytest.approx(float(right.float().mean()))}}
 
 
 def test_a_run_without_reports_has_no_such_entry(toy):
