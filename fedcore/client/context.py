@@ -18,7 +18,7 @@ from fedcore.client.mean_gradients import MeanLoss, cross_entropy, mean_gradient
 from fedcore.client.optimizer import ParameterGroup
 from fedcore.client.session import LocalSession
 from fedcore.data import PublicSamples
-from fedcore.hooks.contexts import ClientContext
+from fedcore.hooks.contexts import ClientContext, View
 from fedcore.hooks.plugins import match
 from fedcore.models import SplitModel
 from fedcore.models.modes import evaluating
@@ -32,8 +32,12 @@ def context_of(session: LocalSession, plugin: str) -> ClientContext:
     return session.contexts[plugin]
 
 
-class SessionContext(ClientContext):
+class SessionContext(View, ClientContext):
     """What one plugin sees of a session's client; documented in :class:`fedcore.hooks.contexts.ClientContext`."""
+
+    _argument = "client"
+    _instead = "keep values by name: client.state['name'] = value, or client.scratch for those of this round"
+    _plugin: str
 
     def __init__(self, session: LocalSession, plugin: str) -> None:
         self._session, self._plugin = session, plugin
@@ -45,6 +49,7 @@ class SessionContext(ClientContext):
         self.state: State = session.states.of(plugin)
         self.scratch: dict[str, Any] = session.scratch[plugin]
         self.lr, self.momentum = session.lr, session.config.momentum
+        self._sealed = True
 
     def scoped(self, plugin: str) -> ClientContext:
         """Return the view of one plugin."""

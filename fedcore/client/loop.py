@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from fedcore.client.objective import objective
 from fedcore.client.second_pass import SecondPass, replace_gradients, trained_parameters
 from fedcore.client.session import LocalSession
 from fedcore.data.samples import Picked
-from fedcore.hooks.contexts import ClientContext, Step
+from fedcore.hooks.contexts import ClientContext, Step, View
 from fedcore.models import Outputs, SplitModel
 
 Done = TypeVar("Done")
@@ -109,7 +109,12 @@ def train_batch(session: LocalSession, epoch: int, number: int, picked: Picked) 
         second = batch.second = SecondPass(session, lambda part: _forward(session, part, record=False)[1])
     step, total = _forward(session, batch)
     training.optimizer.zero_grad()
-    total.backward()
+    try:
+        total.backward()
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            raise _edited(session) from error
+        raise
     if second is not None:
         _change_gradients(session, batch, step, second)
     if session.config.clip_norm is not None:
@@ -128,6 +133,20 @@ def _forward(session: LocalSession, batch: Batch, *, record: bool = True) -> tup
         batch.outputs = Outputs(*session.working.module(batch.x))
         step = BatchStep(batch)
         return step, objective(session, step, record=record)
+
+
+def _edited(session: LocalSession) -> PluginContractError:
+    """Return what to say where autograd finds a tensor edited that it needs; it does not know by whom."""
+    hooks = [
+        f"plugin {plugin.name!r} hook {hook}"
+        for hook in ("task_loss", "local_loss")
+        for plugin in session.plugins.implementers(hook)
+    ]
+    who = " or ".join([*hooks, "the model"])
+    return PluginContractError(
+        f"{who} (round {session.round}, client {session.client}) edits a tensor in place, which the gradient needs. "
+        "Hint: clone it first (z = z.clone()), or write z = z + 1 in place of z += 1"
+    )
 
 
 def _change_gradients(session: LocalSession, batch: Batch, step: BatchStep, second: SecondPass[Batch]) -> None:
@@ -183,14 +202,23 @@ class Batch:
         return self._frozen[name]
 
 
-class BatchStep(Step):
+class BatchStep(View, Step):
     """What a plugin sees of one mini-batch; documented in :class:`fedcore.hooks.contexts.Step`."""
 
+    _argument = "step"
+    _instead = "compute with a variable of your own, and return a loss from task_loss or local_loss"
+    x: Any
+    y: Tensor
+    indices: Tensor
+    features: Tensor
+    logits: Tensor
+    _batch: Batch
+    _sealed = True
+
     def __init__(self, batch: Batch, plugin: str | None = None) -> None:
-        self._batch = batch
-        self._plugin = plugin
-        self.x, self.y, self.indices = batch.x, batch.y, batch.indices
-        self.features, self.logits = batch.outputs
+        features, logits = batch.outputs
+        given = {"x": batch.x, "y": batch.y, "indices": batch.indices, "features": features, "logits": logits}
+        vars(self).update(_batch=batch, _plugin=plugin, **given)  # not one by one: made for each batch and hook
 
     def scoped(self, plugin: str) -> Step:
         """Return the view of one plugin."""

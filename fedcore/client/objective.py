@@ -18,10 +18,16 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
     """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded.
 
     :param record: whether the parts are added to the client's losses.
+    :raises PluginContractError: a hook returned something else, or edited a tensor that other plugins see.
     """
+    before = _versions(step)
     task = task_loss(session.plugins, step)
+    if _versions(step) != before:
+        raise _edits(session.plugins.implementers("task_loss")[0], "task_loss", step, before)
     task_scale, terms = 1.0, []
     for plugin, result in session.plugins.each("local_loss", step=step):
+        if _versions(step) != before:
+            raise _edits(plugin, "local_loss", step, before)
         for loss in _losses(plugin, result, step):
             task_scale *= _task_scale(plugin, loss)
             if isinstance(loss.weight, Tensor) or loss.weight != 0:
@@ -38,6 +44,23 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
         hint = "return a term that has a gradient, or a task_scale above 0"
         raise PluginContractError.of(None, found, round=session.round, client=session.client, hint=hint)
     return total
+
+
+def _versions(step: Step) -> tuple[int, int, int]:
+    """Return how often torch saw the tensors edited that all plugins share; it costs no look at their values."""
+    return step.y._version, step.features._version, step.logits._version
+
+
+def _edits(plugin: Plugin, hook: str, step: Step, before: tuple[int, int, int]) -> PluginContractError:
+    edited = [name for name, one, other in zip(("y", "features", "logits"), before, _versions(step)) if one != other]
+    return PluginContractError.of(
+        plugin.name,
+        f"edits step.{edited[0]} in place, which all plugins share",
+        hook=hook,
+        round=step.round,
+        client=step.client.id,
+        hint=f"edit a copy: step.{edited[0]}.clone()",
+    )
 
 
 def task_loss(plugins: PluginSet, step: Step) -> Tensor:

@@ -45,11 +45,22 @@ def check_tensors_fit(
 def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
     """Call ``begin_local``; returns what plugins let the client start from, on the device.
 
-    :raises PluginContractError: a name that a plugin does not declare, or another shape.
+    :raises PluginContractError: a name that a plugin does not declare, another shape, or an edit of the model.
     """
     like, starts = session.working.state, Tensors()
+    before = {name: tensor._version for name, tensor in like.items()}
     session.requests.open = True
     for plugin, returned in setup.plugins.each("begin_local", client=context_of(session, "")):
+        edited = next((name for name, version in before.items() if like[name]._version != version), None)
+        if edited is not None:
+            raise PluginContractError.of(
+                plugin.name,
+                f"edits {edited!r} of client.model in place",
+                hook="begin_local",
+                round=session.round,
+                client=session.client,
+                hint="declare the names in starts and return their values, so that other plugins start from them, too",
+            )
         tensors = returned or {}
         declared = setup.claimed(plugin, "starts", personal=True) if tensors else []
         names = f"names that it declares in starts = {plugin.starts}"

@@ -7,18 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import PluginContractError
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.data import PublicSamples
 from fedcore.hooks.plugin import Plugin
 from fedcore.models import ModelTask, Outputs, SplitModel
 from fedcore.models.layout import Layout
 from fedcore.storage.state import State
+
+
+class View:
+    """Base of what hooks are given: once it is made, it refuses to set an attribute, which no one would read.
+
+    :cvar _argument: the hooks' name for it; ``_instead`` what to do in place of setting an attribute.
+    """
+
+    _argument: ClassVar[str]
+    _instead: ClassVar[str]
+    _plugin: str | None
+    _sealed = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self._sealed:
+            found = f"sets {self._argument}.{name}, which would change nothing"
+            raise PluginContractError.of(self._plugin, found, hint=self._instead)
+        super().__setattr__(name, value)
 
 
 class ClientContext(Protocol):
@@ -31,7 +50,8 @@ class ClientContext(Protocol):
     :ivar id: client id; ``n`` number of training samples.
     :ivar round: the round, from 0; ``rounds`` their number T.
     :ivar num_classes: C; ``device`` where the model and the samples are.
-    :ivar model: the working model.
+    :ivar model: the working model; read-only. An edit in ``begin_local`` is refused; others go unnoticed in a run and
+        are reported by ``fedcore plugins check``.
     :ivar received: what this plugin's ``broadcast`` sent down.
     :ivar state: this plugin's tensors and JSON values, kept from one participation to the next.
     :ivar scratch: this plugin's values for this round only; they survive a pause.
@@ -144,7 +164,9 @@ class ClientContext(Protocol):
 
 
 class Step(Protocol):
-    """What a plugin sees of one mini-batch.
+    """What a plugin sees of one mini-batch. All tensors are read-only: clone one to edit it.
+
+    An edit of ``y``, ``features`` or ``logits`` in ``task_loss`` or ``local_loss`` ends the run.
 
     :ivar x: the model's input: (B, ...), or a batch object of the data set's kind; ``y`` labels (B,) int64;
         ``indices`` positions in the client's training part (B,).

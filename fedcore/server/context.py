@@ -17,7 +17,7 @@ from fedcore.base.tensors import bytes_of, copy_into, on_cpu
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask
 from fedcore.data import PublicSamples
-from fedcore.hooks.contexts import ServerContext
+from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.aggregation import RunningMean
@@ -26,13 +26,17 @@ from fedcore.server.scope import Round, ServerScope
 from fedcore.storage.state import State
 
 
-class ScopeContext(ServerContext):
+class ScopeContext(View, ServerContext):
     """One plugin's view of the server outside of a round: no cohort, no update.
 
     Documented in :class:`fedcore.hooks.contexts.ServerContext`.
 
     :param plugin: whose view it is; hooks get theirs by :meth:`scoped`.
     """
+
+    _argument = "server"
+    _instead = "keep values by name: server.state['name'] = value; aggregate and server_step return the new model"
+    _plugin: str
 
     def __init__(self, scope: ServerScope, plugin: str = "") -> None:
         self._scope, self._plugin = scope, plugin
@@ -44,6 +48,7 @@ class ScopeContext(ServerContext):
         self.feature_dim = scope.federation.setup.model.feature_dim
         self.cohort: list[int] = []
         self.accepted: list[int] = []
+        self._sealed = True
 
     def scoped(self, plugin: str) -> Self:
         """Return the view of one plugin, the same at every call."""
@@ -252,7 +257,7 @@ class RoundContext(ScopeContext):
 
     def __init__(self, current: Round, plugin: str = "") -> None:
         super().__init__(current, plugin)
-        self.cohort, self.accepted = current.cohort, current.accepted
+        vars(self).update(cohort=current.cohort, accepted=current.accepted)
 
     @property
     @override

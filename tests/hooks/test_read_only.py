@@ -1,0 +1,99 @@
+"""What hooks are given is read-only: setting an attribute or editing a shared tensor is refused, not lost or kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore import Loss, Plugin, hookimpl
+from fedcore.base.errors import PluginContractError
+
+
+def plugin(hook, body):
+    return type("Pushy", (Plugin,), {hook: hookimpl(body)})
+
+
+def sets_the_input(self, step):
+    step.x = step.x * 0
+
+
+def sets_the_labels(self, step):
+    step.y = step.y * 0
+
+
+def sets_the_model(self, step):
+    step.model = None
+
+
+def sets_the_state(self, client):
+    client.state = {"mean": torch.zeros(2)}
+
+
+def sets_the_rate(self, server):
+    server.lr = 0.1
+
+
+def sets_the_model_on_the_server(self, server):
+    server.model = {}
+
+
+@pytest.mark.parametrize(
+    ("hook", "body", "words"),
+    [
+        ("local_loss", sets_the_input, r"sets step\.x, which would change nothing\. Hint: .*return a loss"),
+        ("observe", sets_the_labels, r"sets step\.y, "),
+        ("local_loss", sets_the_model, r"sets step\.model, "),
+        ("begin_local", sets_the_state, r"sets client\.state, .*client\.state\['name'\] = value"),
+        ("begin_round", sets_the_rate, r"sets server\.lr, .*server\.state\['name'\] = value"),
+        ("server_step", sets_the_model_on_the_server, r"sets server\.model, .*return the new model"),
+    ],
+)
+def test_an_attribute_cannot_be_set(toy, hook, body, words):
+    with pytest.raises(PluginContractError, match=f"^plugin 'pushy' {words}"):
+        toy(plugin(hook, body))
+
+
+def flips_the_labels(self, step):
+    step.y.zero_()
+
+
+def scales_the_logits(self, step):
+    with torch.no_grad():
+        step.logits.mul_(2)
+
+
+def halves_the_model(self, client):
+    for parameter in client.parameters.values():
+        parameter.detach().mul_(0.5)
+
+
+@pytest.mark.parametrize(
+    ("hook", "body", "words"),
+    [
+        ("task_loss", flips_the_labels, r"edits step\.y in place, .*step\.y\.clone\(\)"),
+        ("local_loss", scales_the_logits, r"edits step\.logits in place, "),
+        ("begin_local", halves_the_model, r"edits 'encoder.* of client\.model in place\. Hint: declare .*starts"),
+    ],
+)
+def test_a_shared_tensor_cannot_be_edited(go, hook, body, words):
+    """The first plugin that edits is named, not the one that is called after it."""
+    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} \(round 0, client \d\) {words}"):
+        go(plugin(hook, body), ("moon", {}))
+
+
+class EditsItsOwn(Plugin):
+    @hookimpl
+    def local_loss(self, step):
+        scale = step.features.exp()
+        value = scale.square().mean()
+        scale += 1
+        return Loss(value)
+
+
+def test_autograds_error_is_told_with_the_hook_and_the_remedy(go):
+    words = (
+        r"^plugin 'editsitsown' hook local_loss or the model \(round 0, client \d\) edits a tensor in place, "
+        r"which the gradient needs\. Hint: clone it"
+    )
+    with pytest.raises(PluginContractError, match=words):
+        go(EditsItsOwn)
