@@ -25,6 +25,7 @@ from fedcore.client.second_pass import SecondPass, replace_gradients, trained_pa
 from fedcore.client.session import LocalSession
 from fedcore.data.samples import Picked
 from fedcore.hooks.contexts import ClientContext, Step, View
+from fedcore.hooks.setup import require_shared
 from fedcore.models import Outputs, SplitModel
 
 Done = TypeVar("Done")
@@ -266,7 +267,10 @@ class BatchStep(View, Step):
     @property
     @override
     def parameters(self) -> list[nn.Parameter]:
-        return self._batch.session.training.shared
+        session = self._batch.session
+        if not session.training.shared:  # none in this epoch, or in the whole run
+            require_shared(session.plugins, session.working.layout, self._plugin or "")
+        return session.training.shared
 
     @property
     @override

@@ -201,8 +201,9 @@ def aggregate(server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping
 
     When: once per round, after the last update.
     :param updates: The accepted updates in dispatch order; ``model`` holds the owned names only, ``payload``
-        what ``accumulate`` left of this plugin's.
-    :returns: A partial state of owned names; the weighted mean fills the rest. None: the mean for all.
+        what ``accumulate`` left of this plugin's. Refused for a plugin that owns nothing and sends nothing.
+    :returns: A partial state of owned names; the weighted mean fills the rest. None: the mean for all. A plugin that
+        owns nothing returns None.
         ``server.mean_of(updates)`` is that mean of some of the updates, such as a cluster's.
     Combining: plugins own disjoint names.
     """

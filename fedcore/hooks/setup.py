@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, PluginContractError
+from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.base.tensors import digest_of
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
-from fedcore.hooks.declarations import TABLE
+from fedcore.hooks.declarations import KEEPS, TABLE
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
@@ -79,6 +79,10 @@ class Setup:
         layout, breaks = Layout.of(model, personal), _breaks(config, plugins)
         setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
         _check_fixed(setup)
+        _check_aggregates(plugins)
+        for plugin in plugins:
+            if plugin.server_optimizer or plugin.uses_displacement:
+                require_shared(plugins, layout, plugin.name)
         _check_public(setup)
         _check_concurrency(setup)
         plugins.call_all("check_run", setup=setup)
@@ -179,6 +183,30 @@ def _check_fixed(setup: Setup) -> None:
                         f"plugin {plugin.name!r} {declaration.name} {pattern!r}, but no part of that is trained: "
                         f"{names[0]!r} has requires_grad=False after every configure_model, so it never changes"
                     )
+
+
+def require_shared(plugins: PluginSet, layout: Layout, plugin: str) -> None:
+    """Refuse a plugin that works on trained shared parameters where all stay on the clients: it would do nothing.
+
+    :raises PluginConflictError: names the plugin that keeps them.
+    """
+    keeper = next((keeper.name for keeper in plugins.implementers(KEEPS)), None)
+    if keeper is not None and not layout.trainable - layout.personal:
+        reason = f"{plugin!r} works on the trained parameters that clients share, but {keeper!r} keeps all of them on"
+        raise PluginConflictError.of(plugin, keeper, f"{reason} each client, so it would have no effect")
+
+
+def _check_aggregates(plugins: PluginSet) -> None:
+    """Refuse an aggregation of updates that would hold nothing to aggregate: neither parameters nor a payload."""
+    sends = {plugin.name for hook in ("end_local", "pre_upload") for plugin in plugins.implementers(hook)}
+    for plugin in plugins.takers("aggregate", "updates"):
+        if not plugin.owns and plugin.name not in sends:
+            raise PluginContractError.of(
+                plugin.name,
+                "takes the updates but owns no parameters, so they hold none and the mean would stay as it is",
+                hook="aggregate",
+                hint="declare what it aggregates, owns = ('*',) or owns = ('classifier.*',), or leave out updates",
+            )
 
 
 def _check_optimizer(config: RunConfig, plugins: PluginSet) -> None:

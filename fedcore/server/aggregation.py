@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import DivergedError, RejectUpdate, RoundFailedError
+from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.base.tensors import first_nonfinite, on_cpu
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.hooks.contexts import ServerContext
@@ -46,6 +46,9 @@ def aggregate(
     for plugin in plugins.implementers("aggregate"):
         updates = kept[plugin.name]
         owned = plugins.call(plugin.name, "aggregate", server=server, updates=updates)
+        if owned is not None and not plugin.owns:
+            found, hint = "returned a mapping but owns no parameters", "set owns = ('*',) on the class, or return None"
+            raise PluginContractError.of(plugin.name, found, hook="aggregate", round=current.number, hint=hint)
         model.update(_checked(setup, plugin, "aggregate", owned, setup.claimed(plugin, "owns")))
     current.phase = "round"
     trainable = [name for name in setup.layout.shared if name in setup.layout.trainable]

@@ -109,6 +109,28 @@ def test_aggregate_fills_a_part_and_the_mean_the_rest(go):
     assert different == ["classifier.bias"]
 
 
+def averages(self, updates):
+    return {name: sum(update.model[name] for update in updates) / len(updates) for name in updates[0].model}
+
+
+def test_an_aggregation_of_updates_that_hold_nothing_is_refused_at_once(toy, tmp_path):
+    cls = type("Forgot", (Plugin,), {"aggregate": hookimpl(averages)})
+    with pytest.raises(
+        PluginContractError, match=r"'forgot' hook aggregate takes the updates but owns no param.*owns ="
+    ):
+        toy(cls)
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_an_aggregation_without_owned_parameters_returns_none(toy):
+    """With a payload it may look at updates, which hold no parameters: the mapping is empty, and FedAvg stayed."""
+    sends = {"end_local": hookimpl(lambda self, client: {"n": torch.ones(1)}), "aggregate": hookimpl(averages)}
+    with pytest.raises(
+        PluginContractError, match=r"'forgot' hook aggregate \(round 0\) returned a mapping but owns no"
+    ):
+        toy(type("Forgot", (Plugin,), sends))
+
+
 class OwnMean(Plugin):
     """The core's mean, asked for: of all updates, or of two of them."""
 

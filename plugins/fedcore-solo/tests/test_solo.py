@@ -191,16 +191,14 @@ def test_a_step_does_not_wait_for_the_device(go):
     assert not any(looked)
 
 
-def test_a_term_on_shared_parameters_has_none_left(go):
-    result = go({"solo": {}, Proximal: {}})
-    assert same_tensors(personal_state(result, 0), personal_state(go({"solo": {}}), 0))
-
-
 class Proximal(Plugin):
     @hookimpl
     def local_loss(self, step):
-        assert step.parameters == step.reference == []
         return fedcore.Loss(proximal_term(step.parameters, step.reference))
+
+
+class MovesTheMean(Plugin):
+    server_optimizer = True
 
 
 @pytest.mark.parametrize(
@@ -209,6 +207,8 @@ class Proximal(Plugin):
         (PersonalClassifier, "both implement personal_parameters"),
         (OwnsClassifier, "which 'solo' keeps on each client"),
         (CorrectsClassifier, "which 'solo' keeps on each client"),
+        (Proximal, "'solo' keeps all of them on each client, so it would have no effect"),
+        (MovesTheMean, "'solo' keeps all of them on each client, so it would have no effect"),
     ],
 )
 def test_what_needs_a_shared_model_is_refused(go, other, reason):
