@@ -18,6 +18,9 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) ->
         if flags and path[:1] == ["system"]:
             name = " ".join([name, *path[1:]])
         message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        if problem["type"] in ("tuple_type", "list_type", "set_type", "frozen_set_type"):
+            written = f", written [{problem['input']}]" if isinstance(problem["input"], (str, int, float)) else ""
+            message = f"input should be a list{written}"
         says_what = problem["type"] == "value_error" and message  # with the value, where that helps
         message = lower_first(message) or "a validator refuses it and gives no reason"
         given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -37,13 +38,16 @@ def describe(name: str) -> dict[str, Any]:
     with suppress(ConfigError):  # an option without a default: the class's declarations are used
         source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
     hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are about a run that nobody asked for
+        sent = watch(name).tensors if name != BUILTIN else {}
     return {
         **_origin_and_options("plugin", name, cls),
         "hooks": [
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
             for hook in hooks
         ],
-        "sends": watch(name).tensors if name != BUILTIN else {},
+        "sends": sent,
         "declarations": {row.name: _plain(getattr(source, row.name)) for row in ATTRIBUTES},
         "excludes": [] if name == BUILTIN else excluded_by(source),
     }

@@ -70,6 +70,9 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
             kind = _kind(name)
             if kind == "engine":
                 raise ConfigError(f"--set {text}: {name!r} is not this run's engine. To use it, add --engine {name}")
+            if not (name in registry.available(kind) or registry.package_of(kind, name) or registry.is_code(name)):
+                near = suggestion(name, {*changed, *registry.available(kind)})
+                raise ConfigError(f"--set {text}: there is no {kind} {name!r}.{near}")
             near = suggestion(name, changed) if changed else ""
             raise ConfigError(
                 f"--set {text}: {kind} {name!r} is not among this run's {kind}s.{near} To use it, add --{kind} {name}"

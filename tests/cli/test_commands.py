@@ -77,6 +77,11 @@ def test_a_package_names_the_heading_of_its_methods(cli, tmp_path: Path, monkeyp
     assert order == sorted(order)
 
 
+def test_plugins_show_has_no_warnings_of_the_run_in_which_it_sees_what_is_sent(cli, recwarn) -> None:
+    cli("plugins", "show", "krum")
+    assert not [str(warning.message) for warning in recwarn if "krum" in str(warning.message)]
+
+
 def test_plugins_show_is_taken_from_the_code(cli) -> None:
     text = cli("plugins", "show", "moon").stdout
     for word in ("CVPR 2021", "moon.temperature", "> 0", "local_loss", "client", "global, previous", "mu=0.0"):

@@ -64,6 +64,9 @@ BAD_INPUT = [
     ("train --plugin moon --set moon.mu=[1", "--set 'moon.mu=[1': the value is not valid YAML"),
     ("train --plugin moon --set moon.mu", "write plugin.option=value"),
     ("train --set moon.mu=1", "To use it, add --plugin moon"),
+    ("train --plugin moon --set mon.mu=1", "there is no plugin 'mon'. Did you mean 'moon'?"),
+    ("train --set attak.x=1", "there is no plugin 'attak'. Known: ccvr, "),
+    ("train --plugin fedala --set fedala.layers=1,4", "layers: input should be a list, written [1,4] (given: '1,4')"),
     ("train --plugin moon --plugin moon", "plugin 'moon' is listed 2 times"),
     # train: numbers
     ("train --alpha -1", "--alpha: input should be greater than 0 (given: -1.0)"),

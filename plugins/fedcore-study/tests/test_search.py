@@ -108,6 +108,11 @@ def test_the_test_set_has_no_value():
     [
         ({"base": {}}, [Axis("lr", 0.1, 1.0)], "add --client-test-fraction"),
         ({"base": BASE}, [], "nothing to search"),
+        (
+            {"base": BASE},
+            [Axis("mon.mu", 0.1, 1.0)],
+            r"unknown plugin 'mon'\. Did you mean 'moon'\? It stands in --search",
+        ),
         ({"base": BASE, "seeds": 2}, [Axis("lr", 0.1, 1.0)], "one seed"),
         ({"base": BASE}, [Axis("moon.mu", 0.1, 1.0)], "add --plugin moon"),
     ],

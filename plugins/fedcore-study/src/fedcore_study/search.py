@@ -13,7 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedcore import ConfigError, FedcoreError, Interrupted, RunConfig, run
+from fedcore import ConfigError, FedcoreError, Interrupted, RunConfig, UnknownNameError, run
+from fedcore.base import registry
 from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml, write_yaml
 from fedcore.storage.files import write_text
@@ -106,9 +107,10 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
         raise ConfigError("--optuna compares trials on the clients' held-out parts; add --client-test-fraction 0.2")
     unused = [axis.name for axis in axes if "." in axis.name and axis.name.rpartition(".")[0] not in base.plugins]
     if unused and "plugins" not in {axis.name for axis in axes}:
-        raise ConfigError(
-            f"--search {unused[0]}: no trial has this plugin; add --plugin {unused[0].rpartition('.')[0]}"
-        )
+        plugin = unused[0].rpartition(".")[0]
+        if not (plugin in registry.available("plugin") or registry.package_of("plugin", plugin)):
+            raise UnknownNameError("plugin", plugin, registry.available("plugin"), f"It stands in --search {unused[0]}")
+        raise ConfigError(f"--search {unused[0]}: no trial has this plugin; add --plugin {plugin}")
 
 
 def search(
