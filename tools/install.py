@@ -70,9 +70,12 @@ def requirements(profile: str, extras: Sequence[str] = ()) -> Iterator[list[str]
 
 
 def own_dependencies(package: Path) -> list[str]:
-    """Return what a package requires beside fedcore's: profile core leaves such packages out."""
+    """Return what a package requires beside fedcore's: profile core leaves such packages out.
+
+    SciPy is among fedcore's, as scikit-learn requires it.
+    """
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [need for need in project["dependencies"] if not need.startswith("fedcore")]
+    return [need for need in project["dependencies"] if not need.startswith(("fedcore", "scipy"))]
 
 
 def find_uv() -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,3 +130,12 @@ freeze.timeout='10'
         "UV_FIND_LINKS": "/wheels,/more",
         "UV_NO_INDEX": "true",
     }
+
+
+def test_the_core_requires_nothing_that_it_does_not_import():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = {re.match(r"[\w-]+", need)[0].lower() for need in project["dependencies"]}
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "fedcore").rglob("*.py")))
+    named = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, flags=re.MULTILINE))
+    assert required <= {named.get(name, name) for name in imported}

@@ -24,7 +24,7 @@ from fedcore.testing import (
     records,
     weights,
 )
-from fedcore_fedcme import ExchangeWarning
+from fedcore_fedcme import ExchangeWarning, FedCME
 
 README = Path(__file__).parents[1] / "README.md"
 go = federations(local_epochs=2, batch_size=200)
@@ -566,3 +566,16 @@ def test_runs_in_bf16(go):
     run = go({"fedcme": {"mu": 0.1}}, precision="bf16")
     assert records(run)[1]["losses"]["fedcme.alignment"] > 0
     assert plugin_state(run, "fedcme")["features"].dtype == torch.float32
+
+
+class LooksAtItsSums(FedCME):
+    @hookimpl
+    def local_loss(self, step):
+        before = {name: sums.clone() for name, sums in step.client.scratch.items()}
+        term = super().local_loss(step)
+        assert all(torch.equal(sums, before[name]) for name, sums in step.client.scratch.items())
+        return term
+
+
+def test_the_term_is_pure_and_the_sums_are_made_in_observe(go):
+    assert not any(record.get("failures") for record in records(go({LooksAtItsSums: {}})))

@@ -144,21 +144,22 @@ class FedCME(Plugin[FedCMEOptions]):
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
-        """Add the batch's features to the sums of Eq. 5 (Algorithm 2 line 12), and mu * L2Loss (Eqs. 9, 10).
-
-        Before the first global features there is no such term.
-        """
-        if not self.aligning:
+        """Add mu * L2Loss (Eqs. 9, 10); before the first global features there is no such term."""
+        received = step.client.received
+        if not self.aligning or not received:
             return None
-        client = step.client
-        sums, counts = eq.class_sums(step.features, step.y, client.num_classes)
-        client.scratch["sums"].add_(sums.detach())
-        client.scratch["counts"].add_(counts)
-        if not client.received:
-            return None
-        received, mean = client.received, self.options.distance == "mean"
+        sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
+        mean = self.options.distance == "mean"
         value = eq.alignment_loss(sums, counts, received["features"], received["known"], mean=mean)
         return Loss(value, weight=self.options.mu, name="alignment")
+
+    @hookimpl
+    def observe(self, step: Step) -> None:
+        """Add the batch's features to the sums of Eq. 5 (Algorithm 2 line 12)."""
+        if self.aligning:
+            sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
+            step.client.scratch["sums"].add_(sums)
+            step.client.scratch["counts"].add_(counts)
 
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
