@@ -25,10 +25,7 @@ from fedcore.engines.dispatch import Dispatcher
 
 
 class InProcessEngine:
-    """Runs every task in this process, one after the other.
-
-    :ivar updates_on: the device of updates' tensors: they stay where they were trained if no plugin reads them.
-    """
+    """Runs every task in this process, one after the other; updates stay on the device if no plugin reads them."""
 
     workers = 1
 
@@ -36,7 +33,6 @@ class InProcessEngine:
         self._runtime = ClientRuntime(spec)
         self._runtimes = [self._runtime]
         self._runtime.keep_updates_on_device()
-        self.updates_on = self._runtime.updates_on
         self._shared: dict[str, SharedPayload] = {}
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:

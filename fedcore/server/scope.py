@@ -16,7 +16,8 @@ from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, pack_shared
 from fedcore.data import Dataset, Partition
 from fedcore.engines.protocol import Engine
-from fedcore.hooks.setup import Setup
+from fedcore.hooks.setup import READ_UPDATES, Setup
+from fedcore.models.placement import resolve_device
 from fedcore.server.state import Ledger, ServerState
 from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
 from fedcore.server.validation import UpdateValidator
@@ -50,7 +51,8 @@ class Federation:
     @cached_property
     def validator(self) -> UpdateValidator:
         """Validates what clients send."""
-        device: torch.device = getattr(self.engine, "updates_on", torch.device("cpu"))
+        read = any(map(self.setup.plugins.implementers, READ_UPDATES))
+        device = torch.device("cpu") if read else resolve_device(self.config.device)
         return UpdateValidator(self.setup, self.partition, self.store, device)
 
     @cached_property

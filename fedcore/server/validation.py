@@ -85,7 +85,7 @@ class UpdateValidator:
     plugin's payload is not validated here: the collector rejects an update that makes the plugin's hooks raise.
 
     :param store: where clients keep their state.
-    :param updates_on: the device of updates' tensors; all others are on the CPU.
+    :param updates_on: the device on which updates' tensors may be as well; all others are on the CPU.
     :ivar encoded: the parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them.
     """
 
@@ -188,7 +188,7 @@ class UpdateValidator:
 
     def _tensors(self, task: ClientTask, outcome: Any, device: torch.device = CPU) -> Tensors:
         """Return an outcome's tensors, detached, after checking that it answers this task."""
-        what = f"client {task.client}"
+        what, places = f"client {task.client}", (CPU.type, device.type)
         if not isinstance(outcome, ClientResult):
             raise RejectUpdate(f"{what}: sent a {type(outcome).__name__}, expected a result")
         if outcome.task_id != task.id:
@@ -198,10 +198,10 @@ class UpdateValidator:
         for name, tensor in outcome.tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, Tensor):
                 raise RejectUpdate(f"{what}: {_short(name)} is a {type(tensor).__name__}, expected a tensor")
-            if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type != device.type:
+            if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type not in places:
                 raise RejectUpdate(
                     f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
-                    f"expected a dense tensor on the {device.type.upper()} of a common dtype"
+                    "expected a dense tensor on the CPU of a common dtype"
                 )
         return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in outcome.tensors.items()}
 

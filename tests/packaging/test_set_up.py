@@ -137,5 +137,5 @@ def test_the_core_requires_nothing_that_it_does_not_import():
     required = {re.match(r"[\w-]+", need)[0].lower() for need in project["dependencies"]}
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "fedcore").rglob("*.py")))
     named = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
-    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", source, flags=re.MULTILINE))
+    imported = set(re.findall(r"\b(?:import |from |import_module\(\")(\w+)", source))
     assert required <= {named.get(name, name) for name in imported}
