@@ -26,7 +26,6 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
         server_step                                                 [server]   then the round commits
         personal_model                                              [client]   in personalised evaluation
         report                                                      [server]   and once for the summary
-        round_end                                                   [server]
       post_train                                                    [server]   may ask: answer [client]
 
 A plugin implements a hook as a method marked with ``@hookimpl`` that takes any of the specified arguments
@@ -241,17 +240,6 @@ def report(server: ServerContext) -> Mapping[str, Any] | None:
         summary.json, numbers that are not finite as null; ``result.history`` has them as ``report.PLUGIN.NAME``. None
         for none.
     Combining: each plugin has its own place.
-    """
-
-
-@hookspec
-def round_end(server: ServerContext, record: Mapping[str, Any]) -> None:
-    """See the finished record of a round (trackers).
-
-    When: after the round committed and was evaluated.
-    :param server: Its state is read-only, as the round has committed.
-    :param record: The line of metrics.jsonl; read-only.
-    Combining: all are called.
     """
 
 

@@ -44,8 +44,7 @@ class Evaluator:
 
         Not where a hook or ``--patience`` looks at a round's figures before the next one.
         """
-        hooks = any(map(self.federation.setup.plugins.implementers, ("round_end", "report")))
-        waits = hooks or self.federation.config.patience is not None
+        waits = self.federation.setup.plugins.implements("report") or self.federation.config.patience is not None
         return self.device.type == "cuda" and not waits and self._global and not self._on_clients
 
     def evaluate(

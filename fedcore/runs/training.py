@@ -159,7 +159,6 @@ class Experiment:
         seconds = {**ended.result.seconds, "evaluation": ended.seconds + time.perf_counter() - began}
         record = {**ended.result.record, "metrics": metrics, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
-        self.federation.setup.plugins.call_all("round_end", server=self._after(state), record=record)
         self._touched.update(record["cohort"])
         self._unsaved = state
         began = time.perf_counter()
@@ -242,7 +241,7 @@ class Experiment:
     def _after(self, state: ServerState) -> ScopeContext:
         """Return the server as hooks see it after the last committed round: what they wrote would be in no state."""
         scope = ServerScope(self.federation, state, state.round - 1, "report")
-        scope.states = States(state.plugins, read_only="round_end and report")
+        scope.states = States(state.plugins, read_only="report")
         return ScopeContext(scope)
 
     def save(self) -> None:

@@ -102,7 +102,7 @@ def test_a_generator_can_give_the_cohort():
 
 
 def test_a_result_that_nothing_would_use():
-    assert {"observe", "accumulate", "round_end", "begin_round", "check_run"} <= SILENT
+    assert {"observe", "accumulate", "begin_round", "check_run"} <= SILENT
     assert not SILENT & {"local_loss", "task_loss", "configure_model", *RESULTS}
     found = PluginSet([create(type("Odd", (Plugin,), {"observe": hookimpl(lambda self, step: 1.0)}))])
     with pytest.raises(PluginContractError, match=r"'odd' hook observe returned float, expected None: nothing would"):

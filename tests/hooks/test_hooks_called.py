@@ -129,10 +129,6 @@ class Everything(Plugin):
         self.note("report", round=server.round)
 
     @hookimpl
-    def round_end(self, server, record):
-        self.note("round_end", round=server.round, recorded=record["round"], metrics=record["metrics"] is not None)
-
-    @hookimpl
     def post_train(self, server):
         self.note("post_train", round=server.round)
 
@@ -149,7 +145,7 @@ CLIENT = [
 SERVER = [
     *[(hook, None) for hook in ["select_clients", "begin_round", "broadcast", "mid_local_epoch"]],
     *[(hook, client) for client in (1, 0) for hook in ["pre_aggregate", "weight", "accumulate"]],
-    *[(hook, None) for hook in ["aggregate", "server_step", "broadcast", "report", "round_end"]],
+    *[(hook, None) for hook in ["aggregate", "server_step", "broadcast", "report"]],
 ]
 COVERED = {hook for hook, _ in CLIENT + SERVER} | set(BUILD) | {"post_train"}
 
@@ -208,7 +204,7 @@ def test_answers_come_before_the_training_and_the_break_between_its_parts(calls)
     assert first(("server", "mid_local_epoch", None)) < first(("client", "end_local", 1))
     assert first(("client", "pre_upload", 1)) < first(("server", "pre_aggregate", 1))
     assert first(("server", "server_step", None)) < first(("client", "personal_model", 0))
-    assert first(("client", "personal_model", 1)) < first(("server", "round_end", None))
+    assert first(("client", "personal_model", 1)) < first(("server", "report", None))
 
 
 def test_what_the_server_hooks_see(calls):
@@ -237,10 +233,6 @@ def test_pre_upload_and_pre_aggregate_see_their_own_payload(calls):
     assert details(calls, "accumulate", 0)[0] == {"payload": ["up"]}
 
 
-def test_round_end_sees_the_round_that_ended(calls):
-    assert details(calls, "round_end") == [{"round": number, "recorded": number, "metrics": True} for number in (0, 1)]
-
-
 # --- two plugins -----------------------------------------------------------------------------------------
 
 
@@ -257,7 +249,6 @@ def _pair():
         "accumulate",
         "aggregate",
         "server_step",
-        "round_end",
         "post_train",
         "configure_model",
     )

@@ -209,12 +209,6 @@ class Reports(Plugin):
         return {"seen": server.round}
 
 
-class Rounds(Plugin):
-    @hookimpl
-    def round_end(self, server, record):
-        pass
-
-
 class Unbounded(Plugin):
     @hookimpl
     def report(self, server):
@@ -223,8 +217,8 @@ class Unbounded(Plugin):
 
 class Late(Plugin):
     @hookimpl
-    def round_end(self, server, record):
-        server.state["rounds"] = record["round"]
+    def report(self, server):
+        server.state["rounds"] = server.round
 
 
 def test_a_reported_figure_that_is_not_finite_ends_no_run(tmp_path):
@@ -257,7 +251,6 @@ def test_state_that_is_written_after_the_commit_is_refused(tmp_path):
         ((), {}, True),
         (("moon",), {}, True),
         ((Reports,), {}, False),
-        ((Rounds,), {}, False),
         ((PersonalClassifier,), {}, False),
         (("ditto",), {}, False),
         ((), {"client_test_fraction": 0.2}, False),

@@ -311,10 +311,6 @@ class Stopping(Plugin):
         self.check("report", server.round)
 
     @hookimpl
-    def round_end(self, server):
-        self.check("round_end", server.round)
-
-    @hookimpl
     def post_train(self, server):
         self.check("post_train", 0)
         server.state["end"] = server.state.get("end", 0) + 1
@@ -322,7 +318,7 @@ class Stopping(Plugin):
 
 STOPS = [
     *[("begin_round", 0), ("begin_round", 2), ("local_loss", 1), ("server_step", 3)],
-    *[("personal_model", 1), ("report", 1), ("round_end", 1), ("post_train", 0)],
+    *[("personal_model", 1), ("report", 1), ("post_train", 0)],
 ]
 
 

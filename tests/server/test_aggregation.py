@@ -74,7 +74,7 @@ def test_what_a_plugin_spoils_is_not_called_a_divergence(toy, plugin, words):
     assert not isinstance(caught.value, DivergedError)
 
 
-@pytest.mark.parametrize("hook", ["begin_round", "aggregate", "server_step", "round_end", "post_train"])
+@pytest.mark.parametrize("hook", ["begin_round", "aggregate", "server_step", "report", "post_train"])
 def test_a_fault_on_the_server_names_plugin_and_hook(toy, hook):
     """RejectUpdate, too, which no such hook can raise: functions for the checks of tensors do."""
     for error in (RejectUpdate("no such name"), KeyError("no such name")):

@@ -173,10 +173,6 @@ def edits_an_update(self, update):
     next(iter(update.model.values())).clamp_(-1, 1)
 
 
-def edits_the_record(self, record):
-    record["losses"].clear()
-
-
 def renews_the_classifier(self, client):
     client.model.classifier = nn.Linear(client.model.feature_dim, client.num_classes)
 
@@ -629,7 +625,6 @@ DEFECTS = [
     ("edits_nothing_in_place", broken(begin_local=loads_other_weights), "begin_local edits client.model['classifier.w"),
     ("edits_nothing_in_place", broken(gradients=edits_the_gradients), "gradients edits gradients["),
     ("edits_nothing_in_place", broken(pre_aggregate=edits_an_update), "pre_aggregate edits update.model"),
-    ("edits_nothing_in_place", broken(round_end=edits_the_record), "round_end edits record"),
     ("leaves_the_models_layout_alone", broken(begin_local=renews_the_classifier), "weight by another object"),
     ("leaves_the_models_layout_alone", broken(begin_local=widens_the_classifier), "from (10, 16) to (12, 16)"),
     ("leaves_the_models_layout_alone", broken(begin_local=stops_gradients), "requires_grad from True to False"),

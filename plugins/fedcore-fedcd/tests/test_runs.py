@@ -67,9 +67,9 @@ class Watched(FedCD):
         return part or None
 
     @hookimpl
-    def round_end(self, server, record):
+    def report(self, server):
         state = {name: server.state[name].numpy().copy() for name in server.state}
-        LOG.append({"kind": "state", "round": record["round"], "state": state})
+        LOG.append({"kind": "state", "round": server.round, "state": state})
 
 
 class Probed(Watched):
