@@ -85,7 +85,7 @@ class PluginCallError(PluginContractError):
 
 
 class RejectUpdate(FedcoreError):
-    """Raised by ``pre_aggregate`` (or by the core) to leave one client's update out of the round.
+    """Raised in ``pre_aggregate``, ``weight`` or ``accumulate`` (or by the core) to leave out one client's update.
 
     :cvar kind: how the round's record names the failure.
     """

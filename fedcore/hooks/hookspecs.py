@@ -29,7 +29,10 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
       post_train                                                    [server]   may ask: answer [client]
 
 A plugin implements a hook as a method marked with ``@hookimpl`` that takes any of the specified arguments
-by name. Plugins are called in the order in which the user lists them. Server and client instances of a
+by name. Plugins are called in the order in which the user lists them. ``RejectUpdate`` in ``pre_aggregate``, ``weight``
+or ``accumulate`` rejects the client: it is in the round's record, its state stays as it was, and what plugins wrote for
+its update is undone. Another exception of a plugin there rejects the client, too, and the record names the plugin; if
+it rejects every client of a round, the run ends with its traceback. Server and client instances of a
 plugin are separate and read-only after ``__init__``: values for later rounds go into the context's ``state``.
 "Exclusive" hooks may be implemented by one plugin of a run only; the core refuses two at start-up.
 """
@@ -167,7 +170,7 @@ def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate |
 
     When: once per arriving update, in dispatch order; the core checks it before and after.
     :returns: The update to use (``dataclasses.replace``), or None to leave it as it is.
-    :raises RejectUpdate: excludes the update; the client counts as rejected and its state stays unchanged.
+    :raises RejectUpdate: leaves out the update.
     Combining: in user order, each on the result of the one before; a plugin that ``encodes`` parameters is first, so
         that all others see whole models.
     """
@@ -177,7 +180,8 @@ def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate |
 def weight(server: ServerContext, update: ClientUpdate) -> float | None:
     """Weigh one update's parameters in the mean.
 
-    When: once per accepted update.
+    When: once per update that ``pre_aggregate`` let pass.
+    :raises RejectUpdate: leaves out the update.
     :returns: A finite number >= 0, or None for the default, the number of samples. Buffers always use samples.
     Combining: exclusive.
     """
@@ -185,9 +189,10 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
 
 @hookspec
 def accumulate(server: ServerContext, update: ClientUpdate) -> None:
-    """Add one accepted update to streaming sums in ``server.state``, with ``server.state.add`` for example.
+    """Add one update to streaming sums in ``server.state``, with ``server.state.add`` for example.
 
-    When: once per accepted update, in dispatch order, so that sums do not depend on the order of arrival.
+    When: once per update, after ``weight``, in dispatch order, so that sums do not depend on the order of arrival.
+    :raises RejectUpdate: leaves out the update.
     :param update: ``update.model`` is read-only. ``update.payload`` is cleared afterwards, unless the plugin implements
         ``aggregate``, too: then what is left stays for it, and entries may be popped to free memory.
     Combining: all are called.

@@ -24,7 +24,7 @@ from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin
 
 REJECTING = ("pre_aggregate", "weight", "accumulate")
-"""Hooks in which RejectUpdate reaches the server, which leaves out the update."""
+"""Hooks that see one update: RejectUpdate, or any other exception, leaves it out of the round."""
 
 
 class _Call(NamedTuple):
@@ -142,11 +142,11 @@ class PluginSet:
             if hook in REJECTING:
                 raise
             round_, client = _where(arguments)
-            raised = f"raised RejectUpdate, which only pre_aggregate can: {error}"
+            raised = f"raised RejectUpdate, which only {', '.join(REJECTING)} can: {error}"
             raise PluginContractError.of(name, raised, hook=hook, round=round_, client=client) from error
-        except FedcoreError:
-            raise
         except Exception as error:
+            if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
+                raise
             raised = f"raised {type(error).__name__}: {error}"
             round_, client = _where(arguments)
             raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error

@@ -71,8 +71,11 @@ def require_enough(current: Round) -> None:
 
     :raises RoundFailedError: with the failures of the first clients.
     :raises DivergedError: updates that were not finite are why.
+    :raises PluginCallError: plugins raised for every client.
     """
     needed = current.federation.config.min_clients
+    if current.raised and len(current.raised) == len(current.cohort):
+        raise current.raised[0]
     if len(current.accepted) >= needed:
         return
     if not current.cohort:

@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from fedcore.base.debugging import print_traceback
-from fedcore.base.errors import PluginCallError, PluginContractError, RejectUpdate
+from fedcore.base.errors import PluginCallError, RejectUpdate
 from fedcore.base.tensors import bytes_of, clone, memory_of
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.hooks.plugin import Plugin
+from fedcore.hooks.plugins import REJECTING
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.context import RoundContext
 from fedcore.server.scope import Round
-
-PER_UPDATE = ("pre_aggregate", "weight", "accumulate")
-"""Hooks that see one update before it is accepted, and may write about it into the server's state."""
 
 
 class Collector:
@@ -41,7 +39,7 @@ class Collector:
         self._owners = {
             plugin.name: setup.claimed(plugin, "owns") for plugin in setup.plugins.implementers("aggregate")
         }
-        touching = {p.name: None for hook in PER_UPDATE for p in setup.plugins.implementers(hook)}
+        touching = {p.name: None for hook in REJECTING for p in setup.plugins.implementers(hook)}
         self._touching = list(touching)
         self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
         self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
@@ -54,7 +52,7 @@ class Collector:
     def take(self, task: ClientTask, outcome: Outcome) -> bool:
         """Accept one outcome, or record why not; returns whether it was accepted. A rejected update changes nothing.
 
-        An update that makes a hook raise is rejected too, so that no client can stop the run.
+        An update for which a plugin raises is rejected too, so that no client can stop the run.
         """
         began, accepted = time.perf_counter(), False
         if isinstance(outcome, ClientFailure):
@@ -67,6 +65,7 @@ class Collector:
             except (RejectUpdate, PluginCallError) as error:
                 if isinstance(error, PluginCallError):
                     print_traceback()
+                    self._current.raised.append(error)
                 kind = error.kind if isinstance(error, RejectUpdate) else "rejected"
                 self._current.fail(task.client, kind, str(error))
         self.seconds += time.perf_counter() - began
@@ -84,17 +83,7 @@ class Collector:
         update = self._inspected(task, update)
         weight = self._weight(update)
         for plugin in plugins.implementers("accumulate"):
-            try:
-                plugins.call(plugin.name, "accumulate", server=self.server, update=update)
-            except RejectUpdate as error:
-                raise PluginContractError.of(
-                    plugin.name,
-                    f"rejects an update that is accepted already ({error})",
-                    hook="accumulate",
-                    round=current.number,
-                    client=task.client,
-                    hint="raise RejectUpdate in pre_aggregate",
-                ) from error
+            plugins.call(plugin.name, "accumulate", server=self.server, update=update)
             if plugin.name not in self._owners:
                 update.payload.get(plugin.name, {}).clear()
         self.running_mean.add(update.model, weight=weight, samples=update.samples)  # the last step that may reject it

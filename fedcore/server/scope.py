@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 import torch
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import RejectUpdate
+from fedcore.base.errors import PluginCallError, RejectUpdate
 from fedcore.base.tensors import bytes_of
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, pack_shared
@@ -173,6 +173,7 @@ class Round(ServerScope):
 
     :param cohort: the selected clients; ``simulated`` what the simulated system makes of each.
     :param accepted: clients whose updates were accepted so far; ``frozen`` what none of them trained.
+    :param raised: by a plugin, about updates that are left out for it.
     :param weights: of the accepted updates in the mean, by client.
     :param buffers: of the next model, once they are averaged.
     :param staleness: of the cohort's clients, where they train without waiting for each other.
@@ -183,6 +184,7 @@ class Round(ServerScope):
     cohort: list[int] = field(default_factory=list)
     simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
     accepted: list[int] = field(default_factory=list)
+    raised: list[PluginCallError] = field(default_factory=list)
     frozen: frozenset[str] = frozenset()
     weights: dict[int, float] = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, RejectUpdate, hookimpl
-from fedcore.base.errors import FedcoreError
+from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore.testing import W, same_tensors
@@ -199,20 +199,55 @@ def test_what_pre_aggregate_wrote_about_a_rejected_update_is_gone_too(go):
     assert committed(go(Counting, Refuse)).plugins["counting"]["seen"] == 3
 
 
-class LateRefusal(Plugin):
+class Sums(Plugin):
+    """Adds up in every way: a running sum, an edit in place, a value in a list."""
+
     @hookimpl
     def accumulate(self, server, update):
-        if update.client == 2:
-            raise RejectUpdate("too late")
+        server.state.add("sum", update.model[W])
+        server.state.setdefault("steps", torch.zeros(1)).add_(update.steps)
+        server.state.setdefault("clients", []).append(update.client)
 
 
-def test_a_rejection_after_the_fold_is_no_half_accepted_update(go):
-    try:
-        late = model_bytes(go(LateRefusal))
-    except FedcoreError as error:
-        assert "laterefusal" in str(error)  # noqa: PT017 - either is right
-    else:
-        assert late == model_bytes(go(Choose))
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RejectUpdate("too odd"), "too odd"),
+        (KeyError("x"), "plugin 'refusal' hook {} (round 0, client 1) raised KeyError: 'x'"),
+        (ConfigError("odd"), "plugin 'refusal' hook {} (round 0, client 1) raised ConfigError: odd"),
+    ],
+)
+@pytest.mark.parametrize("hook", ["pre_aggregate", "weight", "accumulate"])
+def test_any_hook_that_sees_an_update_can_reject_it(toy, hook, error, words):
+    """The plugins before and after it have written nothing about it."""
+
+    def refuse(self, server, update):
+        if update.client == 1:
+            raise error
+
+    class First(Plugin):
+        @hookimpl
+        def select_clients(self, server):
+            return [0]
+
+    refusal = type("Refusal", (Plugin,), {hook: hookimpl(refuse)})
+    without, result = toy(First, Sums, Counting), toy(Sums, refusal, Counting)
+    assert model_bytes(result) == model_bytes(without)
+    kept, expected = committed(result).plugins, committed(without).plugins
+    assert kept["sums"].pop("sum").equal(expected["sums"].pop("sum"))
+    assert kept == expected
+    assert lines(result)[0]["failures"] == [{"client": 1, "kind": "rejected", "message": words.format(hook)}]
+
+
+@pytest.mark.parametrize("hook", ["pre_aggregate", "weight", "accumulate"])
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_plugin_that_raises_for_every_client_ends_the_run_with_its_traceback(toy, hook, least):
+    def fault(self, update):
+        raise KeyError("x")
+
+    with pytest.raises(PluginContractError, match=f"'faulty' hook {hook} .*raised KeyError: 'x'") as caught:
+        toy(type("Faulty", (Plugin,), {hook: hookimpl(fault)}), min_clients=least)
+    assert caught.value.__cause__.__traceback__.tb_next.tb_frame.f_code is fault.__code__
 
 
 class Replace(Plugin):
