@@ -104,7 +104,14 @@ class RoundFailedError(FedcoreError):
 
 
 class DivergedError(RoundFailedError):
-    """A round failed because training diverged: losses, updates or the new model are not finite."""
+    """A round failed because training diverged: losses, updates or the new model are not finite.
+
+    :ivar everywhere: no client gave a usable update, so the state that they began with may be at fault.
+    """
+
+    def __init__(self, message: str, *, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

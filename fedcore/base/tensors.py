@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -15,32 +16,58 @@ from fedcore.base.types import Tensors
 SEPARATOR = "/"
 """Between the name of a group and the name of a tensor in it, see :func:`flatten`."""
 
+LARGEST = 1e18
+"""The largest magnitude that a client may send: differences, squares and means of such values are finite in float32."""
+
+
+def largest_values(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return by name the largest magnitude in each tensor of fractions; nan or inf where its values are not finite.
+
+    One pass without copies on a CPU, one wait for all tensors of another device. Of complex numbers it takes the parts.
+    """
+    parts = {
+        name: torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        for name, tensor in tensors.items()
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
+    }
+    away = [name for name, tensor in parts.items() if not tensor.is_cpu]
+    norms = torch._foreach_norm([parts[name] for name in away], math.inf) if away else ()
+    found = dict(zip(away, torch.stack([norm.double() for norm in norms]).tolist() if away else (), strict=True))
+    return {name: found[name] if name in found else _largest(tensor) for name, tensor in parts.items()}
+
+
+def _largest(tensor: Tensor) -> float:
+    least, most = torch.aminmax(tensor)  # as fast as a dot product, and keeps nan
+    return max(-least.item(), most.item())
+
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the first name whose tensor holds nan or inf, or None."""
-    if any(not tensor.is_cpu for tensor in tensors.values()) and _all_finite(tensors):
-        return None
-    for name, tensor in tensors.items():
-        if (tensor.is_floating_point() or tensor.is_complex()) and not _is_finite(tensor):
-            return name
+    return next((name for name, value in largest_values(tensors).items() if not math.isfinite(value)), None)
+
+
+def out_of_range(largest: Mapping[str, float], most: float = LARGEST) -> tuple[str, str] | None:
+    """Return the first name with values that are not finite or above a magnitude, and a predicate that says so.
+
+    :param largest: from :func:`largest_values`.
+    """
+    for name, value in largest.items():
+        if not math.isfinite(value):
+            return name, "has values that are not finite"
+        if value > most:
+            return name, f"has values up to {value:.1e}, more than {most:.0e} counts as diverged"
     return None
 
 
-def _all_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether all values are finite, by one wait for the device: a largest magnitude is nan or inf else."""
-    floating = [tensor for tensor in tensors.values() if tensor.is_floating_point() and tensor.numel()]
-    largest = [norm.double() for norm in torch._foreach_norm(floating, math.inf)] if floating else []
-    finite = not largest or bool(torch.isfinite(torch.stack(largest)).all())
-    return finite and not any(tensor.is_complex() for tensor in tensors.values())  # complex ones: the exact check
+def outlier(largest: Mapping[int, float]) -> tuple[int, float, float] | None:
+    """Return the client that sent the largest value, this value and the median client's, if it is 1000 times as large.
 
-
-def _is_finite(tensor: Tensor) -> bool:
-    if tensor.dtype in (torch.float32, torch.float64):
-        # The dot product is one pass without temporaries; if it overflows or is not finite, the exact check decides.
-        flat = tensor.flatten()
-        if math.isfinite(torch.dot(flat, flat).item()):
-            return True
-    return bool(torch.isfinite(tensor).all())
+    :param largest: each client's largest magnitude.
+    """
+    if not largest:
+        return None
+    client, median = max(largest, key=largest.__getitem__), median_low(largest.values())
+    return (client, largest[client], median) if largest[client] > 1000 * median else None
 
 
 def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:

@@ -106,9 +106,10 @@ def pack_statistics(counts: Tensor, means: Tensor, covariances: Tensor) -> Tenso
     }
 
 
-def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int) -> None:
-    """Refuse anything that :func:`pack_statistics` cannot return: wrong shapes, dtypes, classes or counts.
+def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int, *, samples: int | None = None) -> None:
+    """Refuse anything that :func:`pack_statistics` cannot return: wrong shapes, dtypes, classes, counts or covariances.
 
+    :param samples: the client's training samples, which its counts cannot exceed; None if unknown.
     :raises ValueError: names the tensor, the finding and the expectation.
     """
     classes = sent.get("classes", torch.zeros(0))
@@ -123,9 +124,18 @@ def check_statistics(sent: Mapping[str, Tensor], num_classes: int, width: int) -
     named = classes.tolist()
     if len(set(named)) < held or not set(named) <= set(range(num_classes)):
         raise ValueError(f"'classes' is {named[:num_classes]}, expected distinct numbers from 0 to {num_classes - 1}")
-    least = min(sent["counts"].tolist(), default=1)
-    if least < 1:
-        raise ValueError(f"'counts' holds {least}, expected at least 1 for each class that is named")
+    counts: list[int] = sent["counts"].tolist()
+    if min(counts, default=1) < 1:
+        raise ValueError(f"'counts' holds {min(counts)}, expected at least 1 for each class that is named")
+    if samples is not None and sum(counts) > samples:
+        raise ValueError(f"'counts' add up to {sum(counts)}, expected at most the client's {samples} training samples")
+    rows, columns = torch.triu_indices(width, width, device=classes.device)
+    covariances = sent["covariances"].double()  # (H, d (d + 1) / 2)
+    variances = covariances[:, rows == columns]  # (H, d)
+    if bool((variances < 0).any()):
+        raise ValueError(f"'covariances' holds a variance of {variances.min():g}, expected none below 0")
+    if held and bool((covariances.abs().amax(1) > 1.001 * variances.amax(1)).any()):  # Cauchy-Schwarz, but for rounding
+        raise ValueError("'covariances' holds a covariance above all variances of its class, which no features have")
 
 
 def unpack_statistics(sent: Mapping[str, Tensor], num_classes: int) -> Statistics:

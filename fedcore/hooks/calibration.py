@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
 
 from pydantic import Field
 
+from fedcore.base.errors import DivergedError
+from fedcore.base.tensors import largest_values, outlier
+from fedcore.base.types import Answer
 from fedcore.functional import check_statistics, pool_answers, sample_features
 from fedcore.hooks.contexts import ServerContext
 from fedcore.hooks.plugin import PluginOptions
@@ -28,17 +31,38 @@ def calibrate_classifier(
     For ``post_train`` of a plugin whose ``answer`` returns :func:`fedcore.functional.feature_statistics`; the question
     is ``feature_statistics``. Classes that no client holds are left out.
 
+    If the retraining diverges, it is repeated without the client whose statistics are by far the largest.
+
     :param asker: the plugin's name, for the messages; ``stream`` the purpose of the features' random stream.
     :param momentum: of the retraining.
     :raises RoundFailedError: no client answered.
+    :raises DivergedError: the retraining diverges, and no client's statistics are far larger than the others'.
     :source: CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001), Algorithm 1; FedECCR (Zeng et al. 2023), Algorithm 2.
     """
-    check = partial(check_statistics, num_classes=server.num_classes, width=server.feature_dim)
-    answers = server.ask("feature_statistics", clients="all", check=check)
-    counts, means, covariances = pool_answers(answers, server.num_classes, asker=asker)
-    features, labels = sample_features(
-        means, covariances, options.per_class, generator=server.generator(stream), known=counts > 0
-    )
-    server.retrain_classifier(
-        features, labels, epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, momentum=momentum
-    )
+    largest: dict[int, float] = {}
+    limit = math.inf
+
+    def check(answer: Answer) -> None:
+        samples = int(server.client_sizes[answer.client])
+        check_statistics(answer.tensors, server.num_classes, server.feature_dim, samples=samples)
+        most = max(largest_values(answer.tensors).values(), default=0.0)
+        if most >= limit:
+            raise ValueError(f"with statistics up to {most:.1e} the classifier's retraining diverges")
+        largest[answer.client] = most
+
+    while True:
+        largest.clear()
+        answers = server.ask("feature_statistics", clients="all", check=check)
+        counts, means, covariances = pool_answers(answers, server.num_classes, asker=asker)
+        features, labels = sample_features(
+            means, covariances, options.per_class, generator=server.generator(stream), known=counts > 0
+        )
+        try:
+            return server.retrain_classifier(
+                features, labels, epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, momentum=momentum
+            )
+        except DivergedError:
+            found = outlier(largest)
+            if found is None:
+                raise
+            limit = found[1]

@@ -279,7 +279,10 @@ class ServerContext(Protocol):
 
     @property
     def state(self) -> State:
-        """This plugin's tensors and JSON values; what is written in a round counts when the round commits."""
+        """This plugin's tensors and JSON values; what is written in a round counts when the round commits.
+
+        A round that leaves nan or inf in one of the tensors is not committed, and the run stops.
+        """
 
     @property
     def shared(self) -> list[str]:
@@ -323,7 +326,7 @@ class ServerContext(Protocol):
         *,
         clients: Literal["all", "cohort"] | Iterable[int],
         tensors: Mapping[str, Tensor] | None = None,
-        check: Callable[[Tensors], object] | None = None,
+        check: Callable[[Answer], object] | None = None,
     ) -> Iterator[Answer]:
         """Put a question to this plugin's client side; yields answers in ascending client id, as they come.
 
@@ -332,7 +335,7 @@ class ServerContext(Protocol):
         ``aggregate`` and ``post_train`` only; the clients answer from w_t, and from their state before the round.
 
         :param clients: ``"all"`` registered ones, the ``"cohort"`` (not in ``select_clients``), or ids.
-        :param check: called with each answer's tensors; an answer at which it raises is rejected, with its message.
+        :param check: called with each answer; one at which it raises is rejected, with its message.
         """
 
     @property
@@ -370,6 +373,7 @@ class ServerContext(Protocol):
         """Train the global classifier further on given features by cross-entropy; the encoder does not change.
 
         :param features: (n, d); ``labels`` (n,) int64, both on the CPU. Shuffled in each epoch from the run's seed.
+        :raises DivergedError: the weights are not finite, or above 1e18; the model is unchanged.
         """
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.functional import ReadyPrototypes, ready_prototypes
 from fedcore.functional.prototypes import (
     Weights,
@@ -74,12 +73,10 @@ class PrototypeExchange:
         if self._options.init == "random":
             first = random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
         else:
-            check = partial(
-                check_prototypes,
-                num_classes=server.num_classes,
-                width=server.feature_dim,
-                weights=self._options.prototype_weights,
-            )
+
+            def check(answer: Answer) -> None:
+                self._check(server, answer.tensors, int(server.client_sizes[answer.client]))
+
             first = first_prototypes(server.ask("prototypes", clients="cohort", check=check))
         server.state.update(first)
 
@@ -94,13 +91,7 @@ class PrototypeExchange:
 
         :raises ValueError: they are malformed; the client is left out.
         """
-        check_prototypes(
-            update.payload,
-            server.num_classes,
-            server.feature_dim,
-            weights=self._options.prototype_weights,
-            samples=update.samples,
-        )
+        self._check(server, update.payload, update.samples)
         before = server.state if "sums" in server.state else {}
         server.state.update(add_prototypes(before, update.payload))
         update.payload.clear()
@@ -111,6 +102,10 @@ class PrototypeExchange:
             total = {name: server.state.pop(name) for name in ("sums", "weights")}
             previous = server.state if "prototypes" in server.state else None
             server.state.update(mean_over_holders(total, previous))
+
+    def _check(self, server: ServerContext, sent: Tensors, samples: int) -> None:
+        width, weights = server.feature_dim, self._options.prototype_weights
+        check_prototypes(sent, server.num_classes, width, weights=weights, samples=samples)
 
     # --- client --------------------------------------------------------------------------------------------
 

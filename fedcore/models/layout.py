@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import NonFiniteUpdate, RejectUpdate
-from fedcore.base.tensors import clone, first_nonfinite
+from fedcore.base.tensors import LARGEST, clone, largest_values, out_of_range
 from fedcore.base.types import Tensors
 
 
@@ -63,13 +63,11 @@ class Layout:
         """Return tensors in this layout by their names in the model."""
         return dict(tensors)
 
-    def first_nonfinite(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Return the first name in the model whose tensor holds nan or inf, or None."""
-        return first_nonfinite(tensors)
+    def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str, *, most: float = LARGEST) -> float:
+        """Refuse tensors that are not exactly these names in this layout, not finite or too large.
 
-    def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str) -> None:
-        """Refuse tensors that are not exactly these names in this layout, or not finite.
-
+        :param most: the largest magnitude that is taken.
+        :returns: the largest magnitude of a value.
         :raises RejectUpdate: names the tensor, the expectation and the finding.
         """
         expected = names if isinstance(names, frozenset) else frozenset(names)
@@ -84,9 +82,11 @@ class Layout:
                 raise RejectUpdate(
                     f"{what}: {name!r} is {tuple(tensor.shape)} {tensor.dtype}, expected {tuple(shape)} {dtype}"
                 )
-        broken = self.first_nonfinite(tensors)
-        if broken is not None:
-            raise NonFiniteUpdate(f"{what}: {broken!r} has values that are not finite")
+        largest = largest_values(tensors)
+        broken = out_of_range(largest, most) and out_of_range(largest_values(self.split(tensors)), most)
+        if broken:
+            raise NonFiniteUpdate(f"{what}: {broken[0]!r} {broken[1]}")
+        return max(largest.values(), default=0.0)
 
 
 def _fixed(model: nn.Module) -> Iterator[str]:
@@ -140,8 +140,3 @@ class FlatLayout(Layout):
         pieces = tensors[JOINED].split([shape.numel() for shape in self.joined.values()])
         named = {n: piece.view(shape).clone() for (n, shape), piece in zip(self.joined.items(), pieces, strict=True)}
         return {**named, **{name: tensor for name, tensor in tensors.items() if name != JOINED}}
-
-    def first_nonfinite(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Return the first name in the model whose tensor holds nan or inf, or None."""
-        broken = first_nonfinite(tensors)
-        return first_nonfinite(self.split(tensors)) if broken == JOINED else broken

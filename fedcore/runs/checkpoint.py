@@ -171,6 +171,12 @@ class CheckpointStore:
         """Delete what a killed process left: all but what :meth:`load` found, the one before it, and what they name."""
         self._prune(self.clients.everyone())
 
+    def step_back(self, round: int) -> int:
+        """Delete the checkpoint of a round, if there is one; returns the round of the last one that is left, else 0."""
+        self._kept = {path: named for path, named in self._kept.items() if _round_of(path) < round}
+        self._prune(())
+        return max(map(_round_of, self._kept), default=0)
+
     def clear(self) -> None:
         """Delete all checkpoints."""
         self._kept = {}
@@ -190,6 +196,10 @@ class CheckpointStore:
 
     def _files(self, phase: str | None = None) -> list[Path]:
         return sorted(self.root.glob(f"*-{phase}.safetensors" if phase else "*.safetensors"))
+
+
+def _round_of(path: Path) -> int:
+    return int(path.name.partition("-")[0])
 
 
 def _pack(state: ServerState) -> tuple[Tensors, dict[str, Any]]:

@@ -60,8 +60,8 @@ def aggregate(
     broken = first_nonfinite(model)
     if broken:
         raise DivergedError(
-            f"round {current.number}: the aggregated {broken!r} is not finite. {_against_divergence(current)} "
-            "The last good state is kept."
+            f"round {current.number}: the aggregated {broken!r} is not finite.{current.outlier} "
+            f"{_against_divergence(current)} The state before the round is kept."
         )
     current.model = model
 
@@ -91,7 +91,10 @@ def require_enough(current: Round) -> None:
     )
     diverged = sum(failure["kind"] == "diverged" for failure in current.failures)
     if diverged and len(current.accepted) + diverged >= needed:  # the other failures alone leave enough clients
-        raise DivergedError(f"{what} {_against_divergence(current)} The last good state is kept.")
+        everywhere = not current.accepted
+        kept = "" if everywhere else " The state before the round is kept."
+        what += current.committed.outlier
+        raise DivergedError(f"{what} {_against_divergence(current)}{kept}", everywhere=everywhere)
     raise RoundFailedError(f"{what} The last good state is kept.")
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from fedcore.base.errors import PluginContractError, RejectUpdate
+from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate
 from fedcore.base.seeding import derive_seed, generator, random_stream
-from fedcore.base.tensors import bytes_of, copy_into, on_cpu
+from fedcore.base.tensors import bytes_of, copy_into, largest_values, on_cpu, out_of_range
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask
 from fedcore.data import PublicSamples
@@ -113,7 +113,7 @@ class ScopeContext(View, ServerContext):
         *,
         clients: Literal["all", "cohort"] | Iterable[int],
         tensors: Mapping[str, Tensor] | None = None,
-        check: Callable[[Tensors], object] | None = None,
+        check: Callable[[Answer], object] | None = None,
     ) -> Iterator[Answer]:
         scope = self._scope
         if scope.phase not in ("select_clients", "begin_round", "aggregate", "post_train"):
@@ -144,15 +144,16 @@ class ScopeContext(View, ServerContext):
         return self._answers(tasks, bytes_of(sent), check)
 
     def _answers(
-        self, tasks: list[ClientTask], size: int, check: Callable[[Tensors], object] | None
+        self, tasks: list[ClientTask], size: int, check: Callable[[Answer], object] | None
     ) -> Iterator[Answer]:
         scope = self._scope
         answered = any(plugin.name == self._plugin for plugin in scope.federation.setup.plugins.implementers("answer"))
 
         def parse(task: ClientTask, outcome: Any) -> Tensors:
-            tensors = scope.federation.validator.answer(task, outcome)
+            tensors, largest = scope.federation.validator.answer(task, outcome)
             tensors = tensors if answered else _Unanswered(self._plugin, tensors)
-            self._require_usable(task.client, tensors, check)
+            self._require_usable(Answer(task.client, tensors), check)
+            scope.note_largest(task.client, largest)
             return tensors
 
         for task, tensors in scope.answers(tasks, parse, window=self.config.max_waiting):
@@ -162,13 +163,13 @@ class ScopeContext(View, ServerContext):
                 scope.ledger.up(self._plugin, bytes_of(tensors))
                 yield Answer(task.client, tensors)
 
-    def _require_usable(self, client: int, tensors: Tensors, check: Callable[[Tensors], object] | None) -> None:
+    def _require_usable(self, answer: Answer, check: Callable[[Answer], object] | None) -> None:
         try:
             if check is not None:
-                check(tensors)
+                check(answer)
         except Exception as error:  # a client's tensors can make the plugin's check raise anything
             words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise RejectUpdate(f"client {client}: its answer to plugin {self._plugin!r}: {words}") from error
+            raise RejectUpdate(f"client {answer.client}: its answer to plugin {self._plugin!r}: {words}") from error
 
     @property
     @override
@@ -232,7 +233,13 @@ class ScopeContext(View, ServerContext):
                     optimizer.zero_grad(set_to_none=True)
                     F.cross_entropy(classifier(x[batch]), labels[batch]).backward()
                     optimizer.step()
-        self.update_model({f"classifier.{name}": tensor for name, tensor in classifier.state_dict().items()})
+        trained = {f"classifier.{name}": tensor for name, tensor in classifier.state_dict().items()}
+        if out_of_range(largest_values(trained)):
+            raise DivergedError(
+                f"plugin {self._plugin!r}: the classifier's retraining diverged; try a smaller {self._plugin}.lr "
+                f"({lr:g} now).{scope.outlier} The trained model is kept."
+            )
+        self.update_model(trained)
 
 
 class _Unanswered(dict[str, Tensor]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
@@ -20,7 +21,7 @@ def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable
     if extra:
         raise PluginContractError.of(plugin, f"may not set {extra[0]!r}", hook=hook)
     try:
-        setup.layout.check(tensors, tensors, "a tensor that does not fit")
+        setup.layout.check(tensors, tensors, "a tensor that does not fit", most=math.inf)
     except RejectUpdate as error:
         raise PluginContractError.of(plugin, f"returned {error}", hook=hook) from None
 

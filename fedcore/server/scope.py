@@ -8,10 +8,11 @@ from functools import cached_property
 from typing import Any, Literal, Self, TypeVar, get_args
 
 import torch
+from torch import Tensor
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import PluginCallError, RejectUpdate
-from fedcore.base.tensors import bytes_of
+from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
+from fedcore.base.tensors import bytes_of, first_nonfinite, outlier
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, pack_shared
 from fedcore.data import Dataset, Partition
@@ -69,6 +70,7 @@ class ServerScope:
     :param number: the round that hooks see, from 0.
     :param model: the global model; ``states`` the plugins' server state: both may change before they are committed.
     :param ledger: bytes sent and received here.
+    :param largest: the largest magnitude in the tensors of each client that were used.
     :param failures: clients that gave nothing usable; ``ignored`` outcomes that changed nothing.
     :param shared_keys: what the engine holds for all clients until this scope is closed.
     """
@@ -80,6 +82,7 @@ class ServerScope:
     model: Tensors = field(init=False)
     states: States = field(init=False)
     ledger: Ledger = field(default_factory=Ledger)
+    largest: dict[int, float] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     ignored: list[dict[str, Any]] = field(default_factory=list)
     shared_keys: list[str] = field(default_factory=list)
@@ -112,10 +115,35 @@ class ServerScope:
         """Return the state to commit: with this model, the plugins' states, and the bytes sent and received here.
 
         :param more: its other fields that change, or these where they stay unchanged.
+        :raises DivergedError: a plugin's state is not finite.
         """
         ledger = Ledger(self.committed.ledger).add(self.ledger).as_json()
-        own = {"plugins": self.states.snapshot(), "ledger": ledger}
+        plugins = self.states.snapshot()
+        for plugin, values in plugins.items():
+            before = self.committed.plugins.get(plugin, {})
+            changed = {n: v for n, v in values.items() if isinstance(v, Tensor) and v is not before.get(n)}
+            if broken := first_nonfinite(changed):
+                raise DivergedError(
+                    f"round {self.number}: server.state[{broken!r}] of plugin {plugin!r} is not finite.{self.outlier} "
+                    "The state before the round is kept."
+                )
+        own = {"plugins": plugins, "ledger": ledger, "outlier": self.outlier}
         return replace(self.committed, **{"model": self.model, **own, **more})
+
+    def note_largest(self, client: int, value: float) -> None:
+        """Note the largest magnitude in tensors of a client that are used."""
+        self.largest[client] = max(value, self.largest.get(client, 0.0))
+
+    @property
+    def outlier(self) -> str:
+        """A sentence about the client whose values were by far larger than all others'; empty without one."""
+        found = outlier(self.largest)
+        if found is None:
+            return ""
+        client, most, median = found
+        return (
+            f" In round {self.number} client {client} sent values up to {most:.1e}, the median of all is {median:.1e}."
+        )
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
         """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""

@@ -23,6 +23,7 @@ class ServerState:
     :param best: the best round so far by the validation protocol.
     :param before_correction: metrics of the global model before ``post_train`` changed it.
     :param virtual_time: seconds on the clock of the simulated system.
+    :param outlier: a sentence about a client whose values were by far the largest in the last round; in no checkpoint.
     :param metrics_bytes: length of metrics.jsonl that belongs to the committed rounds.
     """
 
@@ -36,6 +37,7 @@ class ServerState:
     before_correction: dict[str, Any] | None = None
     metrics_bytes: int = 0
     virtual_time: float = 0.0
+    outlier: str = ""
 
 
 class Ledger:

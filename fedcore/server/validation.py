@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcore.base.errors import RejectUpdate
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.tensors import bytes_of, first_nonfinite
+from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.base.validation_errors import lower_first
 from fedcore.client.messages import ClientResult, ClientTask, unpack_update
@@ -104,8 +104,8 @@ class UpdateValidator:
         limit = setup.config.max_payload
         self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
 
-    def update(self, task: ClientTask, outcome: Any, lr: float) -> tuple[ClientUpdate, UpdateMeta]:
-        """Return the update of a finished training, and the numbers beside it.
+    def update(self, task: ClientTask, outcome: Any, lr: float) -> tuple[ClientUpdate, UpdateMeta, float]:
+        """Return the update of a finished training, the numbers beside it, and the largest magnitude in its tensors.
 
         :param lr: the learning rate that the server set.
         """
@@ -121,13 +121,13 @@ class UpdateValidator:
             raise RejectUpdate(f"{what}: {error}") from None
         for plugin in sorted(set(update.payload) & self._plugins - self._senders):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, whose clients send none")
-        self.check(task, update, encoded=True)
-        return update, meta
+        return update, meta, self.check(task, update, encoded=True)
 
-    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> None:
+    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> float:
         """Validate an update as it is aggregated, after server-side hooks changed it.
 
         :param encoded: whether parameters that plugins encode may be absent.
+        :returns: the largest magnitude of a value.
         """
         what = f"client {task.client}"
         if update.client != task.client:
@@ -136,11 +136,12 @@ class UpdateValidator:
             if type(number) is not int or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
         absent = self.encoded.difference(update.model) if encoded else frozenset[str]()
-        self._uploads.check(update.model, self._shared - absent, what)
+        largest = [self._uploads.check(update.model, self._shared - absent, what)]
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
                 raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is no plugin of this run")
-            self._check_extra(tensors, what, f"plugin {plugin!r}")
+            largest.append(self._check_extra(tensors, what, f"plugin {plugin!r}"))
+        return max(largest)
 
     def snapshot(self, task: ClientTask, outcome: Any, names: Collection[str], epoch: int) -> Tensors:
         """Return the tensors of a client that paused at an exchange."""
@@ -151,11 +152,10 @@ class UpdateValidator:
         self._layout.check(tensors, names, what)
         return tensors
 
-    def answer(self, task: ClientTask, outcome: Any) -> Tensors:
-        """Return the tensors of an answer to ``server.ask``."""
+    def answer(self, task: ClientTask, outcome: Any) -> tuple[Tensors, float]:
+        """Return the tensors of an answer to ``server.ask``, and the largest magnitude in them."""
         tensors = self._tensors(task, outcome)
-        self._check_extra(tensors, f"client {task.client}", f"plugin {task.meta['plugin']!r}")
-        return tensors
+        return tensors, self._check_extra(tensors, f"client {task.client}", f"plugin {task.meta['plugin']!r}")
 
     def counts(self, task: ClientTask, outcome: Any, totals: Mapping[str, int], classes: int) -> dict[str, Any]:
         """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` gives them.
@@ -242,16 +242,18 @@ class UpdateValidator:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
                 raise RejectUpdate(f"{what}: loss {_short(name)} belongs to no plugin of this run")
 
-    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> None:
+    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> float:
         size = bytes_of(tensors)
         if size > self._limit:
             raise RejectUpdate(
                 f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
                 "taken; --max-payload allows more"
             )
-        broken = first_nonfinite(tensors)
-        if broken is not None:
-            raise RejectUpdate(f"{what}: {broken!r} of {sender} has values that are not finite")
+        largest = largest_values(tensors)
+        broken = out_of_range(largest)
+        if broken:
+            raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
+        return max(largest.values(), default=0.0)
 
 
 def _is_confusion_of(counts: _Counts) -> bool:

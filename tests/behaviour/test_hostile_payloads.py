@@ -53,16 +53,17 @@ class Between(InProcessEngine):
             yield task, self.corrupt(task, outcome) if isinstance(outcome, ClientResult) else outcome
 
 
-def train(tmp_path, plugin, corrupt, clients):
-    config = RunConfig(
+def train(tmp_path, plugin, corrupt, clients, options=None, **run):
+    given = {
         **RUN,
-        dataset=f"module:{__name__}.few_digits",
-        plugins={plugin: OPTIONS.get(plugin, {})},
-        clients=clients,
-        partition="iid",
-        client_test_fraction=0.0,
-        out=tmp_path / f"run-{len(list(tmp_path.iterdir()))}",
-    )
+        "dataset": f"module:{__name__}.few_digits",
+        "plugins": {plugin: options or OPTIONS.get(plugin, {})},
+        "clients": clients,
+        "partition": "iid",
+        "client_test_fraction": 0.0,
+        "out": tmp_path / f"run-{len(list(tmp_path.iterdir()))}",
+    }
+    config = RunConfig(**{**given, **run})
     return fedcore.run(config, engine=lambda spec: Between(spec, corrupt))
 
 
@@ -219,7 +220,7 @@ class Asks(Plugin):
 
     @hookimpl
     def begin_round(self, server):
-        answers = server.ask("q", clients="all", check=lambda tensors: tensors["x"].item())
+        answers = server.ask("q", clients="all", check=lambda answer: answer.tensors["x"].item())
         server.state["found"] = [answer.client for answer in answers]
 
     @hookimpl
@@ -235,3 +236,131 @@ def test_whatever_a_check_raises_leaves_that_answer_out(tmp_path):
     assert told[2] == "client 2: its answer to plugin 'asks': KeyError: 'x'"
     assert set(told) == {1, 2}
     assert RunDirectory(result.directory).checkpoints.load().plugins["asks"]["found"] == [0]
+
+
+# --- values that would poison the server's state -------------------------------------------------------------------
+
+
+def fit(**changes):
+    """Let client 1 send something else in its updates: ``change(tensor)`` for each name."""
+    return _changed(lambda task, outcome: "version" in outcome.meta, changes)
+
+
+def asked(**changes):
+    """Let client 1 answer something else."""
+    return _changed(lambda task, outcome: task.kind == "ask", changes)
+
+
+def _changed(meant, changes):
+    def corrupt(task, outcome):
+        if task.client != 1 or not meant(task, outcome):
+            return outcome
+        changed = {
+            name: change(tensor)
+            for name, tensor in outcome.tensors.items()
+            for end, change in changes.items()
+            if name.rpartition("/")[2] == end
+        }
+        return replace(outcome, tensors={**outcome.tensors, **changed})
+
+    return corrupt
+
+
+def full(value, dtype=None):
+    return lambda tensor: torch.full_like(tensor, value, dtype=dtype)
+
+
+def one(value):
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return change
+
+
+HUGE = fit(prototypes=full(1e200, torch.float64))
+BEYOND = "has values up to 1.0e+30, more than 1e+18 counts as diverged"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "corrupt", "words"),
+    [
+        *((plugin, HUGE, "'prototypes' of plugin .* up to 1.0e\\+200") for plugin in ("fedcd", "fedproc", "fedeccr")),
+        ("fedproc", asked(prototypes=full(1e200, torch.float64)), "'prototypes' of plugin .* up to 1.0e\\+200"),
+        ("fedproc", asked(counts=one(2**53)), "'counts' add up to .* expected the client's"),
+        ("fedcd", fit(counts=full(2**63 - 1)), "'counts' add up to .* expected at most the client's .* training"),
+        ("fedcd", fit(counts=one(2**53)), "'counts' add up to .* expected at most the client's .* training"),
+        ("ccvr", asked(covariances=full(1e30)), "'covariances' of plugin 'ccvr' " + re.escape(BEYOND)),
+        ("uscc", asked(covariances=full(1e30)), "'covariances' of plugin 'uscc' " + re.escape(BEYOND)),
+        ("fedeccr", asked(covariances=full(1e30)), "'covariances' of plugin 'fedeccr' " + re.escape(BEYOND)),
+        ("ccvr", asked(counts=one(2**62)), "'counts' add up to .* expected at most the client's"),
+        ("ccvr", asked(covariances=full(-1.0)), "'covariances' holds a variance of -1, expected none below 0"),
+        (
+            "ccvr",
+            asked(covariances=lambda t: t.index_fill(1, torch.tensor([1]), 7e5)),
+            "a covariance above all variances",
+        ),
+        ("scaffold", fit(**{"classifier.weight": full(1e30)}), "'classifier.weight' .*" + re.escape(BEYOND)),
+        ("moon", fit(parameters=one(1e30)), r"client 1: 'encoder[\w.]+' " + re.escape(BEYOND)),
+    ],
+)
+def test_a_client_whose_values_would_poison_a_state_is_left_out(tmp_path, plugin, corrupt, words):
+    result = train(tmp_path, plugin, corrupt, HONEST)
+    failures = [failure for record in RunDirectory(result.directory).read_metrics() for failure in record["failures"]]
+    assert failures
+    for failure in failures:
+        assert (failure["client"], failure["kind"] in ("rejected", "diverged")) == (1, True)
+        assert re.search(words, failure["message"]), failure["message"]
+    state = RunDirectory(result.directory).checkpoints.load()
+    tensors = [*state.model.values(), *(v for values in state.plugins.values() for v in values.values())]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors if isinstance(tensor, torch.Tensor))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "poison"), [("moon", fit(parameters=full(9e17))), ("scaffold", fit(**{"classifier.weight": full(9e17)}))]
+)
+def test_a_run_whose_clients_all_diverge_names_the_outlier_and_goes_on_from_the_state_before(tmp_path, plugin, poison):
+    """The values pass, but the round after cannot be trained: no state of the run may be lost to it."""
+
+    def later(task, outcome):
+        return poison(task, outcome) if task.round == 1 else outcome
+
+    def go(corrupt, name):
+        return train(tmp_path, plugin, corrupt, 4, rounds=3, out=tmp_path / name)
+
+    with pytest.raises(fedcore.DivergedError) as failure:
+        go(later, "poisoned")
+    said = str(failure.value)
+    assert "round 2: 0 of 4 clients gave a usable update" in said
+    assert re.search(r"In round 1 client 1 sent values up to 9\.0e\+17, the median of all is \d", said)
+    assert re.search(r"The state .* is dropped: fedcore resume .* goes on from its checkpoint after 1 round\.", said)
+    assert "With the same clients and options it diverges again." in said
+    assert RunDirectory(tmp_path / "poisoned").checkpoints.load().round == 1
+    with pytest.raises(fedcore.DivergedError, match=r"In round 1 client 1 .* its checkpoint after 1 round\."):
+        fedcore.resume(tmp_path / "poisoned", engine=lambda spec: Between(spec, poison), allow_code=True)
+    resumed = fedcore.resume(
+        tmp_path / "poisoned", engine=lambda spec: Between(spec, lambda task, outcome: outcome), allow_code=True
+    )
+    assert standing(resumed) == standing(go(lambda task, outcome: outcome, "honest"))
+
+
+def test_a_calibration_that_one_client_would_spoil_is_repeated_without_it(tmp_path):
+    spoils = asked(means=full(9e17))
+    options = {"per_class": 4, "epochs": 2, "lr": 1e6}
+    result = train(tmp_path, "ccvr", spoils, 4, options=options)
+    (failure,) = RunDirectory(result.directory).read_metrics()[-1]["failures"]
+    assert (failure["client"], failure["kind"]) == (1, "rejected")
+    assert "with statistics up to 9.0e+17 the classifier's retraining diverges" in failure["message"]
+
+    def absent(task, outcome):
+        return ClientFailure(task.id, "unreachable", "") if task.client == 1 and task.kind == "ask" else outcome
+
+    assert standing(result) == standing(train(tmp_path, "ccvr", absent, 4, options=options))
+
+
+def test_a_calibration_that_diverges_by_its_own_says_so(tmp_path):
+    with pytest.raises(fedcore.DivergedError, match=r"retraining diverged; try a smaller ccvr.lr \(1e\+38 now\)"):
+        train(
+            tmp_path, "ccvr", lambda task, outcome: outcome, HONEST, options={"per_class": 4, "epochs": 2, "lr": 1e38}
+        )

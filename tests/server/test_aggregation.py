@@ -10,7 +10,7 @@ import torch
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.testing import W, same_tensors
-from tests.support import lines, model_bytes, weights
+from tests.support import committed, lines, model_bytes, weights
 
 BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}
 
@@ -263,3 +263,16 @@ def test_server_step_starts_from_the_current_model(toy):
             return {name: server.model[name] for name in mean}
 
     assert weights(toy(Stay, rounds=2))[W].tolist() == [0.0, 0.0]
+
+
+class KeepsNan(Plugin):
+    @hookimpl
+    def aggregate(self, server):
+        server.state["sum"] = torch.full((2,), torch.nan if server.round == 1 else 1.0)
+
+
+def test_a_plugins_state_that_is_not_finite_is_not_committed(toy, tmp_path):
+    with pytest.raises(DivergedError, match=r"round 1: server\.state\['sum'\] of plugin 'keepsnan' is not finite"):
+        toy(KeepsNan, rounds=3, out=tmp_path / "run")
+    state = committed(tmp_path / "run")
+    assert (state.round, state.plugins["keepsnan"]["sum"].tolist()) == (1, [1.0, 1.0])

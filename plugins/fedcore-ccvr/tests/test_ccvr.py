@@ -55,12 +55,13 @@ def retrained_on(answers, **options):
     def ask(question, clients, check):
         calls.append(clients)
         for answer in answers:
-            check(answer.tensors)
+            check(answer)
             yield answer
 
     server = SimpleNamespace(
         num_classes=2,
         feature_dim=answers[0].tensors["means"].shape[1] if answers else 1,
+        client_sizes=torch.full((9,), 1000),
         ask=ask,
         generator=lambda purpose: torch.Generator().manual_seed(0),
         retrain_classifier=lambda features, labels, **how: calls.append((features, labels, how)),

@@ -41,7 +41,8 @@ class State(dict):
 def commit(updates, state=None, **options):
     """Take one round's updates; returns the partial state and the server's state."""
     classes, per_class, width = updates[0].payload["prototypes"].shape
-    server = SimpleNamespace(state=State(state or {}), num_classes=classes, feature_dim=width)
+    sizes = torch.full((1 + max(one.client for one in updates),), 1000)
+    server = SimpleNamespace(state=State(state or {}), num_classes=classes, feature_dim=width, client_sizes=sizes)
     plugin = FedCD(FedCDOptions(**{"fine_classes": per_class, **options}))
     for one in updates:
         plugin.accumulate(server, one)

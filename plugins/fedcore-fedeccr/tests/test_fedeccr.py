@@ -226,12 +226,13 @@ def fake_server(answers, plugin, calls):
     def ask(question, clients, check):
         calls.append((question, clients))
         for answer in answers:
-            check(answer.tensors)
+            check(answer)
             yield answer
 
     return SimpleNamespace(
         num_classes=4,
         feature_dim=answers[0].tensors["means"].shape[1] if answers else 1,
+        client_sizes=torch.full((9,), 1000),
         ask=ask,
         generator=lambda purpose: torch.Generator().manual_seed(0),
         retrain_classifier=lambda features, labels, **options: calls.append((features, labels, options)),

@@ -294,8 +294,14 @@ class FedCD(Plugin[FedCDOptions]):
         expected = {"prototypes": ((*shape, server.feature_dim), None), "counts": (shape, torch.int64)}
         check_tensors(update.payload, expected)
         counts = update.payload["counts"]  # (C, M)
-        if int(counts.min()) < 0:
-            raise ValueError(f"'counts' holds {int(counts.min())}, expected no number below 0")
+        numbers: list[int] = counts.flatten().tolist()
+        if min(numbers) < 0:
+            raise ValueError(f"'counts' holds {min(numbers)}, expected no number below 0")
+        samples = int(server.client_sizes[update.client])
+        if sum(numbers) > samples:
+            raise ValueError(
+                f"'counts' add up to {sum(numbers)}, expected at most the client's {samples} training samples"
+            )
         server.state.add("sum", counts.unsqueeze(2) * update.payload.pop("prototypes").double())  # (C, M, d)
         server.state["total"] = server.state["total"] + counts if "total" in server.state else counts
 

@@ -9,7 +9,17 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcore import ClientContext, ConfigError, Plugin, PluginOptions, RunSetup, ServerContext, check_tensors, hookimpl
+from fedcore import (
+    Answer,
+    ClientContext,
+    ConfigError,
+    Plugin,
+    PluginOptions,
+    RunSetup,
+    ServerContext,
+    check_tensors,
+    hookimpl,
+)
 
 __all__ = ["PowerOfChoice", "PowerOfChoiceOptions", "draw_candidates", "highest"]
 
@@ -88,5 +98,5 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
         return {"loss": F.cross_entropy(logits.double(), labels)}
 
 
-def _check(tensors: Mapping[str, Tensor]) -> None:
-    check_tensors(tensors, {"loss": ((), torch.float64)})
+def _check(answer: Answer) -> None:
+    check_tensors(answer.tensors, {"loss": ((), torch.float64)})
