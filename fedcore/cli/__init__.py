@@ -8,6 +8,7 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the ``fedcore`` command; exits by SystemExit with an exit code of ``fedcore.cli.guard``."""
+    import os
     import sys
 
     from fedcore.base.startup import end_without_collecting, keep_freed_memory, open_standard_streams
@@ -22,3 +23,10 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # on which rich and typer exit with 1
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # which Python flushes at its end
+            os.dup2(nowhere, stream.fileno())
+        sys.exit(141)  # as a program that SIGPIPE ends

@@ -63,7 +63,8 @@ app = typer.Typer(
     cls=Commands,
     help="Federated learning on non-IID data: one round loop, one local loop, every method a plugin.",
     epilog="First try: fedcore train --rounds 5\n\nExit codes: 0 done, 1 a bug, 2 bad input or a run that cannot go "
-    "on, 3 some runs of a sweep failed, 4 training diverged, 130 interrupted",
+    "on, 3 some runs of a sweep failed, 4 training diverged, 130 interrupted, "
+    "141 the reader of the output closed the pipe",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

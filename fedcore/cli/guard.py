@@ -34,14 +34,14 @@ def guarded(context: typer.Context) -> Iterator[None]:
     """Print the errors of the command that the block runs as messages; with its ``--debug`` the tracebacks, too.
 
     Exit codes: 2 for a FedcoreError and for what is the matter with a path, but 4 for a DivergedError; 130 for Ctrl-C,
-    1 for a bug. What has an exit code already is typer's: a mistake in the arguments, or a command's own end.
+    141 where the reader of the output closed the pipe, 1 for a bug. What has an exit code already is typer's: a mistake
+    in the arguments, or a command's own end.
     """
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for example, closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(BUG) from None
+    except BrokenPipeError:  # the reader, `head` for example, closed the pipe: fedcore.cli.main ends quietly
+        raise
     except KeyboardInterrupt:
         output.error("interrupted")
         raise typer.Exit(INTERRUPTED) from None

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import fedcore
 
@@ -159,14 +160,19 @@ assert len(sys.modules) < 600, sorted({name.partition(".")[0] for name in sys.mo
     assert result.returncode == 0, result.stderr
 
 
-def test_a_closed_pipe_is_no_error(python) -> None:
-    code = """
+@pytest.mark.parametrize(
+    "words",
+    [["plugins", "list", "--json"], ["plugins", "list"], ["--help"]],
+    ids=["print", "rich", "typer"],
+)
+def test_a_closed_pipe_is_no_error(python, words) -> None:
+    code = f"""
 import subprocess, sys
-command = [sys.executable, "-c", "from fedcore.cli import main; main()", "plugins", "list", "--json"]
+command = [sys.executable, "-c", "from fedcore.cli import main; main()", *{words}]
 process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 process.stdout.close()
 message = process.stderr.read().decode()
-assert process.wait() in (0, 1), message
+assert process.wait() == 141, message
 assert message == "", message
 """
     result = python(code)
