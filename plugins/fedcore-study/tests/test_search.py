@@ -65,6 +65,37 @@ def test_a_search_is_valued_on_held_out_parts_and_goes_on(cli, tmp_path):
     assert config.lr == more["trials"][more["best"]]["options"]["lr"]
 
 
+def begun(number):
+    return b'{"op_code":4,"worker_id":"w","study_id":0,"datetime_start":"2026-11-24T00:00:0%d"}\n' % number
+
+
+CREATED = b'{"op_code":0,"worker_id":"w","study_name":"fedcore","directions":[2]}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        pytest.param(CREATED + begun(1)[:40], 2, id="cut-off"),
+        pytest.param(CREATED + begun(1)[:-1], 2, id="without-its-end"),
+        pytest.param(CREATED + begun(1) + b"\x00\x00\xff\xfe", 3, id="foreign-bytes"),
+        pytest.param(CREATED + b"\x00" * 20 + begun(1), 2, id="foreign-bytes-between"),
+        pytest.param(CREATED + b"[]\n", 2, id="other-json"),
+    ],
+)
+def test_a_damaged_study_is_named_and_goes_on_without_the_damage(tmp_path, monkeypatch, content, line):
+    monkeypatch.setattr(searching, "run", lambda config, notify: notify("round", ROUND))
+    file = tmp_path / "study.log"
+    file.write_bytes(content)
+    asked = (SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 1, tmp_path)
+    with pytest.raises(ConfigError, match=rf"study\.log: line {line} is damaged .*another --out"):
+        search(*asked)
+    file.write_bytes(b"".join(content.splitlines(keepends=True)[: line - 1]))
+    assert [trial.state for trial in search(*asked).trials] == ["complete"]
+
+
+ROUND = {"round": 1, "metrics": {"global_local": {"accuracy": 0.5}}}
+
+
 class Hopeless:
     """A trial of which every report is below the median."""
 

@@ -18,6 +18,7 @@ from fedcore.base import registry
 from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml, write_yaml
 from fedcore.storage.files import write_text
+from fedcore.storage.json_values import parse_json
 from fedcore_study.sweep.directory import STUDY
 from fedcore_study.sweep.spec import SweepSpec, axis_name
 
@@ -122,9 +123,10 @@ def search(
     the median of the earlier trials in the same round.
 
     :param spec: options of every trial, with one seed.
-    :raises ConfigError: as :func:`check_search`.
+    :raises ConfigError: as :func:`check_search`, or the study's file is damaged.
     """
     check_search(spec, axes)
+    _check_study(out / STUDY)
     seed, base = spec.seeds[0], spec.run({}, spec.seeds[0])
     optuna: Any = import_module("optuna")
 
@@ -144,6 +146,23 @@ def search(
         if len(ended) < trials:
             study.optimize(objective, n_trials=trials - len(ended), catch=(FedcoreError,))
     return _result(study, axes, out, spec, seed)
+
+
+def _check_study(file: Path) -> None:
+    """Refuse a file that was cut off, as by a full disk, or holds foreign bytes: Optuna would write on in it."""
+    if not file.exists():
+        return
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("it is cut off")
+                parse_json(line)["op_code"]
+            except (ValueError, LookupError, TypeError) as error:
+                raise ConfigError(
+                    f"{file}: line {number} is damaged ({error}). Delete it and the lines after it, to go on without "
+                    "the trials that end there; or name another --out, for a new search"
+                ) from None
 
 
 def _objective(
