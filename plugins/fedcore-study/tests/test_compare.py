@@ -411,6 +411,23 @@ class TestOverClients:
         found, _ = join([make([own], 1, [0.5]), make([other, "object:Far"], 1, [0.6])])
         assert {row.label for row in found.blocks[0].rows} == {own, f"{other}+Far"}
 
+    def test_names_of_a_strangers_run_are_only_names(self, make):
+        names = ["=1+1", "-2|x", "<script>", "\x1b[31mred", "two\nlines", r"\input{x}", "![](https://example.org)"]
+        folders = [make([], 0, [0.5], dataset=name, model=name) for name in names]
+        found = join(folders, by=["dataset"])[0]
+        assert not any("\x1b" in made(found) for made in formats.FORMATS.values())
+        rows = list(csv.DictReader(io.StringIO(formats.as_csv(found))))
+        assert [row["row"] for row in rows[:2]] == ["'=1+1", "'-2|x"]
+        assert [row["model"] for row in rows[2:5]] == ["<script>", "\ufffd[31mred", "two lines"]
+        markdown = formats.markdown(found)
+        assert r"**model -2\|x**" in markdown
+        assert r"| \\input{x} | 1 |" in markdown
+        assert "<script" not in markdown
+        assert "![](" not in markdown
+        latex = re.sub("^% .*", "", formats.latex(found), flags=re.MULTILINE)
+        assert r"\textbackslash{}input\{x\} & 1" in latex
+        assert "\nlines" not in latex
+
     def test_runs_without_figures_by_client_are_compared(self, make):
         found, _ = join([make([], 0, [0.5], protocol="personal")], protocol="personal", by_client=True)
         assert formats.cells(found, found.blocks[0], found.blocks[0].rows[0])[3:9] == ["-"] * 6

@@ -1,4 +1,7 @@
-"""A comparison as text: the cells that every table shows, and markdown, LaTeX, CSV and JSON of them."""
+"""A comparison as text: the cells that every table shows, and markdown, LaTeX, CSV and JSON of them.
+
+Names may come from a stranger's run: what they mean to a terminal or to the reader of a format is escaped.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedcore.base.config import Json
 from fedcore.base.identity import method
+from fedcore.cli.output import clean
 from fedcore_study.compare.cautions import FEW
 from fedcore_study.compare.comparison import Block, Comparison, Row
 from fedcore_study.compare.figures import Difference, Figure
@@ -157,17 +161,18 @@ def markdown(comparison: Comparison) -> str:
     for block in comparison.blocks:
         rows = [cells(comparison, block, row) for row in block.rows]
         parts.append(markdown_table(title(block), headings(comparison, block), rows))
-        parts += ["\n".join(f"- {sentence}" for sentence in block.findings)] if block.findings else []
+        parts += ["\n".join(f"- {markdown_text(said)}" for said in block.findings)] if block.findings else []
     notes = [f"Note: {note}." for note in comparison.notes]
-    return "\n\n".join([*parts, caption(comparison), *notes]) + "\n"
+    return "\n\n".join([*parts, *map(markdown_text, (caption(comparison), *notes))]) + "\n"
 
 
 def latex(comparison: Comparison) -> str:
     """Return a table for each block in the style of the package booktabs, the best of each column in bold."""
-    notes = [f"% Note: {note}." for note in comparison.notes]
-    parts = ["\n".join([r"% Needs \usepackage{booktabs}.", f"% {caption(comparison)}", *notes])]
+    notes = [f"Note: {note}." for note in comparison.notes]
+    said = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparison), *notes))
+    parts = ["\n".join(said)]
     for number, block in enumerate(comparison.blocks, start=1):
-        said = [f"% {sentence}" for sentence in block.findings]
+        said = map(latex_comment, block.findings)
         parts.append("\n".join([*said, _latex_float(comparison, block, number)]))
     return "\n\n".join(parts) + "\n"
 
@@ -205,9 +210,9 @@ def _best(column: Column, rows: Sequence[Row]) -> list[int]:
 
 def markdown_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a GitHub table under its title, if it has one; the first column holds names, the others numbers."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (headings, *rows)]
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (headings, *rows)]
     lines.insert(1, "| --- |" + " ---: |" * (len(headings) - 1))
-    return "\n".join([*([f"**{title}**", ""] if title else []), *lines])
+    return "\n".join([*([f"**{markdown_text(title)}**", ""] if title else []), *lines])
 
 
 def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, escaped: bool = False) -> str:
@@ -215,15 +220,39 @@ def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
     :param escaped: the rows are LaTeX already.
     """
-    lines = [f"% {title}"] if title else []
+    lines = [latex_comment(title)] if title else []
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", _latex_row(headings), r"\midrule"]
     body = [" & ".join(row) + r" \\" if escaped else _latex_row(row) for row in rows]
     return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
 
 
+def csv_text(rows: Iterable[Sequence[Json]]) -> str:
+    """Return rows as CSV in which no text is a formula of a spreadsheet."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for row in rows:
+        cells = (_line(cell) if isinstance(cell, str) else cell for cell in row)
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and re.match("[=+@-].", cell) else cell for cell in cells])
+    return file.getvalue()
+
+
+def markdown_text(text: str) -> str:
+    """Return a text in which nothing is HTML, a link, or the end of a table's cell."""
+    return re.sub(r"[\\|]", r"\\\g<0>", _line(text)).replace("<", "&lt;").replace("](", r"]\(")
+
+
 def latex_text(text: str) -> str:
     """Return a text in which nothing is a command of LaTeX."""
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "".join(_LATEX.get(character, character) for character in _line(text))
+
+
+def latex_comment(text: str) -> str:
+    """Return a text as a comment of LaTeX."""
+    return f"% {_line(text)}"
+
+
+def _line(text: str) -> str:
+    return " ".join(clean(text).split())
 
 
 def latex_number(text: str) -> str:
@@ -233,14 +262,14 @@ def latex_number(text: str) -> str:
 
 def as_csv(comparison: Comparison) -> str:
     """Return one line per row with plain numbers: fractions, bytes, seconds; empty where there is none."""
-    file = io.StringIO()
     named = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
-    writer = csv.writer(file, lineterminator="\n")
     figures = [f"{name}_{part}" for name in ("accuracy", "rounds", "bytes", "seconds") for part in ("mean", "std", "n")]
     difference = ["difference_mean", "difference_low", "difference_high", "difference_n"]
     over_clients = [f"clients_{name}_{part}" for name in CLIENTS for part in ("mean", "std", "n")]
     virtual = ["virtual_seconds_mean", "virtual_seconds_std", "virtual_seconds_n"]
-    writer.writerow([*named, "row", "protocol", "baseline", *figures, *difference, *virtual, *over_clients])
+    rows: list[list[Json]] = [
+        [*named, "row", "protocol", "baseline", *figures, *difference, *virtual, *over_clients],
+    ]
     for block in comparison.blocks:
         for row in block.rows:
             values: list[Json] = [_short(name, block.settings.get(name, "")) for name in named]
@@ -251,8 +280,8 @@ def as_csv(comparison: Comparison) -> str:
             values += [d.mean, d.low, d.high, d.n] if d else [None, None, None, 0]
             for figure in (row.virtual, *(row.clients[name] for name in CLIENTS)):
                 values += _parts(figure)
-            writer.writerow(values)
-    return file.getvalue()
+            rows.append(values)
+    return csv_text(rows)
 
 
 def as_json(comparison: Comparison) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore_study.compare.formats import latex_table, markdown_table, spread
+from fedcore_study.compare.formats import csv_text, latex_comment, latex_table, markdown_table, markdown_text, spread
 from fedcore_study.reproduce.run import Reproduction, ResultCell
 
 
@@ -97,30 +95,28 @@ def _selection(reproduction: Reproduction) -> str:
 def markdown(reproduction: Reproduction) -> str:
     """Return a GitHub table for each column of the paper's."""
     tables = [markdown_table(block.title, block.headings, block.rows) for block in blocks(reproduction)]
-    notes = "\n".join(f"- {line}" for line in caption(reproduction))
-    return "\n\n".join([title(reproduction), *tables, notes]) + "\n"
+    notes = "\n".join(f"- {markdown_text(line)}" for line in caption(reproduction))
+    return "\n\n".join([markdown_text(title(reproduction)), *tables, notes]) + "\n"
 
 
 def latex(reproduction: Reproduction) -> str:
     """Return a tabular for each column of the paper's table, in the style of the package booktabs."""
     tables = [latex_table(block.title, block.headings, block.rows) for block in blocks(reproduction)]
-    notes = "\n".join(f"% {line}" for line in (title(reproduction), *caption(reproduction)))
+    notes = "\n".join(map(latex_comment, (title(reproduction), *caption(reproduction))))
     return "\n\n".join([notes, *tables]) + "\n"
 
 
 def as_csv(reproduction: Reproduction) -> str:
     """Return one line per cell and heading, figures in percent; empty where there is none."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
     named = ["column", "row", "paper", "paper_mean", "paper_std", "ours", "protocol"]
-    writer.writerow([*named, "mean", "std", "n", "planned", "difference", "reason"])
+    rows: list[list[Any]] = [[*named, "mean", "std", "n", "planned", "difference", "reason"]]
     for cell in reproduction.cells:
         paper = [cell.paper.text, cell.paper.mean, cell.paper.std]
         for heading in reproduction.recipe.protocols:
             ours = _plain(cell, heading)
             figures = [ours["mean"], ours["std"], ours["n"], cell.planned, ours["difference"]]
-            writer.writerow([cell.column, cell.row, *paper, heading, ours["protocol"], *figures, cell.reason])
-    return file.getvalue()
+            rows.append([cell.column, cell.row, *paper, heading, ours["protocol"], *figures, cell.reason])
+    return csv_text(rows)
 
 
 def as_json(reproduction: Reproduction) -> str:
