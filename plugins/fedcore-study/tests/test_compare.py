@@ -86,8 +86,8 @@ class TestFigures:
         assert paired_difference({0: 1.0}, {1: 1.0}) is None
         one = paired_difference({0: 3.0, 1: 5.0}, {0: 1.0})
         assert (one.mean, one.low, one.high, one.n) == (2.0, None, None, 1)
-        same = paired_difference({0: 3.0, 1: 5.0}, {0: 2.0, 1: 4.0})
-        assert (same.low, same.high) == (1.0, 1.0)
+        two = paired_difference({0: 3.0, 1: 5.0}, {0: 2.0, 1: 4.0})
+        assert (two.mean, two.low, two.high, two.n) == (1.0, None, None, 2)
 
 
 class TestComparison:
@@ -440,7 +440,7 @@ class TestFindings:
     def test_verdicts(self, word):
         mean, low, high = self.SAID[word]
         assert verdict(Difference(mean, low, high, 3)) == word
-        assert verdict(Difference(mean, low, high, 2)) == "few"
+        assert verdict(Difference(mean, None, None, 2)) == "few"
 
     def test_an_interval_that_begins_at_zero_says_nothing(self):
         assert verdict(Difference(0.0, 0.0, 0.0, 3)) == verdict(Difference(0.1, 0.0, 0.2, 3)) == "same"
@@ -461,7 +461,7 @@ class TestFindings:
             "Better than fedavg, the whole 95 % interval above zero: moon (+10.00 [+10.00, +10.00]).",
             "Worse than fedavg, the whole 95 % interval below zero: scaffold (-10.00 [-10.00, -10.00]).",
             "Not to be told apart from fedavg, zero is within the 95 % interval: fedprox (+0.33 [-2.54, +3.20]).",
-            "Nothing can be said against fedavg with fewer than 3 common seeds: ditto (+39.50).",
+            "Too few seeds in common with fedavg to tell, fewer than 3: ditto (+39.50).",
         ]
         text = formats.markdown(join(folders)[0])
         assert all(f"- {sentence}" in text for sentence in block.findings)
@@ -564,6 +564,8 @@ class TestCautions:
         (block,) = found.blocks
         assert formats.cells(found, block, block.rows[1])[3].startswith(cell)
         assert bool(found.notes) == (seeds < 3)
+        *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
+        assert bool(line["difference_low"]) == bool(line["difference_high"]) == (seeds >= 3)
 
     def test_a_cosine_that_restarted_is_named(self, make):
         found = find_runs([make(p, 0, [0.5] * 2, lr_schedule="cosine") for p in ([], ["moon"])], print).runs
@@ -605,7 +607,7 @@ def test_the_command(make, tmp_path, monkeypatch):
     assert table.exit_code == 0
     assert "alpha 0.5" in table.stdout
     assert "rounds to 50 %" in table.stdout
-    few = "differences over 1 seed say nothing about other seeds, and have no interval here; run at least 3"
+    few = "differences over 1 seed say nothing about other seeds, and have no interval; run at least 3"
     assert table.stderr == f"note: {few}\n"
     assert "+0.00 (1 seed)" in table.stdout
     assert "Highest mean accuracy: fedavg and moon with 50.00 %." in table.stdout

@@ -103,13 +103,13 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
     assert not [a for tag, a in page.tags if tag in ("link", "img", "iframe") or "src" in a]
     assert page.source.count("plotly.js v") == 1
     versions = yaml.safe_load((runs / "fedavg-0" / "config.yaml").read_text())["versions"]
-    few = "differences over 2 seeds say nothing about other seeds, and have no interval here"
+    few = "differences over 2 seeds say nothing about other seeds, and have no interval"
     for expected in (
         f"torch: {versions['torch']}",
         "local_epochs: 1",
         "Settings that all runs share",
         few,
-        "global: Nothing can be said against fedavg with fewer than 3 common seeds: fedprox (",
+        "global: Too few seeds in common with fedavg to tell, fewer than 3: fedprox (",
         "Over the clients, global_local",
         "(2 seeds)",
     ):

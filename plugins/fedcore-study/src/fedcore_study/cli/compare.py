@@ -45,7 +45,7 @@ def compare(
     """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
 
     Runs of other data, partitions or settings have a separate table and are never averaged with these.
-    The difference is paired by seed; its interval is Student's t.
+    The difference is paired by seed; its interval, from 3 seeds on, is Student's t.
     """
     form = "latex" if latex else form
     if form not in options.FORMATS:

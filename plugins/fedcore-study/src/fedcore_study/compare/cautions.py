@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedcore.base.protocols import PROTOCOLS
-from fedcore_study.compare.figures import Difference
+from fedcore_study.compare.figures import FEW, Difference
 from fedcore_study.compare.model_size import ModelSize
 from fedcore_study.compare.records import RunRecord
-
-FEW = 3
-"""Below so many pairs of seeds an interval is not shown: with two, Student's t multiplies their deviation by nine."""
 
 OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model)
 """The protocols that measure clients' own models, those on held-out parts first."""
@@ -44,7 +41,7 @@ def few_seeds(differences: Iterable[Difference | None]) -> str:
     if not numbers:
         return ""
     seeds = " or ".join(f"{n} seed{'s' if n > 1 else ''}" for n in numbers)
-    return f"differences over {seeds} say nothing about other seeds, and have no interval here; run at least {FEW}"
+    return f"differences over {seeds} say nothing about other seeds, and have no interval; run at least {FEW}"
 
 
 def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:

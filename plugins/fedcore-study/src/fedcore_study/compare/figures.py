@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+FEW = 3
+"""Below so many pairs of seeds there is no interval: of two, Student's t multiplies their deviation by nine."""
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -26,7 +29,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences with its confidence interval by Student's t (None for one pair)."""
+    """Mean of paired differences with its confidence interval by Student's t (None below ``FEW`` pairs)."""
 
     mean: float
     low: float | None
@@ -45,7 +48,7 @@ def paired_difference(
     figure = Figure.of(differences)
     if figure is None:
         return None
-    if figure.std is None:
+    if figure.std is None or figure.n < FEW:
         return Difference(figure.mean, None, None, figure.n)
     from scipy.stats import t  # takes a second to import
 

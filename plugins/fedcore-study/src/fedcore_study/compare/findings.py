@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedcore_study.compare.cautions import FEW
-from fedcore_study.compare.figures import Difference, Figure
+from fedcore_study.compare.figures import FEW, Difference, Figure
 
 MANY = 5
 """From so many comparisons with a baseline on, the findings say what that number does to the intervals."""
@@ -35,7 +34,7 @@ def findings(
         ("better", f"Better than {baseline}, the whole {level} interval above zero"),
         ("worse", f"Worse than {baseline}, the whole {level} interval below zero"),
         ("same", f"Not to be told apart from {baseline}, zero is within the {level} interval"),
-        ("few", f"Nothing can be said against {baseline} with fewer than {FEW} common seeds"),
+        ("few", f"Too few seeds in common with {baseline} to tell, fewer than {FEW}"),
         ("none", f"No seed in common with {baseline}"),
     ):
         if name in told:
@@ -53,7 +52,7 @@ def verdict(difference: Difference | None) -> str:
     """Return ``better``, ``worse`` or ``same``; ``few`` where the seeds are too few to tell, ``none`` without any."""
     if difference is None:
         return "none"
-    if difference.n < FEW or difference.low is None or difference.high is None:
+    if difference.low is None or difference.high is None:
         return "few"
     return "better" if difference.low > 0 else "worse" if difference.high < 0 else "same"
 
@@ -70,7 +69,7 @@ def _worded(label: str, difference: Difference | None) -> str:
     if difference is None:
         return label
     interval = ""
-    if difference.n >= FEW and difference.low is not None and difference.high is not None:
+    if difference.low is not None and difference.high is not None:
         interval = f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
     return f"{label} ({100 * difference.mean:+.2f}{interval})"
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from fedcore.base.config import Json
 from fedcore.base.identity import method
 from fedcore.cli.output import clean
-from fedcore_study.compare.cautions import FEW
 from fedcore_study.compare.comparison import Block, Comparison, Row
 from fedcore_study.compare.figures import Difference, Figure
 
@@ -110,11 +109,9 @@ def _difference(difference: Difference | None) -> str:
     if difference is None:
         return "-"
     text = f"{100 * difference.mean:+.2f}"
-    if difference.n < FEW:
-        text += f" ({difference.n} seed{'s' if difference.n > 1 else ''})"
-    elif difference.low is not None and difference.high is not None:
-        text += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
-    return text
+    if difference.low is None or difference.high is None:
+        return text + f" ({difference.n} seed{'s' if difference.n > 1 else ''})"
+    return text + f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
 
 
 def headings(comparison: Comparison, block: Block) -> list[str]:
