@@ -316,6 +316,7 @@ def test_figures_as_files(cli, runs: Path, tmp_path: Path, form: str) -> None:
     magic = b"\x89PNG" if form == "png" else b"%PDF"
     assert all((tmp_path / "figures" / name).read_bytes().startswith(magic) for name in files)
     assert f"written: {len(files)} {form} files in figures" in result.stdout
+    assert cli("report", runs / "fedavg-0", "--figures", "figures", "--points", 0, "--force").exit_code == 0
 
 
 def test_bad_input_is_one_message_and_exit_code_2(cli, runs: Path, tmp_path: Path, monkeypatch) -> None:
@@ -325,8 +326,12 @@ def test_bad_input_is_one_message_and_exit_code_2(cli, runs: Path, tmp_path: Pat
     for arguments, says in (
         (["empty"], "is neither a run nor a sweep: it has no config.yaml"),
         (["nowhere"], "does not exist"),
-        ([runs / "fedavg-0", "--out", "mine.html"], "mine.html exists already and is no report"),
+        (
+            [runs / "fedavg-0", "--out", "mine.html"],
+            "mine.html exists already; choose another name, or replace it with --force",
+        ),
         ([runs / "fedavg-0", "--out", "empty"], "empty is a folder; name a file such as empty/report.html"),
+        ([runs / "fedavg-0", "--figures", runs], "is not empty; choose another folder, or write into it with --force"),
         ([runs / "fedavg-0", "--figure-format", "pmg"], "Did you mean 'png'?"),
         ([runs / "fedavg-0", "--by", "alhpa"], "Did you mean 'alpha'?"),
         ([runs / "fedavg-0", "twin"], "are runs of the same settings and seed"),

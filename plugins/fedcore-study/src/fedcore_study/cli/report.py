@@ -12,12 +12,11 @@ from fedcore.cli import options, output
 
 def report(
     runs: options.Runs,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.html", help="The page; a report there is replaced.")
-    ] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Write each figure as a file, too.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page and figures.")] = False,
     form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
     by: options.By = None,
     data_dir: Annotated[
@@ -44,7 +43,7 @@ def report(
     from fedcore_study.report.build import build
     from fedcore_study.report.page import check_target, write_page
 
-    check_target(out)
+    check_target(out, figures, force=force)
     static.check_format(form)
     notes: list[str] = []
     found = find_runs(runs, notes.append)

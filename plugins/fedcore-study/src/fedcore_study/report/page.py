@@ -22,8 +22,6 @@ from fedcore_study.report.build import Report, Section
 from fedcore_study.report.charts import Chart, Heatmap, Omitted, plain
 from fedcore_study.report.figures import figure, themes
 
-_GENERATOR = "fedcore report"
-
 
 @dataclass(frozen=True)
 class _Drawn:
@@ -46,18 +44,18 @@ class _Section:
     omitted: list[Omitted]
 
 
-def check_target(out: Path) -> None:
-    """Refuse to write over what is no report.
+def check_target(out: Path, figures: Path | None = None, *, force: bool = False) -> None:
+    """Refuse to write over what is there.
 
-    :raises ConfigError: ``out`` is a folder, or a file that ``report`` did not write.
+    :param figures: the folder of the figures' files. ``force``: all but a folder in the page's place may be replaced.
+    :raises ConfigError: ``out`` is a folder; or it exists, or the folder of figures holds something.
     """
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder; name a file such as {out / 'report.html'}")
-    if out.exists():
-        with out.open("rb") as file:
-            ours = f'content="{_GENERATOR}"'.encode() in file.read(2000)
-        if not ours:
-            raise ConfigError(f"--out {out} exists already and is no report; choose another name")
+    if out.exists() and not force:
+        raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
+    if figures is not None and not force and figures.is_dir() and any(figures.iterdir()):
+        raise ConfigError(f"--figures {figures} is not empty; choose another folder, or write into it with --force")
 
 
 def write_page(report: Report, out: Path) -> None:
@@ -85,7 +83,7 @@ def page(report: Report) -> str:
     environment.filters["plain"] = plain
     sections = [_section(section, number) for number, section in enumerate(report.sections, start=1)]
     return environment.get_template("page.html").render(
-        generator=_GENERATOR,
+        generator="fedcore report",
         version=__version__,
         policy=_policy([plotly, script]),
         report={**vars(report), "sections": sections},
