@@ -216,9 +216,14 @@ def package_of(kind: str, name: str) -> str | None:
 
 
 def summary(point: EntryPoint) -> str:
-    """Return the one-line summary of the distribution behind an entry point."""
+    """Return the one-line summary of the distribution behind an entry point.
+
+    Of ``FedRep (ICML 2021): heads; FedBABU (ICLR 2022): a body`` it is the part that begins with the point's name.
+    """
     # Not metadata["Summary"]: with the backport importlib_metadata imported, a missing key raises.
-    return next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
+    whole = next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
+    parts = whole.split("; ")
+    return next((part for part in parts if part.partition(" ")[0].lower() == point.name), whole)
 
 
 def is_code(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -34,3 +36,20 @@ def test_the_list_of_plugins_shows_a_name_that_two_packages_provide(twice):
     result = CliRunner().invoke(app, ["plugins", "list", "--json"])
     assert result.exit_code == 0
     assert TWICE in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("summary", "shown"),
+    [
+        ("FedOne (2021): one; FedTwo (2022): two", ["FedOne (2021): one", "FedTwo (2022): two"]),
+        ("Robust aggregation: one; or two", ["Robust aggregation: one; or two"] * 2),
+    ],
+)
+def test_each_plugin_of_a_package_has_its_part_of_the_summary(tmp_path, monkeypatch, summary, shown):
+    info = tmp_path / "both_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: both-package\nVersion: 1.0\nSummary: {summary}\n")
+    (info / "entry_points.txt").write_text("[fedcore.plugins]\nfedone = both:One\nfedtwo = both:Two\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = json.loads(CliRunner().invoke(app, ["plugins", "list", "--json"]).stdout)
+    assert [row["summary"] for row in rows if row["package"] == "both-package"] == shown
