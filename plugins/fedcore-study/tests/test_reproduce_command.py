@@ -168,13 +168,13 @@ def test_the_list_and_the_dry_run_start_nothing(cli, recipe: Path, tmp_path: Pat
         assert "two alphas" in listed.stdout
         assert "Run one: fedcore reproduce fedprox --table 7" in listed.stdout
     dry = cli("reproduce", "fedprox", "--table", 7, "--dry-run", "--seeds", 3)
-    assert "a, FedAvg: 3 runs" in dry.stdout
-    assert "b, SOLO: not run: there is no such data set" in dry.stdout
+    assert "a: FedAvg, FedProx: 3 runs each\n" in dry.stdout
+    assert "b: FedAvg, FedProx, SOLO: not run: there is no such data set\n" in dry.stdout
     assert "6 runs, none started" in dry.stderr
     chosen = cli(
         "reproduce", "fedprox", "--table", 7, "--dry-run", "--row", "FedProx", "--row", "SOLO", "--column", "a"
     )
-    assert chosen.stdout == "a, FedProx: 1 run\na, SOLO: not run: nobody asks\n"
+    assert chosen.stdout == "a: FedProx: 1 run each\na: SOLO: not run: nobody asks\n"
     assert not (tmp_path / "reproduce").exists()
 
 

@@ -216,11 +216,18 @@ def _counts(recipe: Recipe) -> tuple[str, str]:
 
 
 def _show_plan(planned: Plan) -> None:
-    console = output.stdout()
+    """Print which cells have how many runs, or why none: those of the same rows and the same state in one line."""
+    rows: dict[tuple[str, str], list[str]] = {}  # by column and state
     for cell in planned.cells:
         number = len(planned.runs.get((cell.row, cell.column), []))
-        state = f"not run: {cell.reason}" if cell.reason else f"{number} run{'s' if number != 1 else ''}"
-        console.print(output.text(f"{cell.column}, {cell.row}: {state}"), soft_wrap=True)
+        state = f"not run: {cell.reason}" if cell.reason else f"{number} run{'s' if number != 1 else ''} each"
+        rows.setdefault((cell.column, state), []).append(cell.row)
+    columns: dict[tuple[str, str], list[str]] = {}  # by rows and state
+    for (column, state), names in rows.items():
+        columns.setdefault((", ".join(names), state), []).append(column)
+    console = output.stdout()
+    for (named, state), where in columns.items():
+        console.print(output.text(f"{'; '.join(where)}: {named}: {state}"), soft_wrap=True)
     runs = {identity for identities in planned.runs.values() for identity in identities}
     output.note(f"{len(runs)} runs, none started")
 
