@@ -47,7 +47,7 @@ class Display:
         self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
         self.finished = False
         self.began = clock()
-        self._round_began = self.began
+        self._round_began: float | None = None  # the first round also starts the workers: it says nothing of the others
         self._pace: deque[float] = deque(maxlen=20)
 
     def __enter__(self) -> Self:
@@ -64,7 +64,6 @@ class Display:
         if event == "start":
             self.directory, self.done = details["directory"], details["round"]
             self.rounds, self.cohort = details["config"].rounds, details["config"].cohort_size
-            self._round_began = self.clock()
             self.started(details)
         elif event == "client":
             self.clients += 1
@@ -72,7 +71,8 @@ class Display:
             self.client_done(details)
         elif event == "round":
             now = self.clock()
-            self._pace.append(now - self._round_began)
+            if self._round_began is not None:
+                self._pace.append(now - self._round_began)
             self._round_began, self.clients, self.failed, self.done = now, 0, 0, details["round"] + 1
             self.round_done(details)
         elif event == "note":
@@ -82,10 +82,8 @@ class Display:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end from the last rounds; None before the first round."""
-        if not self._pace:
-            return None
-        return median(self._pace) * (self.rounds - self.done)  # the first round also starts the workers
+        """Estimated seconds to the end from the last rounds; None before the second round's end."""
+        return median(self._pace) * (self.rounds - self.done) if self._pace else None
 
     def started(self, details: Mapping[str, Any]) -> None:
         """Show that a run starts or resumes."""

@@ -34,7 +34,7 @@ class NotebookDisplay:
 
     def __init__(self, draw: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
         self.draw, self.clock = draw, clock
-        self.began = self.drawn = clock()
+        self.began = self.drawn = self.first_ended = clock()
         self.title, self.status = "", "starting"
         self.rounds, self.done, self.cohort, self.clients, self.failed = 1, 0, 1, 0, 0
         self.records: list[Mapping[str, Any]] = []
@@ -54,6 +54,8 @@ class NotebookDisplay:
                 return
         elif event == "round":
             self.records.append(details)
+            if len(self.records) == 1:
+                self.first_ended = self.clock()
             self.done, self.clients = details["round"] + 1, 0
         elif event == "note":
             self.notes.append(details["message"])
@@ -68,8 +70,8 @@ class NotebookDisplay:
     def page(self) -> str:
         """Return the present state as HTML."""
         times = f"{self.clock() - self.began:.0f} s"
-        if self.records and self.status != "done":
-            left = (self.clock() - self.began) / len(self.records) * (self.rounds - self.done)
+        if len(self.records) > 1 and self.status != "done":  # the first round also starts the workers
+            left = (self.clock() - self.first_ended) / (len(self.records) - 1) * (self.rounds - self.done)
             times += f", about {left:.0f} s left"
         if self.failed:
             times += f"; {self.failed} clients failed"

@@ -135,12 +135,13 @@ def test_a_notebook_shows_every_round(finished):
     drawn = []
     now = iter(range(1000))
     display = notebook.NotebookDisplay(drawn.append, clock=lambda: float(next(now)))
-    options = finished.config.model_copy(update={"out": finished.directory.with_name("second"), "rounds": 2})
+    options = finished.config.model_copy(update={"out": finished.directory.with_name("second"), "rounds": 3})
     fedcore.run(options, notify=display)
     assert "fedprox on digits" in drawn[0]
     assert any("round 1: 2/3 clients" in page for page in drawn)
-    assert any("left" in page and "1/2 rounds" in page for page in drawn)
-    assert "2/2 rounds, done" in drawn[-1]
+    assert not any("left" in page and "1/3 rounds" in page for page in drawn)  # the workers have started in it, too
+    assert any("left" in page and "2/3 rounds" in page for page in drawn)
+    assert "3/3 rounds, done" in drawn[-1]
     assert any("<polyline" in page for page in drawn)
     assert "<polyline" not in drawn[-1]  # the result shows the curve below
 
