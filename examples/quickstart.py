@@ -11,7 +11,7 @@ import fedcore
 def show(event, details):
     if event == "round":
         accuracy = details["metrics"]["global"]["accuracy"]
-        print(f"round {details['round']}: {accuracy:.1%}, losses {details['losses']}")
+        print(f"round {details['round'] + 1}: {accuracy:.1%}, losses {details['losses']}")
 
 
 def main(rounds: int = 10) -> fedcore.RunResult:

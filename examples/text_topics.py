@@ -76,7 +76,7 @@ def main(rounds: int = 10) -> fedcore.RunResult:
 
 def report(event: str, details: Mapping[str, Any]) -> None:
     if event == "round":
-        print(f"round {details['round']}: {details['metrics']['global']['accuracy']:.1%} of the test texts")
+        print(f"round {details['round'] + 1}: {details['metrics']['global']['accuracy']:.1%} of the test texts")
 
 
 if __name__ == "__main__":

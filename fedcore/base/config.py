@@ -87,7 +87,7 @@ class RunConfig(BaseModel):
         default=False,
         description="Leave out a local epoch's last mini-batch if it is smaller than the others; never the only one.",
     )
-    lr: float = Field(default=0.02, gt=0, description="Local learning rate of round 0.")
+    lr: float = Field(default=0.02, gt=0, description="Local learning rate of the first round.")
     lr_decay: float = Field(default=1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
     lr_schedule: Literal["constant", "cosine", "step"] = Field(
         default="constant",

@@ -68,9 +68,11 @@ class PluginContractError(FedcoreError):
 
         :param name: None where the fault is not one plugin's but in all of the run's together.
         :param found: what the plugin does wrong, as a predicate: ``returned Linear``.
+        :param round: from 0, as the hook counts; the message counts from 1.
         :param kind: of the registered object: ``plugin``, ``model``, ``tracker``, ...
         """
-        place = ", ".join(f"{what} {at}" for what, at in (("round", round), ("client", client)) if at is not None)
+        number = None if round is None else round + (hook not in ("personal_model", "post_train"))  # after that round
+        place = ", ".join(f"{what} {at}" for what, at in (("round", number), ("client", client)) if at is not None)
         message = "the plugins" if name is None else f"{kind} {name!r}"
         message += f" hook {hook}" if hook else ""
         message += f" ({place})" if place else ""

@@ -36,7 +36,7 @@ def make_display(console: Console, *, quiet: bool = False) -> Display:
 class Display:
     """Follows a run's events; ``run`` takes an instance as ``notify``.
 
-    Rounds are numbered as in metrics.jsonl and in error messages, from 0.
+    Rounds are numbered from 1; in records, as for hooks, from 0.
 
     :ivar directory: the run directory, None before it exists.
     """
@@ -110,7 +110,7 @@ class PlainDisplay(Display):
 
     def round_done(self, record: Record) -> None:
         """Print one line for the round and one per kind of failure."""
-        parts = [f"round {record['round']} ({self.done}/{self.rounds})"]
+        parts = [f"round {self.done}/{self.rounds}"]
         parts += [f"{name} {value} %" for name, value in accuracies(record).items()]
         parts += [f"{clean(name)} {number(value)}" for name, value in ordered(record["losses"])]
         if "system" in record:
@@ -156,7 +156,7 @@ class LiveDisplay(Display):
         """Add the round to the table, and print its failures above."""
         self._records.append(record)
         for line in failures(record):
-            self.console.print(Text.assemble((f"round {record['round']}: ", "yellow"), line), soft_wrap=True)
+            self.console.print(Text.assemble((f"round {record['round'] + 1}: ", "yellow"), line), soft_wrap=True)
 
     def render(self) -> Group:
         """Return the current content."""
@@ -185,10 +185,10 @@ class LiveDisplay(Display):
     def _doing(self) -> str:
         if self.done >= self.rounds:
             return "done" if self.finished else "finishing"
-        what = f"round {self.done}: {self.clients}/{max(self.cohort, self.clients)} clients"
+        what = f"round {self.done + 1}: {self.clients}/{max(self.cohort, self.clients)} clients"
         if self.failed:
             what += f", {self.failed} failed"
-        return what if self.clients < self.cohort else f"round {self.done}: evaluating"
+        return what if self.clients < self.cohort else f"round {self.done + 1}: evaluating"
 
 
 def rounds_table(records: Sequence[Record], width: int) -> Table:
@@ -213,7 +213,7 @@ def rounds_table(records: Sequence[Record], width: int) -> Table:
         table.add_column("failed", justify="right", style="yellow", no_wrap=True)
     table.add_column("s/round", justify="right", style="dim", no_wrap=True)
     for record in records:
-        row = [str(record["round"])]
+        row = [str(record["round"] + 1)]
         row += [accuracies(record).get(name, "-") for name in protocols]
         row += [number(record["losses"].get(name)) for name in shown]
         row += [str(len(record["failures"]) or "")] if failing else []
@@ -225,7 +225,7 @@ def headline(details: Mapping[str, Any]) -> str:
     """Return a run in one line: methods, data, directory."""
     config = details["config"]
     methods = " + ".join(config.plugins) or "fedavg"
-    began = f", from round {details['round']}" if details["round"] else ""
+    began = f", from round {details['round'] + 1}" if details["round"] else ""
     return (
         f"{methods} on {config.dataset} ({config.model}), {config.partition}, {config.clients} clients, "
         f"{config.rounds} round{'s' * (config.rounds > 1)}{began}, in {details['directory']}"

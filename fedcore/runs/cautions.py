@@ -71,6 +71,6 @@ def schedule_cautions(before: int, config: RunConfig, trained: int) -> list[str]
     was, now = config.model_copy(update={"rounds": before}), config
     return [
         f"--lr-schedule cosine follows the number of rounds: from {was.learning_rate(trained - 1):.3g} in round "
-        f"{trained - 1} of {before}, the learning rate goes on with {now.learning_rate(trained):.3g} in round "
-        f"{trained} of {now.rounds}; a new run of {now.rounds} rounds gives other results"
+        f"{trained} of {before}, the learning rate goes on with {now.learning_rate(trained):.3g} in round "
+        f"{trained + 1} of {now.rounds}; a new run of {now.rounds} rounds gives other results"
     ]

@@ -17,7 +17,7 @@ Points = Sequence[tuple[int, float]]
 def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
     """Return accuracy over rounds as an SVG element; an empty text where nothing was evaluated.
 
-    :param curves: by protocol, the rounds (from 0) and accuracies (0..1).
+    :param curves: by protocol, the rounds (from 1) and accuracies (0..1).
     :param rounds: of the whole run, the width of the picture.
     """
     values = [100 * accuracy for points in curves.values() for _, accuracy in points]
@@ -25,10 +25,10 @@ def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
         return ""
     low, high = 10 * (min(values) // 10), 10 * -(-max(values) // 10)
     high = max(high, low + 10)
-    last = max(rounds - 1, 1)
+    last = max(rounds, 2)
 
     def x(number: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * number / last
+        return LEFT + (WIDTH - LEFT - RIGHT) * (number - 1) / (last - 1)
 
     def y(percent: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - percent) / (high - low)
@@ -38,9 +38,9 @@ def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
     for percent in range(int(low), int(high) + 1, step):
         parts.append(_line(LEFT, y(percent), WIDTH - RIGHT, y(percent), 'stroke-opacity="0.2"'))
         parts.append(_text(LEFT - 6, y(percent) + 4, str(percent), "end"))
-    for number in sorted({0, last // 2, last}):
+    for number in sorted({1, (1 + last) // 2, last}):
         parts.append(_text(x(number), HEIGHT - BOTTOM + 16, str(number), "middle"))
-    parts.append(_text(x(last / 2), HEIGHT - 4, "round", "middle"))
+    parts.append(_text(x((1 + last) / 2), HEIGHT - 4, "round", "middle"))
     parts.append(
         f'<text x="12" y="{y((low + high) / 2):.1f}" text-anchor="middle" '
         f'transform="rotate(-90 12 {y((low + high) / 2):.1f})">accuracy %</text>'

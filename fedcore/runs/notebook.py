@@ -63,7 +63,7 @@ class NotebookDisplay:
             self.status = {"done": "done", "stopped": "interrupted"}[event]
         elif self.title:
             clients = min(self.clients, self.cohort)
-            self.status = f"round {self.done}: {clients}/{self.cohort} clients"
+            self.status = f"round {min(self.done + 1, self.rounds)}: {clients}/{self.cohort} clients"
         self.drawn = self.clock()
         self.draw(self.page())
 

@@ -45,7 +45,7 @@ class RunResult:
 
         What a plugin's hook ``report`` gave is in ``report.PLUGIN.NAME``.
 
-        A pandas DataFrame indexed by round where pandas is installed, else a list of dictionaries.
+        A pandas DataFrame indexed by round, from 1, where pandas is installed, else a list of dictionaries.
         """
         rows = history_rows(self.records)
         try:
@@ -87,13 +87,13 @@ def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return (round, accuracy) of every protocol that was evaluated in rounds."""
+    """Return (round, accuracy) of every protocol that was evaluated in rounds, which count from 1."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name in EVALUATED if record.get("metrics") else ():
             row = record["metrics"].get(name)
             if row:
-                found.setdefault(name, []).append((record["round"], row["accuracy"]))
+                found.setdefault(name, []).append((record["round"] + 1, row["accuracy"]))
     return found
 
 
@@ -103,7 +103,7 @@ def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for record in records:
         if "round" not in record:
             continue  # what post_train recorded
-        row: dict[str, Any] = {"round": record["round"]}
+        row: dict[str, Any] = {"round": record["round"] + 1}
         row |= {f"loss.{name}": value for name, value in record["losses"].items()}
         for name, figures in evaluated(record.get("metrics") or {}).items():
             for key in ("accuracy", "loss", "std", "worst10"):

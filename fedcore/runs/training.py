@@ -163,7 +163,7 @@ class Experiment:
                 self.notify(
                     "note",
                     {
-                        "message": f"stopped after round {state.round - 1}: round {best} stays the best on the "
+                        "message": f"stopped after round {state.round}: round {best + 1} stays the best on the "
                         f"clients' held-out parts (--patience {self.config.patience})"
                     },
                 )
@@ -237,7 +237,8 @@ class Experiment:
             metrics = {**metrics, **self.evaluator.silhouette(state)}
         if state.before_correction is not None:
             metrics = {**metrics, "global_before_correction": state.before_correction}
-        return {**metrics, "best_by_validation": state.best or None}
+        best = {**state.best, "round": state.best["round"] + 1} if state.best else None  # from 1, as people count
+        return {**metrics, "best_by_validation": best}
 
     def _noted(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return an evaluation's figures; notes the first time that clients could not be evaluated."""

@@ -40,7 +40,7 @@ def aggregate(
         mean = setup.uploads.split(on_cpu(running.mean()))
     except ZeroDivisionError as error:
         given = "".join(f", given by plugin {plugin.name!r} hook weight" for plugin in plugins.implementers("weight"))
-        raise RoundFailedError(f"round {current.number}: {error}{given}") from None
+        raise RoundFailedError(f"round {current.number + 1}: {error}{given}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     current.phase = "aggregate"
     for plugin in plugins.implementers("aggregate"):
@@ -60,7 +60,7 @@ def aggregate(
     broken = first_nonfinite(model)
     if broken:
         raise DivergedError(
-            f"round {current.number}: the aggregated {broken!r} is not finite.{current.outlier} "
+            f"round {current.number + 1}: the aggregated {broken!r} is not finite.{current.outlier} "
             f"{_against_divergence(current)} The state before the round is kept."
         )
     current.model = model
@@ -80,13 +80,13 @@ def require_enough(current: Round) -> None:
         return
     if not current.cohort:
         raise RoundFailedError(
-            f"round {current.number}: no client is available, --min-clients asks for {needed}. The last good state is "
-            "kept; with --min-clients 0 such a round changes nothing and the run goes on."
+            f"round {current.number + 1}: no client is available, --min-clients asks for {needed}. The last good state "
+            "is kept; with --min-clients 0 such a round changes nothing and the run goes on."
         )
     reasons = "; ".join(f"client {f['client']}: {f['kind']}, {f['message']}" for f in current.failures[:5])
     more = f"; and {len(current.failures) - 5} more" if len(current.failures) > 5 else ""
     what = (
-        f"round {current.number}: {len(current.accepted)} of {len(current.cohort)} clients gave a usable update, "
+        f"round {current.number + 1}: {len(current.accepted)} of {len(current.cohort)} clients gave a usable update, "
         f"--min-clients asks for {needed}. {reasons}{more}."
     )
     diverged = sum(failure["kind"] == "diverged" for failure in current.failures)

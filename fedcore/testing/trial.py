@@ -144,8 +144,8 @@ class Trial:
 def failures(result: RunResult) -> str:
     """Return the failed clients of a run, those of evaluations too, with their messages; empty if none failed."""
     found = [
-        f"round {record.get('round', 'after the last')}{during}: client {failure['client']} {failure['kind']}: "
-        f"{failure['message']}"
+        f"round {record['round'] + 1 if 'round' in record else 'after the last'}{during}: "
+        f"client {failure['client']} {failure['kind']}: {failure['message']}"
         for record in records(result)
         for during, failures in (
             ("", record["failures"]),

@@ -22,14 +22,14 @@ def test_train_prints_tables_and_the_directory(cli, tmp_path: Path) -> None:
     assert "worst 10 %" in result.stdout
     assert f"run directory: {tmp_path / 'run'}" in result.stdout
     assert result.stderr.startswith("fedprox on digits (mlp), dirichlet, 2 clients, 1 round, in ")
-    assert "round 0 (1/1)  global " in result.stderr
+    assert "round 1/1  global " in result.stderr
 
 
 def test_json_is_alone_on_stdout_and_evaluate_finds_the_same(cli, tmp_path: Path) -> None:
     result = cli("train", *SMALL, "--json", "--out", "run")
     summary = json.loads(result.stdout)
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert "round 0 (1/1)" in result.stderr
+    assert "round 1/1" in result.stderr
     assert "run directory" in result.stderr
 
     again = cli("evaluate", "run", "--json")

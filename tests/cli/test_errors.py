@@ -266,7 +266,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(cli, monkeypatch, tmp_path: Path) ->
 def test_a_run_that_fails_says_where_its_state_is(cli, tmp_path: Path) -> None:
     result = cli("train", *SMALL, "--system", "dropout=1", "--out", "broken")
     assert result.exit_code == 2
-    assert "error: round 0" in result.stderr
+    assert "error: round 1" in result.stderr
     assert f"fedcore resume {tmp_path / 'broken'} goes on" in result.stderr
     assert "Traceback" not in result.output
 

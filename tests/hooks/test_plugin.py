@@ -212,7 +212,7 @@ def _ask_all(self, server):
 def test_an_exception_on_the_server_names_plugin_hook_and_round(go, hook):
     with pytest.raises(PluginCallError) as caught:
         go(raising(hook), rounds=2)
-    assert f"plugin 'breaker' hook {hook} (round 1) raised KeyError: 'broken on purpose'" in str(caught.value)
+    assert f"plugin 'breaker' hook {hook} (round 2) raised KeyError: 'broken on purpose'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
     assert (caught.value.plugin, caught.value.hook) == ("breaker", hook)
 
@@ -223,7 +223,7 @@ def test_an_update_that_makes_a_hook_raise_is_rejected_and_names_plugin_hook_rou
     assert first["failures"] == []
     (failure,) = second["failures"]
     assert (failure["client"], failure["kind"], second["accepted"]) == (2, "rejected", 3)
-    assert f"plugin 'breaker' hook {hook} (round 1, client 2) raised KeyError" in failure["message"]
+    assert f"plugin 'breaker' hook {hook} (round 2, client 2) raised KeyError" in failure["message"]
 
 
 @pytest.mark.parametrize("hook", CLIENT_HOOKS)
@@ -232,7 +232,7 @@ def test_an_exception_on_a_client_is_its_failure_and_names_plugin_hook_round_and
     assert first["failures"] == []
     (failure,) = second["failures"]
     assert (failure["client"], failure["kind"]) == (2, "raised")
-    message = f"plugin 'breaker' hook {hook} (round 1, client 2) raised KeyError: 'broken on purpose'"
+    message = f"plugin 'breaker' hook {hook} (round 2, client 2) raised KeyError: 'broken on purpose'"
     assert message in failure["message"]
     assert second["accepted"] == (4 if hook == "answer" else 3)
 
@@ -245,7 +245,7 @@ def test_a_local_loss_of_wrong_shape_gets_a_hint(go, shape):
             value = step.features.sum(dim=1)
             return {"(B,)": Loss(value), "float": Loss(1.0), "list": [Loss(value.mean()), Loss(value)]}[shape]
 
-    with pytest.raises(PluginContractError, match=r"'wrong' hook local_loss \(round 0, client \d\).*0-dim.*\.mean\(\)"):
+    with pytest.raises(PluginContractError, match=r"'wrong' hook local_loss \(round 1, client \d\).*0-dim.*\.mean\(\)"):
         go(Wrong)
 
 

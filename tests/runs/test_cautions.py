@@ -67,13 +67,13 @@ def test_arrays_that_are_not_used(notes, tmp_path):
 
 
 def test_a_cosine_that_restarts(notes):
-    """0.02 * (1 + cos(pi / 2)) / 2 = 0.01 in round 1 of 2 and in round 2 of 4."""
+    """0.02 * (1 + cos(pi / 2)) / 2 = 0.01 in round 2 of 2 and in round 3 of 4."""
     assert not notes(lr_schedule="cosine")
     assert notes(changes={"workers": 0}) == []
     (note,) = notes(changes={"rounds": 4})
     assert note == (
-        "--lr-schedule cosine follows the number of rounds: from 0.01 in round 1 of 2, the learning rate goes on with "
-        "0.01 in round 2 of 4; a new run of 4 rounds gives other results"
+        "--lr-schedule cosine follows the number of rounds: from 0.01 in round 2 of 2, the learning rate goes on with "
+        "0.01 in round 3 of 4; a new run of 4 rounds gives other results"
     )
     assert notes(changes={"rounds": 4}) == []
 

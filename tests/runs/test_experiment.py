@@ -501,7 +501,7 @@ class Fails(Plugin):
 
 def test_when_all_clients_fail_the_last_good_state_stays(go, tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(RoundFailedError, match=r"round 2: 0 of 4 .* client \d: raised, .*no power"):
+    with pytest.raises(RoundFailedError, match=r"round 3: 0 of 4 .* client \d: raised, .*no power"):
         go(Fails, rounds=4, checkpoint_every=3, out=out)
     state = committed(out)
     assert (state.round, state.phase) == (2, "train")

@@ -48,7 +48,7 @@ def test_the_page_has_the_table_and_the_curve(finished):
 def test_history_without_pandas_is_rows(finished, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     rows = finished.history
-    assert [row["round"] for row in rows] == [0, 1, 2, 3]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
     assert ["global.accuracy" in row for row in rows] == [False, True, False, True]
     last = finished.records[-1]
     assert rows[-1]["global_local.worst10"] == last["metrics"]["global_local"]["worst10"]
@@ -122,13 +122,13 @@ def test_damaged_rounds_are_told(finished, tmp_path):
 
 def test_a_curve_is_drawn_where_the_figures_are():
     """Rounds 0 and 4 of 5 at 20 % and 60 %: the first and last place, the lowest and highest line."""
-    svg = learning_curve({"global": [(0, 0.2), (4, 0.6)]}, 5)
+    svg = learning_curve({"global": [(1, 0.2), (5, 0.6)]}, 5)
     (points,) = re.findall(r'polyline points="([^"]+)"', svg)
     first, last = ([float(number) for number in point.split(",")] for point in points.split())
     assert (first, last) == ([44.0, 186.0], [402.0, 10.0])
     assert learning_curve({}, 5) == ""
-    assert "<circle" in learning_curve({"global": [(0, 0.2)]}, 1)
-    assert "&lt;b&gt;" in learning_curve({"<b>": [(0, 0.2)]}, 1)
+    assert "<circle" in learning_curve({"global": [(1, 0.2)]}, 1)
+    assert "&lt;b&gt;" in learning_curve({"<b>": [(1, 0.2)]}, 1)
 
 
 def test_a_notebook_shows_every_round(finished):
@@ -138,7 +138,7 @@ def test_a_notebook_shows_every_round(finished):
     options = finished.config.model_copy(update={"out": finished.directory.with_name("second"), "rounds": 3})
     fedcore.run(options, notify=display)
     assert "fedprox on digits" in drawn[0]
-    assert any("round 1: 2/3 clients" in page for page in drawn)
+    assert any("round 2: 2/3 clients" in page for page in drawn)
     assert not any("left" in page and "1/3 rounds" in page for page in drawn)  # the workers have started in it, too
     assert any("left" in page and "2/3 rounds" in page for page in drawn)
     assert "3/3 rounds, done" in drawn[-1]

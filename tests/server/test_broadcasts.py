@@ -140,7 +140,7 @@ def test_an_error_in_it_ends_the_run_as_in_every_broadcast(go):
             if client == 2:
                 raise ValueError("no row")
 
-    with pytest.raises(PluginCallError, match=r"broadcast \(round 0, client 2\) raised ValueError: no row"):
+    with pytest.raises(PluginCallError, match=r"broadcast \(round 1, client 2\) raised ValueError: no row"):
         go(Fails)
 
 

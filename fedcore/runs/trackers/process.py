@@ -111,7 +111,7 @@ class Follower:
         try:
             getattr(self.tracker, method)(*arguments)
         except (Exception, SystemExit) as error:
-            where = f" (round {self.memory.round})" if method in ("round", "evaluation") else ""
+            where = f" (round {self.memory.round + 1})" if method in ("round", "evaluation") else ""
             raise RuntimeError(f"{method}{where} raised {type(error).__name__}: {error}") from error
 
 

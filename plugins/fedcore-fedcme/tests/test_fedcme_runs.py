@@ -437,7 +437,7 @@ def test_ledger_counts_what_the_card_says(go):
 @pytest.mark.parametrize("matching", ["one-to-one", "many-to-one"])
 @pytest.mark.parametrize("trouble", [Fails, Diverges])
 def test_a_survivor_keeps_its_own_classifier(go, trouble, matching):
-    with pytest.warns(ExchangeWarning, match=r"round 0\): client 0 keeps its own classifier.*client 1, failed"):
+    with pytest.warns(ExchangeWarning, match=r"round 1\): client 0 keeps its own classifier.*client 1, failed"):
         run = go({"fedcme": {"mu": 0.0, "matching": matching}, trouble: {}}, **DISJOINT)
     assert plugin_state(run, "fedcme")["left_alone"] == [[0, 0, 1]]
     assert [failure["client"] for failure in records(run)[0]["failures"]] == [1]

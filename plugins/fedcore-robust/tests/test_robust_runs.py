@@ -232,8 +232,8 @@ def test_few_clients(go, rule, clients):
 @pytest.mark.parametrize(
     ("plugins", "words"),
     [
-        ({"krum": {"fraction": 0.4}}, r"krum, round 0: 5 updates outvote 1 attackers at most.*0\.4 assumes 2"),
-        ({"trimmed-mean": {"fraction": 0.45}}, r"trimmed-mean, round 0: 5 updates outvote 2 .*assumes 3"),
+        ({"krum": {"fraction": 0.4}}, r"krum, round 1: 5 updates outvote 1 attackers at most.*0\.4 assumes 2"),
+        ({"trimmed-mean": {"fraction": 0.45}}, r"trimmed-mean, round 1: 5 updates outvote 2 .*assumes 3"),
     ],
 )
 def test_too_few_updates_for_the_assumed_attackers_are_warned_of(go, plugins, words):

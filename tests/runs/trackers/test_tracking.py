@@ -62,9 +62,9 @@ def test_whatever_goes_wrong_is_told_once_and_changes_nothing(tmp_path, calls):
     expected = {
         "NoTracker": "expected a subclass of fedcore.runs.trackers.Tracker",
         "InStart": "start raised ValueError: boom in start",
-        "InRound": "round (round 1) raised ValueError: boom in round",
+        "InRound": "round (round 2) raised ValueError: boom in round",
         "InFinish": "finish raised ValueError: boom in finish",
-        "Exits": "round (round 0) raised SystemExit: 0",
+        "Exits": "round (round 1) raised SystemExit: 0",
         "Dies": "its process was killed by SIGKILL",
         "State": "not JSON serializable",
         "HangsAtOnce": "did not finish within 1 s; to wait longer: --set module:odd_trackers.HangsAtOnce.patience",

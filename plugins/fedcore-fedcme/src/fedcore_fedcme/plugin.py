@@ -123,8 +123,8 @@ class FedCME(Plugin[FedCMEOptions]):
         left_alone = [[server.round, receiver, donor] for receiver, donor in donors.items() if donor not in usable]
         for _, receiver, donor in left_alone:
             warnings.warn(
-                f"fedcme (round {server.round}): client {receiver} keeps its own {self.options.exchange}, because its "
-                f"counterpart, client {donor}, failed or diverged before the exchange",
+                f"fedcme (round {server.round + 1}): client {receiver} keeps its own {self.options.exchange}, because "
+                f"its counterpart, client {donor}, failed or diverged before the exchange",
                 ExchangeWarning,
                 stacklevel=2,
             )

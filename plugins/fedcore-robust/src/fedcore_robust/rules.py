@@ -112,7 +112,7 @@ def _attackers(plugin: Plugin, server: ServerContext, fraction: float, n: int, m
     assumed, most = math.ceil(fraction * n - 1e-9), max(0, most)  # 0.07 * 100 is a little more than 7
     if assumed > most:
         warnings.warn(
-            f"{plugin.name}, round {server.round}: {n} updates outvote {most} attackers at most, but fraction "
+            f"{plugin.name}, round {server.round + 1}: {n} updates outvote {most} attackers at most, but fraction "
             f"{fraction} assumes {assumed}; more clients per round or a smaller fraction would do",
             RobustnessWarning,
             stacklevel=1,
