@@ -85,8 +85,10 @@ def report_line(plugin: str, figures: Mapping[str, Any]) -> Text:
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:
-    """Return the split of the run time."""
-    spent = summary["time"]
+    """Return the split of the time of the process that finished the run, and which rounds it ran if not all."""
+    spent, rounds = summary["time"], summary["rounds"]
+    timed = spent.get("rounds", rounds)
+    of = f" of the last {timed} of {rounds} rounds" if timed < rounds else ""
     each = spent["per_round"]
     parts = [f"local training {duration(each['local_training'])}"]
     parts += [f"aggregation {duration(each['aggregation'])}", f"evaluation {duration(each['evaluation'])}"]
@@ -94,7 +96,7 @@ def time_line(summary: Mapping[str, Any]) -> Text:
     terms = [
         f"{clean(name)} {100 * seconds / whole:.0f} %" for name, seconds in each["plugin_terms"].items() if whole > 0
     ]
-    line = Text.assemble(("time: ", "bold"), f"{duration(summary['seconds'])}; per round {', '.join(parts)}")
+    line = Text.assemble((f"time{of}: ", "bold"), f"{duration(summary['seconds'])}; per round {', '.join(parts)}")
     line.append(f"; of the clients' time {', '.join(terms)}" if terms else "")
     line.append(f"; workers {spent['workers']}, peak memory {spent['peak_memory_mib']:.0f} MiB")
     return line

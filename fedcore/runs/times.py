@@ -42,12 +42,12 @@ class RoundTimes:
                 totals[name] = totals.get(name, 0.0) + spent[name]
 
     def split(self, workers: int) -> dict[str, Any]:
-        """Return the mean seconds per round by part, the engine's workers, and the peak of resident memory in MiB."""
+        """Return the mean seconds per round by part, of how many rounds, the workers, and the peak of memory in MiB."""
         rounds = max(1, self.rounds)
         means: dict[str, Any] = {part: self._seconds.get(part, 0.0) / rounds for part in PARTS}
         means["plugin_terms"] = {name: total / rounds for name, total in sorted(self._plugins.items())}
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
-        return {"per_round": means, "workers": workers, "peak_memory_mib": kilobytes / 1024}
+        return {"per_round": means, "rounds": self.rounds, "workers": workers, "peak_memory_mib": kilobytes / 1024}
 
 
 def has_times(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:

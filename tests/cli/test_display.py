@@ -156,6 +156,12 @@ def test_summary_shows_every_protocol_and_figure() -> None:
         assert any(all(word in line for word in words) for line in picture.splitlines()), words
 
 
+def test_the_time_of_a_resumed_run_is_of_its_last_rounds() -> None:
+    summary = events.summary()
+    summary["time"]["rounds"] = 2
+    assert "time of the last 2 of 3 rounds: 1 min 05 s; per round" in drawn(summary_tables(summary), width=200)
+
+
 def test_no_global_model_says_why() -> None:
     failures = [{"client": client, "kind": "raised", "message": f"no [b] {client}"} for client in range(3)]
     assert "client 0 and 2 more could not be evaluated by every protocol: no [b] 0" in drawn(
