@@ -44,7 +44,7 @@ class TensorBoard(Tracker):
         self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
         self.rounds = run.config.rounds
         if run.round:
-            began = Event(session_log=SessionLog(status=SessionLog.START), step=run.round, wall_time=time.time())
+            began = Event(session_log=SessionLog(status=SessionLog.START), step=run.round + 1, wall_time=time.time())
             self._write(began)
         else:
             values = write_yaml(run.config.model_dump(mode="json"))
@@ -55,11 +55,11 @@ class TensorBoard(Tracker):
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Add a round's losses, bytes and seconds."""
-        self._add_scalars(round_scalars(record), record["round"])
+        self._add_scalars(round_scalars(record), record["round"] + 1)
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Add what the protocols say."""
-        self._add_scalars(scalars(metrics), round)
+        self._add_scalars(scalars(metrics), round + 1)
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
         """Add the final figures, and close."""

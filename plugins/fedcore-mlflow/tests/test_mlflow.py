@@ -58,11 +58,11 @@ def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
     }
     lines = RunDirectory(result.directory).read_metrics()
     assert history(client, run, "global/accuracy") == [
-        (n, r["metrics"]["global"]["accuracy"]) for n, r in enumerate(lines)
+        (n, r["metrics"]["global"]["accuracy"]) for n, r in enumerate(lines, start=1)
     ]
-    assert history(client, run, "loss/task") == [(n, r["losses"]["task"]) for n, r in enumerate(lines)]
-    assert [step for step, _ in history(client, run, "loss/moon.contrast")] == [1, 2]
-    assert history(client, run, "bytes/up") == [(n, r["bytes"]["up"]) for n, r in enumerate(lines)]
+    assert history(client, run, "loss/task") == [(n, r["losses"]["task"]) for n, r in enumerate(lines, start=1)]
+    assert [step for step, _ in history(client, run, "loss/moon.contrast")] == [2, 3]
+    assert history(client, run, "bytes/up") == [(n, r["bytes"]["up"]) for n, r in enumerate(lines, start=1)]
     assert run.data.metrics["final/silhouette"] == pytest.approx(result.metrics["silhouette"])
     kept = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert kept == {"config.yaml", "summary.json"}
@@ -87,7 +87,7 @@ def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, made):
     client, (again,) = runs_of(uri)
     assert again.info.run_id == run.info.run_id
     assert again.info.status == "FINISHED"
-    assert [step for step, _ in history(client, again, "loss/task")] == [0, 1, 2, 3, 4]
+    assert [step for step, _ in history(client, again, "loss/task")] == [1, 2, 3, 4, 5]
 
 
 def test_a_server_that_does_not_answer_costs_a_note(tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_an_offline_run_is_written(tmp_path):
     rows = history(file)
     lines = RunDirectory(result.directory).read_metrics()
     for name, expected in {
-        "round": [0, 1, 2],
+        "round": [1, 2, 3],
         "global/accuracy": [line["metrics"]["global"]["accuracy"] for line in lines],
         "loss/task": [line["losses"]["task"] for line in lines],
         "bytes/up": [line["bytes"]["up"] for line in lines],
@@ -90,10 +90,10 @@ def test_rounds_that_are_not_evaluated_have_rows_of_their_own(tmp_path):
     result = federate(tmp_path, rounds=4, eval_every=2, trackers={"wandb": {}})
     (file,) = files_of(result.directory)
     assert [(row["round"], "global/accuracy" in row) for row in history(file)] == [
-        (0, False),
-        (1, True),
-        (2, False),
-        (3, True),
+        (1, False),
+        (2, True),
+        (3, False),
+        (4, True),
     ]
 
 
@@ -110,7 +110,7 @@ def test_a_resumed_run_keeps_its_id(tmp_path):
     before, after = files_of(out)
     assert before == first
     assert before.name == after.name  # run-ID.wandb
-    assert [row["round"] for row in history(before) + history(after)] == [0, 1, 2, 3, 4]
+    assert [row["round"] for row in history(before) + history(after)] == [1, 2, 3, 4, 5]
 
 
 def test_without_an_account_nothing_is_asked_and_the_run_goes_on(tmp_path):

@@ -35,8 +35,8 @@ def test_a_run_is_in_tensorboard(tmp_path):
         "seconds/local_training": lambda line: line["time"]["local_training"],
         "clients/accepted": lambda line: line["accepted"],
     }.items():
-        assert curve(found, tag) == [(line["round"], read(line)) for line in lines], tag
-    assert [step for step, _ in curve(found, "loss/moon.contrast")] == [1, 2]  # nothing to contrast with in round 0
+        assert curve(found, tag) == [(line["round"] + 1, read(line)) for line in lines], tag
+    assert [step for step, _ in curve(found, "loss/moon.contrast")] == [2, 3]  # nothing to contrast with in the first
     assert curve(found, "final/silhouette") == [(3, result.metrics["silhouette"])]
     text = found.Tensors("config")[0].tensor_proto.string_val[0].decode()
     assert "temperature: 0.5" in text
@@ -65,7 +65,7 @@ def test_a_resumed_run_has_one_curve(tmp_path):
         federate(tmp_path, rounds=5, checkpoint_every=2, trackers={"tensorboard": {}}, out=out, notify=stop)
     resume(out, allow_code=True, allow_outside=True)
     assert len(list((out / "tensorboard").iterdir())) == 2
-    assert [step for step, _ in curve(events(out / "tensorboard"), "loss/task")] == [0, 1, 2, 3, 4]
+    assert [step for step, _ in curve(events(out / "tensorboard"), "loss/task")] == [1, 2, 3, 4, 5]
 
 
 def test_without_tensorboard_the_extra_is_named_and_the_run_goes_on(tmp_path, monkeypatch):

@@ -71,11 +71,11 @@ class MLflow(Tracker):
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Log a round's losses, bytes and seconds."""
-        self._log(round_scalars(record), record["round"])
+        self._log(round_scalars(record), record["round"] + 1)
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Log what the protocols say."""
-        self._log(scalars(metrics), round)
+        self._log(scalars(metrics), round + 1)
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
         """Log the final figures and say how the run ended."""

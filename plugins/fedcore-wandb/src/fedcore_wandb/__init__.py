@@ -61,11 +61,11 @@ class Wandb(Tracker):
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Hold a round's losses, bytes and seconds, and log them where no evaluation follows."""
-        self.run.log({STEP: record["round"], **round_scalars(record)}, commit=not record["metrics"])
+        self.run.log({STEP: record["round"] + 1, **round_scalars(record)}, commit=not record["metrics"])
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:
         """Log what the protocols say in the round's row."""
-        self.run.log({STEP: round, **scalars(metrics)})
+        self.run.log({STEP: round + 1, **scalars(metrics)})
 
     def finish(self, status: Status, summary: Mapping[str, Any] | None) -> None:
         """Write the final figures and wait until everything is on the disk, or sent."""
