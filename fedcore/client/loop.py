@@ -145,8 +145,8 @@ def _edited(session: LocalSession) -> PluginContractError:
     ]
     who = " or ".join([*hooks, "the model"])
     return PluginContractError(
-        f"{who} (round {session.round}, client {session.client}) edits a tensor in place, which the gradient needs. "
-        "Hint: clone it first (z = z.clone()), or write z = z + 1 in place of z += 1"
+        f"{who} (round {session.round + 1}, client {session.client}) edits a tensor in place, which the gradient "
+        "needs. Hint: clone it first (z = z.clone()), or write z = z + 1 in place of z += 1"
     )
 
 

@@ -124,8 +124,8 @@ class ServerScope:
             changed = {n: v for n, v in values.items() if isinstance(v, Tensor) and v is not before.get(n)}
             if broken := first_nonfinite(changed):
                 raise DivergedError(
-                    f"round {self.number}: server.state[{broken!r}] of plugin {plugin!r} is not finite.{self.outlier} "
-                    "The state before the round is kept."
+                    f"round {self.number + 1}: server.state[{broken!r}] of plugin {plugin!r} is not finite."
+                    f"{self.outlier} The state before the round is kept."
                 )
         own = {"plugins": plugins, "ledger": ledger, "outlier": self.outlier}
         return replace(self.committed, **{"model": self.model, **own, **more})
@@ -142,7 +142,8 @@ class ServerScope:
             return ""
         client, most, median = found
         return (
-            f" In round {self.number} client {client} sent values up to {most:.1e}, the median of all is {median:.1e}."
+            f" In round {self.number + 1} client {client} sent values up to {most:.1e}, "
+            f"the median of all is {median:.1e}."
         )
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:

@@ -144,7 +144,7 @@ class Resident:
             kind: FailureKind = "raised" if isinstance(error, FedcoreError) else "rejected"
             outcome = ClientFailure(task.id, kind, _said(error))
         words = f": {outcome.kind}, {outcome.message}" if isinstance(outcome, ClientFailure) else ""
-        self._tell(f"round {task.round}: {task.kind}, {time.perf_counter() - began:.1f} s{words}")
+        self._tell(f"round {task.round + 1}: {task.kind}, {time.perf_counter() - began:.1f} s{words}")
         return outcome
 
 
