@@ -102,7 +102,14 @@ class NonFiniteUpdate(RejectUpdate):
 
 
 class RoundFailedError(FedcoreError):
-    """Too few clients delivered a usable update; the last committed state stays in the run directory."""
+    """Too few clients delivered a usable update.
+
+    :ivar raised: code of the run, a plugin's or a model's, raised on so many of them.
+    """
+
+    def __init__(self, message: str, *, raised: bool = False) -> None:
+        super().__init__(message)
+        self.raised = raised
 
 
 class DivergedError(RoundFailedError):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import typer
 
 from fedcore.base.debugging import DEBUG
-from fedcore.base.errors import DivergedError, FedcoreError
+from fedcore.base.errors import DivergedError, FedcoreError, PluginCallError, RoundFailedError
 from fedcore.cli import output
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
@@ -34,8 +34,8 @@ def guarded(context: typer.Context) -> Iterator[None]:
     """Print the errors of the command that the block runs as messages; with its ``--debug`` the tracebacks, too.
 
     Exit codes: 2 for a FedcoreError and for what is the matter with a path, but 4 for a DivergedError; 130 for Ctrl-C,
-    141 where the reader of the output closed the pipe, 1 for a bug. What has an exit code already is typer's: a mistake
-    in the arguments, or a command's own end.
+    141 where the reader of the output closed the pipe, 1 for a bug, a plugin's included. What has an exit code already is
+    typer's: a mistake in the arguments, or a command's own end.
     """
     try:
         yield
@@ -47,8 +47,9 @@ def guarded(context: typer.Context) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError as error:
         _trace(context)
-        output.error(error)
-        raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BAD_INPUT) from None
+        raised = isinstance(error, PluginCallError) or (isinstance(error, RoundFailedError) and error.raised)
+        output.error(str(error).removesuffix(".") + _hint(context) if raised else error)
+        raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BUG if raised else BAD_INPUT) from None
     except Exception as error:
         if hasattr(error, "exit_code"):
             raise
@@ -56,8 +57,7 @@ def guarded(context: typer.Context) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in ENVIRONMENT:
             output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
             raise typer.Exit(BAD_INPUT) from None
-        hint = "" if _DEBUG in context.meta else "; run again with --debug for the traceback"
-        output.error(f"{type(error).__name__}: {error}{hint}", label="internal error")
+        output.error(f"{type(error).__name__}: {error}{_hint(context)}", label="internal error")
         raise typer.Exit(BUG) from None
     finally:
         os.environ.pop(DEBUG, None)
@@ -69,6 +69,10 @@ def debug(context: typer.Context, wanted: bool) -> bool:
         context.meta[_DEBUG] = True
         os.environ[DEBUG] = "1"
     return wanted
+
+
+def _hint(context: typer.Context) -> str:
+    return "" if _DEBUG in context.meta else "; run again with --debug for the traceback"
 
 
 def _trace(context: typer.Context) -> None:

@@ -120,6 +120,11 @@ def _how_to_resume(directory: Path) -> str:
     return RunDirectory(directory).how_to_resume
 
 
+def _is_run(directory: Path) -> bool:
+    """Whether a run is there still: one that stopped before a round was finished deletes its directory."""
+    return (directory / "config.yaml").is_file()
+
+
 @contextmanager
 def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume) -> Iterator[Any]:
     """Display a run while it trains; if it stops early, print the command that resumes it.
@@ -137,10 +142,13 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
     except (Interrupted, KeyboardInterrupt):
         if display.directory is None:
             raise  # before there was a run
-        output.error(f"interrupted. Go on with: {how_to_resume(display.directory)}", label="stopped")
+        go_on = "interrupted before a round was finished; nothing is kept"
+        if _is_run(display.directory):
+            go_on = f"interrupted. Go on with: {how_to_resume(display.directory)}"
+        output.error(go_on, label="stopped")
         raise typer.Exit(INTERRUPTED) from None
     except FedcoreError as error:
-        if display.directory is not None and (display.directory / "config.yaml").is_file():  # a run that began
+        if display.directory is not None and display.done and _is_run(display.directory):
             kept = f"everything up to the last checkpoint is in {display.directory}"
             if not isinstance(error, DivergedError):  # it would diverge again
                 kept += f"; {how_to_resume(display.directory)} goes on from it"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pluggy
 
+from fedcore.base.debugging import place_of
 from fedcore.base.errors import (
     ConfigError,
     FedcoreError,
@@ -147,7 +148,7 @@ class PluginSet:
         except Exception as error:
             if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
                 raise
-            raised = f"raised {type(error).__name__}: {error}"
+            raised = f"raised {type(error).__name__}: {error}{place_of(error, call.function.__module__)}"
             round_, client = _where(arguments)
             raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error
         if name in self.seconds:

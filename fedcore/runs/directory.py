@@ -110,7 +110,7 @@ class RunDirectory:
             yield made
 
     def discard(self) -> None:
-        """Delete what :meth:`create` made and all that is in it; for a run that never started."""
+        """Delete what :meth:`create` made and all that is in it; for a run without a finished round."""
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         _remove_empty(self._missing)

@@ -77,8 +77,8 @@ def run(
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``); by default a
         notebook shows the progress.
     :raises ConfigError: and its kin, before anything is written.
-    :raises RoundFailedError: too few usable updates; the directory holds the last good state.
-    :raises Interrupted: Ctrl-C; the directory holds a checkpoint.
+    :raises RoundFailedError: too few usable updates; the directory holds the last finished round.
+    :raises Interrupted: Ctrl-C; likewise. Without a finished round no error leaves a directory.
     """
     refuse_while_importing()
     config, given, notify = RunConfig() if config is None else config, Given(), notify or notebook_display()

@@ -43,7 +43,8 @@ def begin(
 ) -> Iterator[OpenedRun]:
     """Set up a new run and write its directory, configuration and partition; the block may train in it.
 
-    The directory is this process's until the block ends. It is deleted again where no training could be started.
+    The directory is this process's until the block ends. It is deleted again where the block raises before a round was
+    finished.
 
     :param given: the partition, in place of the configured one.
     :param reached: the caller has an engine that reaches clients which hold their own data.
@@ -66,7 +67,7 @@ def begin(
                 directory.write_config(file)  # last: it makes the folder a run to be resumed
                 yield OpenedRun(setup, run.dataset, partition, directory, file)
             except BaseException:
-                if not directory.sessions.length:  # there is nothing to resume
+                if not directory.metrics.length:  # there is nothing to resume
                     directory.discard()
                 raise
 

@@ -91,7 +91,7 @@ class Experiment:
     def train(self, state: ServerState) -> RunResult:
         """Run what is left of the run."""
         if state.phase == "train":
-            self._unsaved = state  # so that a run that stops in its first round has a checkpoint, too
+            self._unsaved = state  # so that a run that goes on with other options has a checkpoint that fits them
         try:
             while state.phase == "train":
                 state = self.one_round(state)
@@ -106,6 +106,8 @@ class Experiment:
         except KeyboardInterrupt:
             self.save()
             self.notify("stopped", {})
+            if not self.directory.metrics.length:
+                raise Interrupted("interrupted before a round was finished") from None
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
     def _step_back(self, state: ServerState, error: DivergedError) -> DivergedError:

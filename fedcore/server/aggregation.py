@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +63,7 @@ def aggregate(
     if broken:
         raise DivergedError(
             f"round {current.number + 1}: the aggregated {broken!r} is not finite.{current.outlier} "
-            f"{_against_divergence(current)} The state before the round is kept."
+            f"{_against_divergence(current)}"
         )
     current.model = model
 
@@ -80,22 +82,39 @@ def require_enough(current: Round) -> None:
         return
     if not current.cohort:
         raise RoundFailedError(
-            f"round {current.number + 1}: no client is available, --min-clients asks for {needed}. The last good state "
-            "is kept; with --min-clients 0 such a round changes nothing and the run goes on."
+            f"round {current.number + 1}: no client is available, --min-clients asks for {needed}. With --min-clients 0 "
+            "such a round changes nothing and the run goes on."
         )
-    reasons = "; ".join(f"client {f['client']}: {f['kind']}, {f['message']}" for f in current.failures[:5])
-    more = f"; and {len(current.failures) - 5} more" if len(current.failures) > 5 else ""
     what = (
         f"round {current.number + 1}: {len(current.accepted)} of {len(current.cohort)} clients gave a usable update, "
-        f"--min-clients asks for {needed}. {reasons}{more}."
+        f"--min-clients asks for {needed}. {_reasons(current.failures)}."
     )
-    diverged = sum(failure["kind"] == "diverged" for failure in current.failures)
-    if diverged and len(current.accepted) + diverged >= needed:  # the other failures alone leave enough clients
-        everywhere = not current.accepted
-        kept = "" if everywhere else " The state before the round is kept."
-        what += current.committed.outlier
-        raise DivergedError(f"{what} {_against_divergence(current)}{kept}", everywhere=everywhere)
-    raise RoundFailedError(f"{what} The last good state is kept.")
+
+    kinds = Counter(failure["kind"] for failure in current.failures)
+
+    def missing(count: int) -> bool:
+        """Whether these are the clients that the round lacks: the other failures alone leave enough."""
+        return bool(count) and len(current.accepted) + count >= needed
+
+    if missing(kinds["diverged"]):
+        outlier = current.committed.outlier
+        raise DivergedError(f"{what}{outlier} {_against_divergence(current)}", everywhere=not current.accepted)
+    raise RoundFailedError(what, raised=missing(kinds["raised"] + len(current.raised)))
+
+
+def _reasons(failures: Iterable[Mapping[str, Any]]) -> str:
+    """Return why clients failed: the first five reasons, each with the clients that it is true of."""
+    clients: dict[str, list[int]] = {}
+    for failure in failures:
+        client, message = failure["client"], str(failure["message"])
+        reason = f"{failure['kind']}, {message.replace(f', client {client})', ')')}"
+        clients.setdefault(reason, []).append(client)
+    said = []
+    for reason, failed in [*clients.items()][:5]:
+        shown = ", ".join(map(str, failed[:10])) + ", ..." * (len(failed) > 10)
+        said.append(f"client{'s' * (len(failed) > 1)} {shown}: {reason}")
+    more = sum(map(len, [*clients.values()][5:]))
+    return "; ".join(said) + (f"; and {more} more" if more else "")
 
 
 def _checked(

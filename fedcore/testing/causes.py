@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-_END = r"(?=; (?:client|round) \d|; and \d+ more|\. (?:Training diverged|The last good state)|\n|$)"
+_END = r"(?=; (?:clients?|round) \d|; and \d+ more|\. Training diverged|\.?(?:\n|$))"
 _CAUSES = (
     re.compile(rf"plugin '[^']+' hook (\w+)(?: \([^)]*\))? (.+?){_END}"),
-    re.compile(rf"client \d+:? (\w+)[:,] (.+?){_END}"),
+    re.compile(rf"clients? [\d, .]+:? (\w+)[:,] (.+?){_END}"),
 )
 
 

@@ -263,12 +263,59 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(cli, monkeypatch, tmp_path: Path) ->
     assert len((tmp_path / "stopped" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_run_that_fails_says_where_its_state_is(cli, tmp_path: Path) -> None:
+RAISES = """
+from fedcore import Plugin, hookimpl
+
+class InRound0(Plugin):
+    fails = 0
+
+    @hookimpl
+    def begin_local(self, client):
+        if client.round == self.fails:
+            raise KeyError("previous")
+
+class InRound1(InRound0):
+    fails = 1
+
+class OnTheServer(Plugin):
+    @hookimpl
+    def server_step(self, server, mean):
+        raise KeyError("previous")
+
+class OnUpdates(Plugin):
+    @hookimpl
+    def weight(self, update):
+        raise KeyError("previous")
+"""
+
+
+@pytest.mark.parametrize(
+    ("plugin", "line", "rounds"),
+    [("InRound0", 10, 0), ("InRound1", 10, 1), ("OnTheServer", 18, 0), ("OnUpdates", 23, 0)],
+)
+def test_a_plugin_that_raises_is_a_bug_that_is_told_once(
+    cli, tmp_path: Path, monkeypatch, plugin: str, line: int, rounds: int
+) -> None:
+    (tmp_path / "raising.py").write_text(RAISES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    before = everything(tmp_path)
+    result = cli("train", *SMALL, "--rounds", 2, "--plugin", f"module:raising.{plugin}")
+    assert result.exit_code == 1
+    assert result.stderr.count(f"raised KeyError: 'previous' (raising.py:{line})") == 1
+    assert result.stderr.endswith("; run again with --debug for the traceback\n")
+    assert result.stderr.count("fedcore resume") == rounds
+    assert "good state" not in result.stderr
+    if not rounds:
+        assert everything(tmp_path) == before
+
+
+def test_clients_that_cannot_go_on_are_no_bug(cli, tmp_path: Path) -> None:
     result = cli("train", *SMALL, "--system", "dropout=1", "--out", "broken")
     assert result.exit_code == 2
     assert "error: round 1" in result.stderr
-    assert f"fedcore resume {tmp_path / 'broken'} goes on" in result.stderr
-    assert "Traceback" not in result.output
+    assert "resume" not in result.stderr
+    assert not (tmp_path / "broken").exists()
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "deep/er/run"), ("--out", "empty")])
@@ -279,6 +326,19 @@ def test_an_engine_that_cannot_start_leaves_nothing(cli, tmp_path: Path, out) ->
     assert "error: engine 'module:os.getcwd' raised TypeError" in result.stderr
     assert "resume" not in result.stderr
     assert everything(tmp_path) == {str(tmp_path / "empty"): None}
+
+
+def test_ctrl_c_in_the_first_round_leaves_nothing(cli, monkeypatch, tmp_path: Path) -> None:
+    def interrupt(federation, state, notify):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedcore.runs.training.run_round", interrupt)
+    result = cli("train", *SMALL, "--quiet")
+    assert (result.exit_code, result.stderr) == (
+        130,
+        "stopped: interrupted before a round was finished; nothing is kept\n",
+    )
+    assert everything(tmp_path) == {}
 
 
 def test_a_directory_that_is_taken(cli, tmp_path: Path) -> None:

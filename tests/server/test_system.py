@@ -334,10 +334,8 @@ NOBODY = {"availability": 0.05}  # of three clients, in some rounds
 
 
 def test_a_round_without_anybody_stops_the_run_and_says_what_would_go_on(tmp_path):
-    out = tmp_path / "run"
     with pytest.raises(RoundFailedError, match=r"no client is available.*--min-clients 0"):
-        federate(tmp_path, rounds=3, system=NOBODY, out=out)
-    assert RunDirectory(out).checkpoints.load() is not None
+        federate(tmp_path, rounds=3, system=NOBODY)
 
 
 @pytest.mark.filterwarnings("ignore:fedcme")

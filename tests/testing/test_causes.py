@@ -78,8 +78,8 @@ def test_a_check_that_is_expected_to_fail_does_not_stand_for_others():
 def test_causes():
     one = "round 1: client 0 raised: plugin 'x' hook end_local (round 1, client 0) raised ValueError: 3 of 4"
     other = (
-        "round 0: 0 of 2 clients gave a usable update, --min-clients asks for 1. client 5: raised, plugin 'x' hook "
-        "end_local (round 0, client 5) raised ValueError: 1 of 2; client 6: raised, ... The last good state is kept."
+        "round 0: 0 of 2 clients gave a usable update, --min-clients asks for 1. clients 5, 6: raised, plugin 'x' "
+        "hook end_local (round 0) raised ValueError: 1 of 2; client 7: dropped, was lost."
     )
     assert cause_of(AssertionError(one)) == cause_of(AssertionError(other)) == "end_local raised ValueError: # of #"
     assert cause_of(AssertionError("client 0 diverged: loss 'a' became nan")) == "diverged loss 'a' became nan"
