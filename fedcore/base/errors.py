@@ -126,7 +126,22 @@ class DivergedError(RoundFailedError):
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest known name, else the list of what there is."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if near:
-        return f" Did you mean {near[0]!r}?"
+    near = nearest(name, names)
+    if near is not None:
+        return f" Did you mean {near!r}?"
     return f" Known: {', '.join(names)}." if names else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that another one resembles, or is short for; None where there is none.
+
+    >>> nearest("SimpleCNN", ["mlp", "simple-cnn"]), nearest("learning_rate", ["alpha", "lr"])
+    ('simple-cnn', 'lr')
+    """
+    plain = {other.lower().replace("-", "_"): other for other in known}
+    words = name.lower().replace("-", "_")
+    initials = "".join(word[:1] for word in words.split("_"))
+    if len(initials) > 1 and initials in plain:
+        return plain[initials]
+    near = difflib.get_close_matches(words, plain, n=1, cutoff=0.6)
+    return plain[near[0]] if near else None

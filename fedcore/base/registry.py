@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -166,7 +167,9 @@ def resolve(kind: str, name: str) -> Any:
         hint = f"{name!r} is the name of an installed {other}" if other else ""
         hint = hint or (_behind_prefix(kind, name, prefixes) if kind == "model" and not colon else "")
         hint = f"{name!r} is in the package {package}: pip install {package}" if package else hint
-        raise UnknownNameError(kind, name, [*points, *(f"{known}:NAME" for known in prefixes)], hint)
+        hint = hint or _meant(kind, name, points)
+        known = [] if hint else [*points, *(f"{prefix}:NAME" for prefix in prefixes)]
+        raise UnknownNameError(kind, name, known, hint)
     twice = conflict(kind, name)
     if twice:
         raise ConfigError(twice)
@@ -177,6 +180,18 @@ def resolve(kind: str, name: str) -> Any:
         raise PluginContractError.of(
             name, f"{found}: {type(error).__name__}: {error}", kind=kind, hint=_missing(error, points[name])
         ) from error
+
+
+def _meant(kind: str, name: str, points: Collection[str]) -> str:
+    """Return how to write what a name seems to mean, for a message: several methods, a file of data, code."""
+    parts = re.split(r"[,+\s]+", name)
+    if kind in ("plugin", "tracker") and len(parts) > 1 and all(part in points for part in parts):
+        return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"
+    if kind == "dataset" and name.endswith(".npz"):
+        return f"Did you mean 'npz:{name}'?"
+    if "." in name and all(part.isidentifier() for part in name.split(".")):
+        return f"Did you mean '{objects.CODE}{name}'?"
+    return ""
 
 
 def _behind_prefix(kind: str, name: str, prefixes: Iterable[str]) -> str:

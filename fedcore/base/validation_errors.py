@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 _MOST_PROBLEMS, _LONGEST = 20, 200
 
@@ -24,13 +25,21 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) ->
         says_what = problem["type"] == "value_error" and message  # with the value, where that helps
         message = lower_first(message) or "a validator refuses it and gives no reason"
         given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"
-        lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}")
+        lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}{_as_fraction(problem)}")
     return "\n".join(lines)
 
 
 def lower_first(text: str) -> str:
     """Return a sentence as it stands after a colon."""
     return text[:1].lower() + text[1:]
+
+
+def _as_fraction(problem: ErrorDetails) -> str:
+    """Return how a percentage is written where a number of at most 1 is asked for, as ``; 50 % is 0.5``."""
+    value, context = problem["input"], problem.get("ctx", {})
+    if context.get("le", context.get("lt")) != 1 or not isinstance(value, (int, float)) or not 5 <= value <= 100:
+        return ""
+    return f"; {value:g} % is {value / 100:g}"
 
 
 def _short(value: Any) -> str:

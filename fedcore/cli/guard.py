@@ -8,11 +8,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
+from fedcore.base.config import RunConfig
 from fedcore.base.debugging import DEBUG
-from fedcore.base.errors import DivergedError, FedcoreError, PluginCallError, RoundFailedError
+from fedcore.base.errors import DivergedError, FedcoreError, PluginCallError, RoundFailedError, nearest
 from fedcore.cli import output
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
@@ -52,6 +54,7 @@ def guarded(context: typer.Context) -> Iterator[None]:
         raise typer.Exit(DIVERGED if isinstance(error, DivergedError) else BUG if raised else BAD_INPUT) from None
     except Exception as error:
         if hasattr(error, "exit_code"):
+            _suggest(error)
             raise
         _trace(context)
         if isinstance(error, OSError) and error.errno in ENVIRONMENT:
@@ -69,6 +72,13 @@ def debug(context: typer.Context, wanted: bool) -> bool:
         context.meta[_DEBUG] = True
         os.environ[DEBUG] = "1"
     return wanted
+
+
+def _suggest(error: Any) -> None:
+    """Add the option of a run that an unknown flag resembles, where typer finds nothing near to it."""
+    if not getattr(error, "possibilities", True):
+        near = nearest(error.option_name.strip("-"), RunConfig.model_fields)
+        error.possibilities = near and ["--" + near.replace("_", "-")]
 
 
 def _hint(context: typer.Context) -> str:

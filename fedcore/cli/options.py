@@ -68,7 +68,7 @@ _NAMES_OF = {
 }
 
 Json = Annotated[bool, typer.Option("--json", help="Print only the result as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result without progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result in one line, without progress.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=debug, help="Print the traceback of an error.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import code that a file names as module:...; inspect that code first.")
@@ -126,7 +126,9 @@ RunJson = Annotated[
     bool,
     typer.Option("--json", help="Print only summary.json on stdout.", rich_help_panel=RECORDS),
 ]
-RunQuiet = Annotated[bool, typer.Option("--quiet", help="Print the result without progress.", rich_help_panel=RECORDS)]
+RunQuiet = Annotated[
+    bool, typer.Option("--quiet", help="Print the result in one line, without progress.", rich_help_panel=RECORDS)
+]
 RunProfile = Annotated[
     bool, typer.Option("--profile", help="Print the time split of a round.", rich_help_panel=RECORDS)
 ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, UnknownNameError, suggestion
+from fedcore.base.errors import ConfigError, FedcoreError, UnknownNameError, suggestion
 from fedcore.base.identity import full_name
 from fedcore.base.safe_yaml import parse_setting
 from fedcore.base.system_options import read_system
+from fedcore.hooks.plugin import option_names
 from fedcore.runs.trust import check_code, code_in
 from fedcore.storage.config_file import read_config_file
 
@@ -64,6 +66,9 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
     """
     changed = {name: dict(options) for name, options in plugins.items()}
     for text in settings:
+        bare = text.partition("=")[0]
+        if owners := [name for name in changed if "." not in bare and bare in _options(name)]:
+            raise ConfigError(f"--set {text}: write --set {' or --set '.join(f'{name}.{text}' for name in owners)}")
         name, option, value = parse_setting(text)
         name = full_name(name, changed)
         if name not in changed:
@@ -79,6 +84,14 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
             )
         changed[name][option] = value
     return changed
+
+
+def _options(name: str) -> Collection[str]:
+    """Return the options of a plugin, tracker or engine; none where it cannot be imported."""
+    for kind in ("plugin", "tracker", "engine"):
+        with suppress(FedcoreError, AttributeError):
+            return option_names(registry.resolve(kind, name))
+    return ()
 
 
 def _kind(name: str) -> str:

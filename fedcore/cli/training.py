@@ -157,14 +157,20 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
 
 
 def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool, profile: bool = False) -> None:
-    """Print a finished run's figures: as JSON on stdout, or as tables."""
+    """Print a finished run's figures: as JSON on stdout, or as tables; in one line where it has to be quiet."""
+    from fedcore.cli.display import accuracies
     from fedcore.cli.summary import profile_table, summary_tables
 
+    console = output.stderr() if as_json else output.stdout()
     if as_json:
         output.print_json(summary)
-    if not (as_json and quiet):
-        console = output.stderr() if as_json else output.stdout()
+        if quiet:
+            return
+    where = f"run directory: {summary['run_dir']}"
+    if quiet:
+        where = ", ".join([*(f"{name} {value} %" for name, value in accuracies(summary).items()), where])
+    else:
         console.print(summary_tables(summary))
-        if profile:
-            console.print(profile_table(summary["time"]), "")
-        console.print(output.text(f"run directory: {summary['run_dir']}"), soft_wrap=True)
+    if profile:
+        console.print(profile_table(summary["time"]), "")
+    console.print(output.text(where), soft_wrap=True)

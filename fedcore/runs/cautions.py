@@ -1,4 +1,5 @@
-"""What a user should know as a run begins or goes on: which figures it will not have, and a schedule that restarts."""
+"""What a user should know as a run begins or goes on: options without effect, figures it will not have, a schedule
+that restarts."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
+from fedcore.base.processors import cores
 from fedcore.data import Dataset, Partition
 from fedcore.hooks.setup import Setup
 from fedcore.runs.provenance import INSTRUCTIONS, versions
@@ -22,6 +24,19 @@ def data_cautions(dataset: Dataset) -> list[str]:
         f"{dataset.name!r} has a single class, so every model is right on all of its samples; check the labels: a "
         "column of one-hot rows or of a table may have been lost",
     ]
+
+
+def option_cautions(config: RunConfig) -> list[str]:
+    """Return what is to be said of options that have no effect, or not the wanted one."""
+    found, processors = [], cores()
+    if config.local_steps is not None and config.local_epochs != RunConfig.model_fields["local_epochs"].default:
+        found.append(f"--local-epochs {config.local_epochs} has no effect beside --local-steps {config.local_steps}")
+    if config.engine == "local" and config.workers is not None and config.workers > 2 * processors:
+        found.append(
+            f"--workers {config.workers} on {processors} core{'s' * (processors > 1)}: more workers than cores take "
+            "memory and save no time"
+        )
+    return found
 
 
 def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:

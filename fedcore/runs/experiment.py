@@ -15,7 +15,13 @@ from fedcore.base.threads import one_thread
 from fedcore.base.user_modules import refuse_while_importing
 from fedcore.data import Partition
 from fedcore.models.placement import Placement, resolve_device
-from fedcore.runs.cautions import data_cautions, evaluation_cautions, schedule_cautions, version_cautions
+from fedcore.runs.cautions import (
+    data_cautions,
+    evaluation_cautions,
+    option_cautions,
+    schedule_cautions,
+    version_cautions,
+)
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, given_again, name_objects
 from fedcore.runs.notebook import notebook_display
@@ -245,6 +251,7 @@ def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make:
     notes: Any = opened.partition.info["notes"]
     cautions = [*version_cautions(opened.config, opened.file.versions), *data_cautions(opened.dataset)]
     cautions += [] if state.round else evaluation_cautions(opened.setup, opened.partition)
+    cautions += option_cautions(opened.config)
     notify(
         "start",
         {

@@ -41,10 +41,17 @@ def test_json_is_alone_on_stdout_and_evaluate_finds_the_same(cli, tmp_path: Path
     assert resumed.stderr == ""
 
 
-def test_quiet_shows_the_result_only(cli) -> None:
-    result = cli("train", *SMALL, "--quiet")
+def test_quiet_prints_the_result_in_one_line(cli, tmp_path: Path) -> None:
+    result = cli("train", *SMALL, "--quiet", "--client-test-fraction", 0.2, "--out", "run")
     assert result.stderr == ""
-    assert "run directory: " in result.stdout
+    figures = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
+    shown = [f"{name} {100 * figures[name]['accuracy']:.2f} %" for name in ("global", "global_local")]
+    assert result.stdout == ", ".join([*shown, f"run directory: {tmp_path / 'run'}\n"])
+
+
+def test_epochs_beside_steps_get_a_note(cli) -> None:
+    result = cli("train", *SMALL, "--local-steps", 2)
+    assert "note: --local-epochs 1 has no effect beside --local-steps 2" in result.stderr
 
 
 def test_a_config_of_a_run_makes_another_one(cli, tmp_path: Path) -> None:
