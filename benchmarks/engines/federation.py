@@ -32,7 +32,7 @@ SHAPES = {"small": (1, 40, 47), "large": (1, 440, 444)}
 
 NAMES = ["alder", "birch", "cedar"]
 IMAGES = 8
-FEDCORE = [sys.executable, "-m", "fedcore.cli"]
+FEDCORE = [sys.executable, "-m", "fedcore"]
 
 
 def write_images(path: Path, shape: tuple[int, ...], count: int) -> Path:

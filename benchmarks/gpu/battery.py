@@ -95,7 +95,7 @@ def steps(asked: Asked) -> Iterator[Step]:
 
     def bench(workload: str, *arguments: str) -> list[str]:
         size = ["--blocks", "1", "--rounds", "1"] if small else ["--blocks", "2"]
-        return [python, "-m", "fedcore.cli", "bench", "--json", "--workload", workload, *on, *size, *arguments]
+        return [python, "-m", "fedcore", "bench", "--json", "--workload", workload, *on, *size, *arguments]
 
     yield Step("equality", "captured and plain", script("equality.py"), 300)
     for workload in ("tiny",) if small else ("pfl-cifar10", "tiny", "W1", "W2"):

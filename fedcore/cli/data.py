@@ -55,22 +55,22 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
 def split(
     given: dict[str, Any],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Where to write the partition.")] = Path(
-        "partition.json"
-    ),
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.json", help="Also write the partition to a file.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Split a data set among clients, write the partition and print it as a table.
+    """Split a data set among clients and print the partition as a table.
 
-    Use the file with train --partition FILE.json.
+    --out writes it to a file, for train --partition FILE.json.
     """
     config = RunConfig.create(given)
     if config.partition.endswith(".json"):
         raise ConfigError(f"--partition {config.partition}: split writes such a file; name a partitioner instead")
-    if out.suffix != ".json":
+    if out is not None and out.suffix != ".json":
         raise ConfigError(f"--out {out}: the name must end with .json, so that --partition recognises a file")
-    if out.exists() and not force:
+    if out is not None and out.exists() and not force:
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
 
     from fedcore.data import load_dataset
@@ -80,12 +80,14 @@ def split(
 
     dataset = load_dataset(config.dataset, config.data_dir)
     partition = resolve_partition(config, dataset)
-    partition.save(out)
+    if out is not None:
+        partition.save(out)
     console = output.stdout()
     console.print(draw_table(partition, dataset.train.labels, dataset.num_classes))
     for message in (*data_cautions(dataset), *cast(list[str], partition.info.get("notes", []))):
         output.note(message)
-    console.print(output.text(f"written: {out} (use it with --partition {out})"), soft_wrap=True)
+    if out is not None:
+        console.print(output.text(f"written: {out} (use it with --partition {out})"), soft_wrap=True)
 
 
 @app.command("plot")

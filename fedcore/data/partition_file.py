@@ -40,7 +40,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
         raise DataError(f"{path} is not a partition file: it is not valid JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") not in (FORMAT, SPLIT_FORMAT):
         raise DataError(
-            f'{path} is not a partition file: "format" should be "{FORMAT}". `fedcore data split` writes one.'
+            f'{path} is not a partition file: "format" should be "{FORMAT}". `fedcore data split --out` writes one.'
         )
     info = content.get("info")
     if not isinstance(info, dict):
@@ -70,7 +70,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     if content.get("sha256") != result.sha256:
         raise DataError(
             f"{path}: the hash does not match the index lists: the file is damaged or was edited. "
-            "Write it again with `fedcore data split`; a split of your own is a function, "
+            "Write it again with `fedcore data split --out`; a split of your own is a function, "
             "--partition module:NAME.FUNCTION."
         )
     return result if beside is None else result.at(beside)  # not those that were read for the checks

@@ -15,6 +15,11 @@ def test_version(cli) -> None:
     assert cli("--version").output == f"fedcore {fedcore.__version__}\n"
 
 
+def test_python_dash_m(python) -> None:
+    told = python("import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('fedcore', run_name='__main__')")
+    assert told.stdout == f"fedcore {fedcore.__version__}\n"
+
+
 def test_train_prints_tables_and_the_directory(cli, tmp_path: Path) -> None:
     result = cli("train", *SMALL, "--plugin", "fedprox", "--client-test-fraction", 0.2, "--out", "run")
     assert result.exit_code == 0
@@ -131,21 +136,29 @@ def test_data_plot_takes_the_data_set_of_a_run_from_its_config(cli, tmp_path: Pa
     assert "whose labels differ" in cli("data", "plot", "run").stderr
 
 
+def test_data_split_writes_nothing_unasked(cli, tmp_path: Path) -> None:
+    result = cli("data", "split", "--clients", 2)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "written" not in result.stdout
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_data_split_writes_what_train_reads(cli, tmp_path: Path) -> None:
-    result = cli("data", "split", "--clients", 2, "--alpha", 0.3, "--seed", 3)
+    split, out = ("data", "split", "--clients", 2), ("--out", "partition.json")
+    result = cli(*split, "--alpha", 0.3, "--seed", 3, *out)
     assert result.exit_code == 0
     assert "written: partition.json" in result.stdout
     digest = json.loads((tmp_path / "partition.json").read_text())["sha256"]
     assert digest in result.stdout
 
-    refused = cli("data", "split", "--clients", 2)
+    refused = cli(*split, *out)
     assert refused.exit_code == 2
     assert "--force" in refused.stderr
     assert json.loads((tmp_path / "partition.json").read_text())["sha256"] == digest
     cli("train", *SMALL, "--partition", "partition.json", "--quiet", "--out", "run")
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["sha256"] == digest
 
-    assert cli("data", "split", "--clients", 2, "--force").exit_code == 0
+    assert cli(*split, *out, "--force").exit_code == 0
     assert json.loads((tmp_path / "partition.json").read_text())["sha256"] != digest
 
 

@@ -62,7 +62,7 @@ BAD_INPUT = [
     ("train --tracker tensorboad", "Did you mean 'tensorboard'?"),
     ("train --tracker tensorboard --plugin tensorboard", "remove one of them"),
     ("train --partition none.json", "cannot read the partition file none.json"),
-    ("train --partition split.json", "`fedcore data split` writes one"),
+    ("train --partition split.json", "`fedcore data split --out` writes one"),
     ("train --partition module:os.getcwd", "partitioner 'module:os.getcwd' raised TypeError"),
     # train: options of plugins
     ("train --plugin moon --set moon.muu=1", "Did you mean 'mu'?"),

@@ -68,7 +68,7 @@ def test_a_new_package_installs_passes_its_tests_and_trains(new, tmp_path, kind)
     own_tests(tmp_path / "fedcore-my-own", spec)
     empty = tmp_path / "empty"
     empty.mkdir()
-    python(empty, "fedcore.cli", "train", FLAGS[kind], "my-own", "--rounds", 1, "--workers", 0, "--quiet", path=spec)
+    python(empty, "fedcore", "train", FLAGS[kind], "my-own", "--rounds", 1, "--workers", 0, "--quiet", path=spec)
     assert list((empty / "runs").glob("*/summary.json"))
 
 
@@ -101,7 +101,7 @@ def test_the_whole_kit_passes_on_a_new_method(new, tmp_path):
     assert new("my-own").exit_code == 0
     spec = installed(tmp_path / "fedcore-my-own", tmp_path / "site")
     own_tests(tmp_path / "fedcore-my-own", spec)
-    told = python(tmp_path, "fedcore.cli", "plugins", "check", "my-own", path=spec)
+    told = python(tmp_path, "fedcore", "plugins", "check", "my-own", path=spec)
     assert "my-own keeps the contract" in told
     assert "passed  check_package_is_complete" in told
     (metadata,) = spec.glob("*.dist-info/METADATA")
@@ -109,7 +109,7 @@ def test_the_whole_kit_passes_on_a_new_method(new, tmp_path):
     assert count == 1
     metadata.write_text(changed)
     with pytest.raises(AssertionError, match="which versions of fedcore"):
-        python(tmp_path, "fedcore.cli", "plugins", "check", "my-own", "--only", "check_package_is_complete", path=spec)
+        python(tmp_path, "fedcore", "plugins", "check", "my-own", "--only", "check_package_is_complete", path=spec)
 
 
 def own_tests(package, spec, *options):

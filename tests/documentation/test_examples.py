@@ -127,9 +127,9 @@ def test_the_tutorials_package_installs_is_found_and_trains(tmp_path):
     pip = ["pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", spec, PACKAGE]
     run_in_package(tmp_path, *pip)
     run = {"path": spec, "cwd": tmp_path}
-    assert "fedproto" in run_in_package(tmp_path, "fedcore.cli", "plugins", "list", **run)
-    assert "keeps the contract" in run_in_package(tmp_path, "fedcore.cli", "plugins", "check", "fedproto", **run)
-    train = ["fedcore.cli", "train", "--plugin", "fedproto", "--rounds", "2", "--client-test-fraction", "0.2"]
+    assert "fedproto" in run_in_package(tmp_path, "fedcore", "plugins", "list", **run)
+    assert "keeps the contract" in run_in_package(tmp_path, "fedcore", "plugins", "check", "fedproto", **run)
+    train = ["fedcore", "train", "--plugin", "fedproto", "--rounds", "2", "--client-test-fraction", "0.2"]
     assert "own models on held-out parts" in run_in_package(tmp_path, *train, **run)
 
 

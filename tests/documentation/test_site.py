@@ -198,7 +198,7 @@ def test_the_tutorial_trains_at_every_stage(tmp_path, stage):
     package.mkdir()
     for file in ("__init__.py", "equations.py"):
         (package / file).write_text("\n".join(source_of_blocks(file, stage)))
-    command = [sys.executable, "-m", "fedcore.cli", "train", "--plugin", "module:fedcore_fedproto.FedProto"]
+    command = [sys.executable, "-m", "fedcore", "train", "--plugin", "module:fedcore_fedproto.FedProto"]
     options = ["--rounds", "2", "--workers", "0", "--client-test-fraction", "0.2", "--quiet"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -29,7 +29,7 @@ def start(*words: object, log: Path) -> subprocess.Popen[bytes] | ForkedProcess:
             call = f"{__name__}:{run_command.__name__}"
             return server.fork(call, [given], environment=environment(), descriptors=outputs, session=True)
         return subprocess.Popen(
-            [sys.executable, "-m", "fedcore.cli", *given],
+            [sys.executable, "-m", "fedcore", *given],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

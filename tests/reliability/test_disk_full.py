@@ -107,7 +107,7 @@ def test_a_limit_on_the_size_of_files_is_such_an_error(tmp_path, plain):
     config = kills.configure(tmp_path, "moon", workers=0, **OPTIONS)
     out = tmp_path / "run"
     limited = subprocess.run(
-        [sys.executable, "-m", "fedcore.cli", "train", "--config", config, "--out", out, "--quiet"],
+        [sys.executable, "-m", "fedcore", "train", "--config", config, "--out", out, "--quiet"],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20 * KIB, 20 * KIB)),

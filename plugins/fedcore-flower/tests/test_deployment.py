@@ -41,7 +41,7 @@ ENDLESS = 100_000
 """Rounds of a run that a test ends."""
 
 
-def fedcore(*arguments, script=("-m", "fedcore.cli")):
+def fedcore(*arguments, script=("-m", "fedcore")):
     return [sys.executable, *script, *map(str, arguments)]
 
 

@@ -32,7 +32,7 @@ BIN = Path(sys.executable).parent
 
 
 def command(*words):
-    return [sys.executable, "-m", "fedcore.cli", *map(str, words)]
+    return [sys.executable, "-m", "fedcore", *map(str, words)]
 
 
 def configured(tmp_path, plugins=(), **options):

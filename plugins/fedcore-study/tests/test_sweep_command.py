@@ -51,7 +51,7 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(cli, tmp_path: Path) ->
     """Its run stops with a checkpoint when the sweep's process dies; meanwhile no other sweep may touch it."""
     spec = SweepSpec(base=LONG)
     (tmp_path / "s.yaml").write_text(spec.as_yaml())
-    command = [sys.executable, "-m", "fedcore.cli", "sweep", "s.yaml", "--out", "s", "--parallel", "2"]
+    command = [sys.executable, "-m", "fedcore", "sweep", "s.yaml", "--out", "s", "--parallel", "2"]
     directory = SweepDirectory(tmp_path / "s")
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     wait_for(lambda: list((tmp_path / "s").glob("runs/*/checkpoint/*")))

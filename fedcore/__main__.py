@@ -1,0 +1,5 @@
+"""``python -m fedcore``: the command line."""
+
+from fedcore.cli import main
+
+main()

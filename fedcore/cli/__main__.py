@@ -1,5 +1,0 @@
-"""``python -m fedcore.cli``."""
-
-from fedcore.cli import main
-
-main()
