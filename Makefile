@@ -26,6 +26,7 @@ $(DEV) $(CORE): pyproject.toml constraints.txt tools/install.py $(addsuffix /pyp
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/install.py --profile $(if $(filter $(CORE),$@),core,dev) --torch $(TORCH) --torch-index "$(TORCH_INDEX)"
 	@touch $@
+	@echo 'Installed. This puts fedcore and python of $(VENV) on the path: . $(BIN)/activate'
 
 FLOWER_VENV := .venv-flower
 FLOWER_STAMP := $(FLOWER_VENV)/.installed
@@ -41,6 +42,7 @@ $(FLOWER_STAMP): pyproject.toml $(FLOWER)/constraints.txt $(addsuffix /pyproject
 # The first round needs no development tools: without an environment the core profile is installed.
 train: $(or $(wildcard $(DEV)),$(CORE))
 	$(BIN)/fedcore train --plugin fedcd
+	@echo 'Next: . $(BIN)/activate, then for example: fedcore train --plugin moon --rounds 5'
 
 # Three processes on two cores: one often waits for a process that its test started.
 test: setup

@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import shlex
 import sys
 from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from fedcore.base import objects
@@ -166,7 +168,7 @@ def resolve(kind: str, name: str) -> Any:
         other = next((other for other in NAMED if other != kind and name in available(other)), None)
         hint = f"{name!r} is the name of an installed {other}" if other else ""
         hint = hint or (_behind_prefix(kind, name, prefixes) if kind == "model" and not colon else "")
-        hint = f"{name!r} is in the package {package}: pip install {package}" if package else hint
+        hint = f"{name!r} is in the package {package}: {how_to_install(package)}" if package else hint
         hint = hint or _meant(kind, name, points)
         known = [] if hint else [*points, *(f"{prefix}:NAME" for prefix in prefixes)]
         raise UnknownNameError(kind, name, known, hint)
@@ -228,6 +230,12 @@ def _missing(error: Exception, point: EntryPoint) -> str:
 def package_of(kind: str, name: str) -> str | None:
     """Return the distribution that provides a known name; None for fedcore's own names and unknown ones."""
     return PACKAGES.get((kind, name))
+
+
+def how_to_install(package: str) -> str:
+    """Return the command that installs a package of fedcore's own, where fedcore runs from a checkout, from there."""
+    folder = Path(__file__).parents[2] / "plugins" / package
+    return f"pip install {shlex.quote(str(folder)) if folder.is_dir() else package}"
 
 
 def summary(point: EntryPoint) -> str:

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fedcore.base import registry
-from fedcore.base.errors import FedcoreError
+from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.version import __version__
 from fedcore.cli import authors, data, export, plugins, training
 from fedcore.cli.guard import guarded
@@ -36,7 +36,9 @@ class Commands(TyperGroup):
             return own
         if cmd_name not in registry.available("command"):
             package = registry.package_of("command", cmd_name)
-            return ctx.fail(f"{cmd_name!r} needs the package {package}: pip install {package}") if package else None
+            if package is None:
+                return None
+            raise ConfigError(f"{cmd_name!r} needs the package {package}: {registry.how_to_install(package)}")
         try:
             command = get_command(registry.resolve("command", cmd_name))
         except FedcoreError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 import typer
@@ -100,7 +101,8 @@ def test_without_fedcore_study_its_commands_say_what_brings_them(monkeypatch, co
     monkeypatch.setattr(registry, "_scan", lambda kind, path: {} if kind == "command" else scan(kind, path))
     outcome = CliRunner().invoke(app, [command, "somewhere"], env={"COLUMNS": "80"})
     assert outcome.exit_code == 2
-    assert f"'{command}' needs the package fedcore-study: pip install fedcore-study" in outcome.output
+    folder = Path(__file__).parents[2] / "plugins" / "fedcore-study"
+    assert outcome.output == f"error: '{command}' needs the package fedcore-study: pip install {folder}\n"
     assert "Traceback" not in outcome.output
 
 

@@ -39,7 +39,7 @@ class TensorBoard(Tracker):
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
-            raise FedcoreError(f"pip install 'fedcore[tensorboard]' ({error})") from error
+            raise FedcoreError(f"pip install tensorboard ({error})") from error
         self.writer = RecordWriter(_new_file(self.options.dir, run))
         self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
         self.rounds = run.config.rounds

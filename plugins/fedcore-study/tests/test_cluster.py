@@ -51,7 +51,7 @@ def test_unknown_parameters_and_a_missing_cluster_are_named(tmp_path):
 
 def test_without_submitit_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install .fedcore-study\[slurm\]"):
+    with pytest.raises(ConfigError, match=r"pip install submitit"):
         cluster.submit_jobs([], "local", tmp_path, parallel=1, parameters={}, listen=lambda *event: None)
 
 

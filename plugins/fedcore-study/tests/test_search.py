@@ -156,7 +156,7 @@ def test_what_cannot_be_searched(tmp_path, spec, axes, message):
 
 def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(searching.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install .fedcore-study\[optuna\]"):
+    with pytest.raises(ConfigError, match=r"pip install optuna"):
         search(SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 1, tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_without_tensorboard_the_extra_is_named_and_the_run_goes_on(tmp_path, mo
     )
     assert result.summary["rounds"] == 1
     (note,) = heard
-    assert "pip install 'fedcore[tensorboard]'" in note
+    assert "pip install tensorboard" in note
 
 
 def test_it_keeps_the_contract(tmp_path):

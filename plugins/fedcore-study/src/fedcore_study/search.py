@@ -98,7 +98,7 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
     :raises ConfigError: Optuna is not installed, runs have no held-out parts, or an axis is no option of a trial.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError("--optuna needs optuna, which is not installed: pip install 'fedcore-study[optuna]'")
+        raise ConfigError("--optuna needs optuna, which is not installed: pip install optuna")
     if not axes:
         raise ConfigError("--optuna has nothing to search; add --search lr=0.001..0.1:log, for example")
     if spec.grid or spec.cases or len(spec.seeds) != 1:

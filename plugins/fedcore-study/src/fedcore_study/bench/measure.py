@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.registry import available
+from fedcore.base.registry import available, how_to_install
 from fedcore.data import Dataset, Partition
 from fedcore.models.placement import Placement
 from fedcore.runs.experiment import Experiment, started
@@ -117,7 +117,7 @@ def beside_fedavg(plugin: str, options: Mapping[str, Any], *, blocks: int, block
     :raises FedcoreError: the method is not installed.
     """
     if plugin not in available("plugin"):
-        raise FedcoreError(f"plugin {plugin!r} is not installed; pip install fedcore-{plugin}")
+        raise FedcoreError(f"plugin {plugin!r} is not installed: {how_to_install(f'fedcore-{plugin}')}")
     block = block or W3.block
     with ExitStack() as stack:
         fedavg = stack.enter_context(engine(configured(W3, options)))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
-from fedcore.base.registry import available
+from fedcore.base.registry import available, how_to_install
 from fedcore.base.subprocesses import command, environment
 from fedcore_study.bench.measure import EngineRounds, Spread, engine
 from fedcore_study.bench.workloads import Windows, Workload
@@ -84,7 +84,7 @@ def scaled_config(method: str, clients: int, options: Mapping[str, Any]) -> RunC
     :raises FedcoreError: the method is not installed.
     """
     if method not in available("plugin"):
-        raise FedcoreError(f"plugin {method!r} is not installed; pip install fedcore-{method}")
+        raise FedcoreError(f"plugin {method!r} is not installed: {how_to_install(f'fedcore-{method}')}")
     plugins: dict[str, Any] = {} if method == "fedavg" else {method: {}}
     size = {"clients": clients, "participation": min(1.0, COHORT / clients)}
     return RunConfig.create({**SCALE.config, **options, **size, "plugins": plugins})

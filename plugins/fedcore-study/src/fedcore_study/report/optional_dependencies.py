@@ -17,4 +17,6 @@ def require(libraries: Iterable[str] = LIBRARIES) -> None:
     """
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"this needs {' and '.join(missing)}, which are not installed: pip install 'fedcore[report]'")
+        raise ConfigError(
+            f"this needs {' and '.join(missing)}, which are not installed: pip install {' '.join(missing)}"
+        )

@@ -48,7 +48,7 @@ def find_recipes(method: str | None = None) -> Found:
     if method in registry.available("plugin"):
         raise ConfigError(f"there are no recipes for {method!r}; there are some for: {', '.join(methods) or 'none'}")
     package = registry.package_of("plugin", method)
-    hint = f"{method!r} is in the package {package}: pip install {package}" if package else ""
+    hint = f"{method!r} is in the package {package}: {registry.how_to_install(package)}" if package else ""
     raise UnknownNameError("method with recipes", method, methods, hint)
 
 

@@ -38,7 +38,7 @@ def submit_jobs(
     :raises ConfigError: submitit is not installed, there is no SLURM, or a parameter that it does not have.
     """
     if importlib.util.find_spec("submitit") is None:
-        raise ConfigError("--submit needs submitit, which is not installed: pip install 'fedcore-study[slurm]'")
+        raise ConfigError("--submit needs submitit, which is not installed: pip install submitit")
     import submitit
 
     try:
