@@ -36,8 +36,8 @@ def guarded(context: typer.Context) -> Iterator[None]:
     """Print the errors of the command that the block runs as messages; with its ``--debug`` the tracebacks, too.
 
     Exit codes: 2 for a FedcoreError and for what is the matter with a path, but 4 for a DivergedError; 130 for Ctrl-C,
-    141 where the reader of the output closed the pipe, 1 for a bug, a plugin's included. What has an exit code already is
-    typer's: a mistake in the arguments, or a command's own end.
+    141 where the reader of the output closed the pipe, 1 for a bug, a plugin's included. What has an exit code already
+    is typer's: a mistake in the arguments, or a command's own end.
     """
     try:
         yield

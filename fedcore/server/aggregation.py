@@ -82,8 +82,8 @@ def require_enough(current: Round) -> None:
         return
     if not current.cohort:
         raise RoundFailedError(
-            f"round {current.number + 1}: no client is available, --min-clients asks for {needed}. With --min-clients 0 "
-            "such a round changes nothing and the run goes on."
+            f"round {current.number + 1}: no client is available, --min-clients asks for {needed}. With "
+            "--min-clients 0 such a round changes nothing and the run goes on."
         )
     what = (
         f"round {current.number + 1}: {len(current.accepted)} of {len(current.cohort)} clients gave a usable update, "
