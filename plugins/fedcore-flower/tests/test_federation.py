@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedcore import ConfigError, DataError, RunConfig, RunDirectoryError
+from fedcore import ConfigError, DataError, FedcoreError, RunConfig, RunDirectoryError
 from fedcore.cli.app import app
 from fedcore.data import load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
@@ -38,7 +40,7 @@ from fedcore_flower.history import History
 from fedcore_flower.own_data import OwnData, _public
 from fedcore_flower.resident import Resident, _Run
 from fedcore_flower.roll import Roll
-from fedcore_flower.server import _checked
+from fedcore_flower.server import Hosting, _checked, _sizes, start
 
 
 def _helpers():
@@ -472,6 +474,72 @@ def test_only_sizes_and_shapes_are_told(tmp_path):
     assert set(header) == {
         *("op", "protocol", "fedcore", "train", "test", "kind", "input_shape", "num_classes"),
     }
+
+
+# The start of a federation
+
+
+def serve(link, folder, monkeypatch, *plugins, wait=60.0, tell=lambda words: None, **options):
+    """Do what the command does, over a link that needs no Flower."""
+    monkeypatch.setattr("fedcore_flower.server.require_flower", lambda: None)
+    monkeypatch.setattr("fedcore_flower.server._federation", lambda *_: nullcontext(helpers.courier(link)))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = helpers.small_config(folder, *plugins, **{**SETTINGS, "client_test_fraction": 0.0, **options})
+    hosting = Hosting("localhost", 0, None, {name: SimpleNamespace(fingerprint=name) for name in NAMES}, wait)
+    return start(config, hosting, notify=lambda event, details: None, tell=tell)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"train": 1 << 39}, "client 'birch' claims 549755813888 training and"),
+        ({"test": 10**4000}, "client 'birch' claims .* held-out"),
+        ({"train": 0}, "client 'birch' claims 0 training"),
+        ({"kind": "k" * 50_000_000}, "client 'birch' holds data of kind 'kkk"),
+        ({"op": "refused", "message": "\x1b[2J" + "no" * 25_000_000}, r"client 'birch' does not say .*: \?\[2Jnono"),
+        ({"op": "o" * 50_000_000}, "client 'birch' does not say what it holds: ooo"),
+        ({"protocol": "p" * 50_000_000}, "client 'birch': sent the other side speaks protocol 'ppp"),
+    ],
+)
+def test_what_a_client_says_of_itself_is_bounded_before_the_run(tmp_path, monkeypatch, said, words):
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    deliver = link.deliver
+
+    def lies(client, blobs):
+        answer = deliver(client, blobs)
+        return answer if client != 1 else {"head": wire.dumps({}, {**wire.unpack(answer)[2], **said})}
+
+    link.deliver = lies
+    with pytest.raises(FedcoreError, match=words) as raised:
+        serve(link, tmp_path, monkeypatch)
+    assert len(str(raised.value)) < 5000
+
+
+def test_the_most_that_a_client_may_claim_is_taken():
+    dataset = load_dataset("digits", None)
+    said = {"kind": dataset.kind, "input_shape": list(dataset.input_shape), "train": 99_999_999, "test": 1}
+    assert _sizes("birch", said, dataset) == (99_999_999, 1)
+    with pytest.raises(ConfigError, match="at most 100,000,000"):
+        _sizes("birch", {**said, "test": 2}, dataset)
+
+
+@pytest.mark.parametrize("request_", ["hello", "join"])
+def test_a_client_without_an_answer_holds_the_start_no_longer_than_wait(tmp_path, monkeypatch, request_):
+    monkeypatch.setattr("fedcore_flower.server.SILENCE", 0.05)
+    link, told = Here(helpers.make_residents(tmp_path / "own")), []
+    deliver = link.deliver
+
+    def silent(client, blobs):
+        op = wire.unpack(blobs)[0]
+        return None if client == 1 and op in (request_, "probe") else deliver(client, blobs)
+
+    link.deliver = silent
+    with pytest.raises(
+        FedcoreError, match=r"client 'birch' is connected, but gave no answer within .*--wait"
+    ) as raised:
+        serve(link, tmp_path, monkeypatch, wait=0.3, tell=told.append)
+    assert "alder" not in str(raised.value)
+    assert told[-1] == "no answer yet from birch"
 
 
 # A client's own data

@@ -107,4 +107,4 @@ class FederationEngine:
         return outcome
 
     def _failure(self, task: ClientTask, trouble: Trouble) -> ClientFailure:
-        return ClientFailure(task.id, trouble.kind, f"{self._names[task.client]}: {trouble.message}")
+        return ClientFailure(task.id, trouble.kind, f"{self._names[task.client]}: {wire.shown(trouble.message)}")

@@ -149,4 +149,4 @@ class Resident:
 
 
 def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"
+    return wire.shown(error if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}")

@@ -33,6 +33,11 @@ from fedcore_flower.roll import Roll
 
 ENGINE = "flower"
 STEP = 0.2
+SILENCE = 10.0
+"""Seconds after which the server says for whom it waits; an answer has at least so long, whatever --wait says."""
+
+MOST_SAMPLES = 100_000_000
+"""Samples that a client may claim: the server's partition takes 4 bytes for each, and 20 while it is made."""
 
 Tell = Callable[[str], None]
 
@@ -42,7 +47,7 @@ class Hosting:
     """Where and for whom a server waits.
 
     :param keys: the clients' public keys by name, in the order that numbers them.
-    :param wait: seconds until all clients, or ``min_online`` of them, have to be there.
+    :param wait: seconds until all clients, or ``min_online`` of them, have to be there; then until each has answered.
     :param timeout: seconds until a task without an answer is given up.
     :param probe_every: seconds between looks at a client that is quiet.
     :param grace: seconds that a client whose connection broke has to come back before its task is a failure.
@@ -76,11 +81,11 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
     names = list(hosting.keys)
     with _federation(_limited(hosting, config), list(hosting.keys.values()), tell) as courier:
         _wait(courier, names, hosting.wait, len(names), tell)
-        described = _describe(courier, names, range(len(names)))
+        described = _describe(courier, names, range(len(names)), hosting.wait, tell)
         sizes = [_sizes(name, described[client], dataset) for client, name in enumerate(names)]
         roll = Roll(run, names, [key.fingerprint for key in hosting.keys.values()], sizes)
         setups = _setups(resolved.config, dataset, roll)
-        _join(courier, names, setups)
+        _join(courier, names, setups, hosting.wait, tell)
         partition = Partition.declared([train for train, _ in sizes], [test for _, test in sizes], config.dataset)
 
         def noting(event: str, details: Mapping[str, Any]) -> None:
@@ -116,7 +121,7 @@ def resume(
         enough = hosting.min_online or len(roll.names)
         _wait(courier, roll.names, hosting.wait, enough, tell)
         present = sorted(courier.link.online())
-        described = _describe(courier, roll.names, present)
+        described = _describe(courier, roll.names, present, hosting.wait, tell)
         for client in present:
             found = _sizes(roll.names[client], described[client], dataset)
             if found != roll.sizes[client]:
@@ -124,7 +129,7 @@ def resume(
                     f"client {roll.names[client]!r} holds {found[0]} + {found[1]} samples, and held "
                     f"{roll.sizes[client][0]} + {roll.sizes[client][1]} when the run began; it needs the same data"
                 )
-        _join(courier, roll.names, {client: setups[client] for client in present})
+        _join(courier, roll.names, {client: setups[client] for client in present}, hosting.wait, tell)
 
         def make(spec: WorkerSpec) -> FederationEngine:
             return FederationEngine(courier, roll.names, setups, attempt=uuid.uuid4().hex, run=roll.run)
@@ -210,39 +215,51 @@ def _wait(courier: Courier, names: Sequence[str], seconds: float, enough: int, t
         time.sleep(STEP)
 
 
-def _describe(courier: Courier, names: Sequence[str], clients: Sequence[int] | range) -> dict[int, dict[str, Any]]:
+def _describe(
+    courier: Courier, names: Sequence[str], clients: Sequence[int] | range, wait: float, tell: Tell
+) -> dict[int, dict[str, Any]]:
     """Ask clients what they hold.
 
     :raises FedcoreError: one does not say.
     """
     found = {}
-    for client, (op, header) in _ask(courier, names, {client: (wire.pack("hello"), {}) for client in clients}).items():
+    requests: dict[int, tuple[bytes, dict[str, bytes]]] = {client: (wire.pack("hello"), {}) for client in clients}
+    for client, (op, header) in _ask(courier, names, requests, wait, tell).items():
         if op != "described":
-            raise ConfigError(f"client {names[client]!r} does not say what it holds: {header.get('message', op)}")
+            raise ConfigError(f"client {names[client]!r} does not say what it holds: {_refusal(op, header)}")
         found[client] = header
     return found
 
 
-def _join(courier: Courier, names: Sequence[str], setups: Mapping[int, bytes]) -> None:
+def _join(courier: Courier, names: Sequence[str], setups: Mapping[int, bytes], wait: float, tell: Tell) -> None:
     """Tell clients of the run.
 
     :raises ConfigError: what stands against it, by client.
     """
     requests = {client: (wire.pack("join"), {wire.SETUP: setup}) for client, setup in setups.items()}
     refused = [
-        f"client {names[client]!r} does not take part: {header.get('message', op)}"
-        for client, (op, header) in sorted(_ask(courier, names, requests).items())
+        f"client {names[client]!r} does not take part: {_refusal(op, header)}"
+        for client, (op, header) in sorted(_ask(courier, names, requests, wait, tell).items())
         if op != "joined"
     ]
     if refused:
         raise ConfigError("\n".join(refused))
 
 
+def _refusal(op: str, header: Mapping[str, Any]) -> str:
+    return wire.shown(header.get("message", op))
+
+
 def _ask(
-    courier: Courier, names: Sequence[str], requests: Mapping[int, tuple[bytes, Mapping[str, bytes]]]
+    courier: Courier,
+    names: Sequence[str],
+    requests: Mapping[int, tuple[bytes, Mapping[str, bytes]]],
+    wait: float,
+    tell: Tell,
 ) -> dict[int, tuple[str, dict[str, Any]]]:
     """Send each client a request and wait for all answers.
 
+    :param wait: seconds until each has to have answered.
     :raises FedcoreError: a client gives none.
     """
     found: dict[int, tuple[str, dict[str, Any]]] = {}
@@ -251,13 +268,22 @@ def _ask(
         trouble = courier.send(Errand(client, "query", head, parts, list(parts)))
         if trouble is not None:
             failed.append(f"client {names[client]!r}: {trouble.message}")
-    while courier.busy:
+    wait, began, told = max(wait, SILENCE), time.monotonic(), False
+    while courier.busy and time.monotonic() - began < wait:
         for errand, answer in courier.collect():
             if isinstance(answer, Trouble):
-                failed.append(f"client {names[errand.client]!r}: {answer.message}")
+                failed.append(f"client {names[errand.client]!r}: {wire.shown(answer.message)}")
             else:
                 op, _, header = answer
                 found[errand.client] = (op, header)
+        if courier.busy and not told and time.monotonic() - began > SILENCE:
+            tell(f"no answer yet from {', '.join(names[client] for client in courier.busy)}")
+            told = True
+    failed += [
+        f"client {names[client]!r} is connected, but gave no answer within {wait:.0f} s; it may still be at work for "
+        "an earlier run. --wait gives it longer"
+        for client in courier.busy
+    ]
     if failed:
         raise FedcoreError("\n".join(failed))
     return found
@@ -269,12 +295,15 @@ def _sizes(name: str, described: Mapping[str, Any], dataset: Dataset) -> tuple[i
     :raises ConfigError: it is not what the run is about.
     """
     train, test = described.get("train"), described.get("test")
-    if type(train) is not int or type(test) is not int or not 0 < train < 1 << 40 or not 0 <= test < 1 << 40:
-        raise ConfigError(f"client {name!r} says that it holds {train!r} training and {test!r} held-out samples")
+    if type(train) is not int or type(test) is not int or train < 1 or test < 0 or train + test > MOST_SAMPLES:
+        raise ConfigError(
+            f"client {name!r} claims {wire.shown(train)} training and {wire.shown(test)} held-out samples; it has to "
+            f"hold at least 1 to train on, and at most {MOST_SAMPLES:,} in all"
+        )
     for what, found, expected in (
         ("data of kind", described.get("kind"), dataset.kind),
         ("samples of shape", described.get("input_shape"), list(dataset.input_shape)),
     ):
         if found != expected:
-            raise ConfigError(f"client {name!r} holds {what} {found!r}; the run is about {expected!r}")
+            raise ConfigError(f"client {name!r} holds {what} {wire.shown(repr(found))}; the run is about {expected!r}")
     return train, test

@@ -97,7 +97,7 @@ def pack_answer(outcome: Outcome) -> bytes:
 def unpack_answer(task: ClientTask, op: str, tensors: Tensors, header: Mapping[str, Any]) -> Outcome:
     """Decode an outcome that a client claims to be this task's.
 
-    What a result says is checked by the core's boundary; a failure's kind and words are checked here.
+    What a result says is checked by the core's boundary; a failure's kind is checked here.
 
     :raises WireError: it is something else.
     """
@@ -107,7 +107,7 @@ def unpack_answer(task: ClientTask, op: str, tensors: Tensors, header: Mapping[s
     if op == "failure":
         kind, message = meta.get("kind"), meta.get("message")
         known = cast(FailureKind, kind) if isinstance(kind, str) and kind in _KINDS else "rejected"
-        return ClientFailure(task.id, known, _printable(str(message)))
+        return ClientFailure(task.id, known, str(message))
     return ClientResult(meta.get("task_id", ""), tensors, meta.get("meta", {}))
 
 
@@ -116,5 +116,6 @@ def failure(task: ClientTask, kind: FailureKind, message: str) -> bytes:
     return pack("failure", {}, outcome=asdict(ClientFailure(task.id, kind, message)))
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text[:_LONGEST])
+def shown(text: object) -> str:
+    """Return what the other side said as it is printed and recorded: cut, and without control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in str(text)[:_LONGEST])
