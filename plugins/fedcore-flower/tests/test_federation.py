@@ -377,7 +377,9 @@ def accepted(setup, allowed=None):
 def test_a_client_uses_its_own_paths_and_device(tmp_path):
     setup = setup_of(tmp_path)
     config = {**setup.config, "out": "/etc", "data_dir": "/root", "device": "cuda", "trackers": {"mlflow": {}}}
+    config["weights"] = "/etc/passwd"
     found = accepted(setup.model_copy(update={"config": config}))
+    assert found.weights is None, "a server's word opens no file here"
     assert (found.out, found.data_dir, found.device, found.trackers, found.workers) == (None, None, "cpu", {}, 0)
     assert found.dataset == "own"
     sent = yaml.safe_dump(setup.config)
@@ -540,6 +542,30 @@ def test_a_client_without_an_answer_holds_the_start_no_longer_than_wait(tmp_path
         serve(link, tmp_path, monkeypatch, wait=0.3, tell=told.append)
     assert "alder" not in str(raised.value)
     assert told[-1] == "no answer yet from birch"
+
+
+@pytest.fixture
+def weights(tmp_path):
+    return federate(tmp_path, rounds=1, seed=3).directory / "model.safetensors"
+
+
+def test_initial_weights_are_the_server_s_and_no_path_travels(tmp_path, monkeypatch, weights):
+    whole = federate(tmp_path, weights=str(weights), **SETTINGS)
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    sent = []
+    deliver = link.deliver
+    link.deliver = lambda client, blobs: sent.extend(blobs.values()) or deliver(client, blobs)
+    there = serve(link, tmp_path / "there", monkeypatch, weights=str(weights))
+    assert model_bytes(there) == model_bytes(whole)
+    assert not any(str(tmp_path).encode() in blob for blob in sent)
+    assert model_bytes(there) != model_bytes(federate(tmp_path, **SETTINGS))
+
+
+def test_initial_weights_that_would_have_to_be_at_the_clients_are_refused(tmp_path, monkeypatch, weights):
+    pytest.importorskip("fedcore_fedper", reason="fedcore-fedper is not installed here")
+    link = Here(helpers.make_residents(tmp_path / "own"))
+    with pytest.raises(ConfigError, match=r"--weights: 'classifier\S*' does not travel"):
+        serve(link, tmp_path, monkeypatch, "fedper", weights=str(weights))
 
 
 # A client's own data

@@ -26,7 +26,6 @@ app = typer.Typer(
 
 NOT_THE_SERVERS = {
     *PARTITION_OPTIONS,
-    "weights",
     "system",
     "engine",
     "engine_options",

@@ -17,9 +17,10 @@ from fedcore.base.choices import public_share
 from fedcore.base.threads import one_thread
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import WorkerSpec
+from fedcore.hooks.setup import Setup
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.resolve import resolve
+from fedcore.runs.resolve import ResolvedRun, resolve
 from fedcore.runs.start import reopen
 from fedcore.runs.trust import check_code, code_in
 from fedcore.server.round import Notify
@@ -77,6 +78,7 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
     served = {"engine": ENGINE, "engine_options": {"federation": run}, "partition": DECLARED}
     config = _checked(config.model_copy(update=served))
     resolved = resolve(config)
+    _check_weights(resolved)
     dataset = resolved.dataset
     names = list(hosting.keys)
     with _federation(_limited(hosting, config), list(hosting.keys.values()), tell) as courier:
@@ -182,6 +184,19 @@ def _checked(config: RunConfig) -> RunConfig:
     for name in code_in(config.model_copy(update={"dataset": ""})):
         raise ConfigError(f"{name}: clients run installed packages only, and refuse code that is named by its path")
     return config
+
+
+def _check_weights(resolved: ResolvedRun) -> None:
+    """Refuse weights of which a part would have to be read by clients: no path of the server's goes to them."""
+    if resolved.config.weights is None:
+        return
+    layout = Setup.build(resolved.config, resolved.dataset).layout  # with plugins of its own
+    kept = sorted(layout.personal | layout.fixed)
+    if kept:
+        raise ConfigError(
+            f"--weights: {kept[0]!r} does not travel in this run, and clients do not have the server's file. Leave "
+            "--weights out, or the method or option that keeps a part of the model in its place"
+        )
 
 
 def _setups(config: RunConfig, dataset: Dataset, roll: Roll) -> dict[int, bytes]:
