@@ -506,6 +506,14 @@ def test_local_noise_lets_the_server_do_what_it_likes(tmp_path, hook):
 
 
 @pytest.mark.parametrize("name", PLUGINS)
+def test_the_last_round_is_not_chosen_by_figures_without_noise(tmp_path, name):
+    held_out = {**RUN, "client_test_fraction": 0.2, "patience": 1}
+    with pytest.raises(ConfigError, match=f"plugin '{name}': --patience"):
+        federate(tmp_path, name, **held_out)
+    federate(tmp_path, (name, {"noise_multiplier": 0.0}), **held_out)
+
+
+@pytest.mark.parametrize("name", PLUGINS)
 def test_without_noise_nothing_is_promised_and_nothing_refused(tmp_path, name):
     plain = {"noise_multiplier": 0.0}
     result = federate(tmp_path, implementing("accumulate"), implementing("answer"), (name, plain), **RUN)

@@ -26,6 +26,7 @@ from fedcore_dp.conflicts import (
     SEEN_ON_THE_SERVER,
     refuse_earlier_step,
     refuse_hooks,
+    refuse_patience,
     refuse_shared_buffers,
 )
 from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
@@ -63,10 +64,11 @@ class CentralDP(Plugin[CentralDPOptions]):
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:
-        """Refuse shared buffers and plugins that see more of single clients than the noised mean."""
+        """Refuse shared buffers, early stopping, and plugins that see more of single clients than the noised mean."""
         if not self.private:
             return
         refuse_shared_buffers(setup, self.name)
+        refuse_patience(setup, self.name)
         refuse_hooks(setup, self.name, LEAVES_CLIENTS | SEEN_ON_THE_SERVER)
         refuse_earlier_step(setup, self.name)
         if self.options.sampling == "poisson" and setup.config.min_clients < 1:

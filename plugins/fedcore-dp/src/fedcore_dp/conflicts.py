@@ -35,6 +35,18 @@ def refuse_shared_buffers(setup: RunSetup, name: str) -> None:
         )
 
 
+def refuse_patience(setup: RunSetup, name: str) -> None:
+    """Refuse to let the last round be chosen by the clients' held-out samples: no noise is added to their figures.
+
+    :raises ConfigError: what to do in its place.
+    """
+    if setup.config.patience is not None:
+        raise ConfigError(
+            f"plugin {name!r}: --patience ends the run by figures of the clients' held-out samples without noise, so "
+            "the model would tell more of them than epsilon says. Fix the rounds in advance and leave --patience out."
+        )
+
+
 def refuse_hooks(setup: RunSetup, name: str, hooks: Mapping[str, str]) -> None:
     """Refuse every other plugin that implements one of some hooks.
 
