@@ -19,7 +19,7 @@ import pytest
 from fedcore.runs.directory import RunDirectory
 from fedcore.testing import federate, model_bytes
 from tests.reliability import processes
-from tests.reliability.processes import alive, descendants, start
+from tests.reliability.processes import alive, descendants
 
 pytest.importorskip("ray", reason="ray is not installed")
 pytestmark = pytest.mark.slow
@@ -42,7 +42,15 @@ def configured(tmp_path, plugins=(), **options):
 
 
 def begin(log, *words, **environment):
-    return start(*words, log=log, env={**os.environ, **environment})
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
 
 
 def title(pid):
@@ -100,6 +108,25 @@ def test_a_killed_run_leaves_no_process_and_goes_on_to_the_same_bits(tmp_path):
     assert (out / "model.safetensors").read_bytes() == model_bytes(whole)
     assert not folders(again.pid)
     wait_for(lambda: not any(map(alive, below)), ALL_END_WITHIN)
+
+
+@pytest.mark.parametrize("part", [b"raylet/raylet", b"ray::RuntimeEnvAgent", b"ray::DashboardAgent"])
+def test_a_run_whose_ray_is_killed_says_so_and_how_to_go_on(tmp_path, part):
+    """Ray ends the run's process itself, past Python."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    config = configured(tmp_path, rounds=10_000, engine="ray", workers=2)
+    run = begin(log, "train", "--config", config, "--out", out, "--quiet")
+    wait_for(lambda: rounds_done(out) >= 2, saying=log.read_text)
+    below = descendants(run.pid)
+    (killed,) = [pid for pid in below if part in title(pid)]
+    os.kill(killed, signal.SIGKILL)
+    assert run.wait(120) == 1, log.read_text()
+    wait_for(lambda: f"Go on with: fedcore resume {out}" in log.read_text(), saying=log.read_text)
+    assert "Traceback" not in log.read_text()
+    wait_for(lambda: not any(map(alive, below)), ALL_END_WITHIN)
+    done = rounds_done(out)
+    again = begin(log, "resume", out, "--quiet", "--rounds", done + 1)
+    assert again.wait(120) == 0, log.read_text()
 
 
 def test_a_run_that_is_told_to_stop_leaves_a_checkpoint(tmp_path):

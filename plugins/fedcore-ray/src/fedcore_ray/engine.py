@@ -21,6 +21,8 @@ from fedcore.engines import (
     pack_task,
     pack_worker_spec,
 )
+from fedcore.runs.directory import RunDirectory
+from fedcore_ray.last_words import LastWords
 from fedcore_ray.options import RayOptions
 from fedcore_ray.payload import pack, view
 
@@ -50,6 +52,11 @@ class RayEngine:
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._cluster = Cluster(self.options, gpus)
         try:
+            go_on = RunDirectory(spec.state_dir.parent).how_to_resume
+            self._last_words = LastWords(
+                "stopped: the run's process was killed, or Ray ended it because a part of Ray on this machine was "
+                f"killed (raylet, agent or head; for want of memory, for example). Go on with: {go_on}"
+            )
             self.workers = self._cluster.worker_count(spec.config.workers, spec.config.clients)
             if not self._cluster.own:
                 from fedcore_ray.nodes import check_nodes
@@ -83,6 +90,7 @@ class RayEngine:
         self._shared.clear()
         self._spec = None
         self._cluster.release()
+        self._last_words.take_back()
 
     def _collect(self) -> None:
         """Wait until a worker has something to say, or until one's time is up."""
