@@ -86,10 +86,10 @@ def test_flower_reports_nothing_from_any_child(tmp_path):
 
 
 def test_flower_s_version_is_looked_at(monkeypatch):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.42.0")
-    with pytest.raises(ConfigError, match=r"flwr 1\.42\.0 is installed; fedcore federate needs version 1\.41"):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.43.0")
+    with pytest.raises(ConfigError, match=r"flwr 1\.43\.0 is installed; fedcore federate needs version 1\.42"):
         require_flower()
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.41.7")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.42.7")
     require_flower()
 
 

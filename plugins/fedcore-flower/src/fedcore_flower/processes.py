@@ -14,7 +14,7 @@ from typing import IO
 from fedcore.base.subprocesses import command, environment
 
 PRIVATE = 0o700
-FLOWER = "1.41"
+FLOWER = "1.42"
 """The version of Flower whose internal interfaces this package uses."""
 
 _TAIL = 20
