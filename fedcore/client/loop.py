@@ -99,6 +99,8 @@ def next_epoch(work: Generator[LocalEpoch, None, Done], error: Exception | None 
     except StopIteration as ended:
         done: Done = ended.value
         return done
+    finally:
+        del error  # from Python 3.13 on its traceback has this frame: the client's session would wait for the collector
 
 
 def train_batch(session: LocalSession, epoch: int, number: int, picked: Picked) -> Batch:
