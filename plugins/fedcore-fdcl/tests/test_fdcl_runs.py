@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ class Recorder(Plugin):
         self.trained[client.round, client.id] = copy.deepcopy(client.model).eval()
 
 
+class Batches(Plugin):
+    """Notes each client's batches, by round, client and local epoch."""
+
+    taken: dict = {}
+
+    @hookimpl
+    def local_loss(self, step):
+        self.taken.setdefault((step.round, step.client.id, step.epoch), []).append(step.indices.clone())
+
+
 class Own(Plugin):
     """Another method with a personal model."""
 
@@ -72,8 +83,8 @@ LAYERS = ("encoder.base.fc1", "encoder.base.fc2", "classifier")
 HAND = {
     "clients": 2,
     "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 2000,
+    "local_epochs": 3,
+    "batch_size": 400,
     "lr": 0.1,
     "lr_decay": 0.9,
     "momentum": 0.9,
@@ -82,8 +93,8 @@ HAND = {
 }
 
 
-def analytic_federation(run, *, mu, tau=0.5, encoder=1.0, classifier=1.0, config=HAND):
-    """FDCL in float64 with full batches, from the paper's text; +1 is its sign of a term, -1 the opposite."""
+def analytic_federation(run, batches, *, mu, tau=0.5, encoder=1.0, classifier=1.0, p_is="participation", config=HAND):
+    """FDCL in float64 on the run's batches, from the paper's text; +1 is its sign of a term, -1 the opposite."""
     dataset = load_dataset("digits", None)
     partition = partition_of(run)
     start = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=0, projection=False)[0].state_dict()
@@ -102,22 +113,27 @@ def analytic_federation(run, *, mu, tau=0.5, encoder=1.0, classifier=1.0, config
     for t in range(config["rounds"]):
         trained = {}
         for k, indices in enumerate(partition.train):
-            x, y = dataset.train.gather(indices).double(), dataset.train.labels[indices]
+            own_x, own_y = dataset.train.gather(indices).double(), dataset.train.labels[indices]
             local = {name: tensor.clone().requires_grad_() for name, tensor in w.items()}
             speed = {name: torch.zeros_like(tensor) for name, tensor in w.items()}
-            for _ in range(config["local_epochs"]):
-                pe, pc = forward(local, x)
-                loss = F.cross_entropy(pc, y)
-                if k in previous:
-                    (ge, gc), (pre_e, pre_c) = forward(w, x), forward(previous[k], x)
-                    l_e = -torch.log(s(pe, ge) / (s(pe, ge) + s(pe, pre_e))).mean()
-                    l_c = -torch.log(s(pc, pre_c) / (s(pc, gc) + s(pc, pre_c))).mean()
-                    loss = loss + mu * (encoder * l_e + classifier * l_c)
-                gradients = torch.autograd.grad(loss, list(local.values()))
-                with torch.no_grad():
-                    for (name, tensor), g in zip(local.items(), gradients):
-                        speed[name] = config["momentum"] * speed[name] + g + config["weight_decay"] * tensor
-                        tensor -= config["lr"] * config["lr_decay"] ** t * speed[name]
+            for e in range(config["local_epochs"]):
+                p = previous.get(k)
+                if p_is == "epoch":  # as epoch e - 1 left it; the first epoch has none
+                    p = {name: tensor.detach().clone() for name, tensor in local.items()} if e else None
+                for batch in batches[t, k, e]:
+                    x, y = own_x[batch], own_y[batch]
+                    pe, pc = forward(local, x)
+                    loss = F.cross_entropy(pc, y)
+                    if p:
+                        (ge, gc), (pre_e, pre_c) = forward(w, x), forward(p, x)
+                        l_e = -torch.log(s(pe, ge) / (s(pe, ge) + s(pe, pre_e))).mean()
+                        l_c = -torch.log(s(pc, pre_c) / (s(pc, gc) + s(pc, pre_c))).mean()
+                        loss = loss + mu * (encoder * l_e + classifier * l_c)
+                    gradients = torch.autograd.grad(loss, list(local.values()))
+                    with torch.no_grad():
+                        for (name, tensor), g in zip(local.items(), gradients):
+                            speed[name] = config["momentum"] * speed[name] + g + config["weight_decay"] * tensor
+                            tensor -= config["lr"] * config["lr_decay"] ** t * speed[name]
             trained[k] = {name: tensor.detach() for name, tensor in local.items()}
         n = [len(indices) for indices in partition.train]
         w = {name: sum(n[k] * trained[k][name] for k in trained) / sum(n) for name in w}
@@ -135,15 +151,24 @@ def distance(weights, other):
         ({"mu": 1.0}, {}),
         ({"mu": 2.0, "temperature": 0.2, "classifier_term": False}, {"tau": 0.2, "classifier": 0.0}),
         ({"mu": 2.0, "encoder_term": False}, {"encoder": 0.0}),
+        ({"mu": 0.5, "previous": "epoch"}, {"p_is": "epoch"}),
     ],
 )
 def test_a_run_is_the_paper_computed_by_hand(go, options, scales):
-    run = go({"fdcl": options}, **HAND)
-    mu = options["mu"]
-    assert distance(weights(run), analytic_federation(run, mu=mu, **scales)) < 1e-5
+    Batches.taken.clear()
+    run = go({"fdcl": options, Batches: {}}, **HAND)
+    by_hand = partial(analytic_federation, run, Batches.taken, mu=options["mu"])
+    assert distance(weights(run), by_hand(**scales)) < 1e-5
     for term in ("encoder", "classifier"):
         wrong = {**scales, term: -1.0 if scales.get(term, 1.0) else 1.0}  # the other sign, or the term that is off
-        assert distance(weights(run), analytic_federation(run, mu=mu, **wrong)) > 1e-3
+        assert distance(weights(run), by_hand(**wrong)) > 1e-3
+    other = {**scales, "p_is": "participation" if "p_is" in scales else "epoch"}
+    assert distance(weights(run), by_hand(**other)) > 1e-3
+
+
+def test_one_local_epoch_has_no_previous_one_and_is_fedavg(go):
+    run = go({"fdcl": {"mu": 5.0, "previous": "epoch"}}, rounds=3, local_epochs=1)
+    assert model_bytes(run) == model_bytes(go({}, rounds=3, local_epochs=1))
 
 
 def test_recorded_losses_are_those_of_the_frozen_models(go, recorded):
@@ -208,10 +233,11 @@ def test_mu_0_with_a_moved_split_is_fedavg_under_other_names(go):
         {"encoder_term": False},
         {"classifier_term": False},
         {"head_layers": 2},
+        {"previous": "epoch"},
     ],
 )
 def test_each_option_changes_the_run(go, change):
-    base, changed = go({"fdcl": {}}), go({"fdcl": change})
+    base, changed = go({"fdcl": {}}, local_epochs=2), go({"fdcl": change}, local_epochs=2)
     pairs = zip(weights(base).values(), weights(changed).values())
     assert any(not torch.equal(a, b) for a, b in pairs)
 

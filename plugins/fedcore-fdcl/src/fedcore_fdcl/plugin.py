@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from pydantic import Field
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, SplitModel, Step, hookimpl
-from fedcore.models import move_split
+from fedcore.models import Outputs, move_split
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 
 
@@ -16,14 +19,18 @@ class FDCLOptions(PluginOptions):
     temperature: float = Field(default=0.5, gt=0, description="tau of lines 8 and 9.")
     head_layers: int = Field(default=1, ge=1, description="Linear layers that form the classifier M_c (Fig. 7).")
     encoder_term: bool = Field(default=True, description="L_e on features (line 8; Table 5).")
-    classifier_term: bool = Field(default=True, description="L_c on logits (line 9; Table 5).")
+    classifier_term: bool = Field(default=True, description="L_c on the classifier's outputs (line 9; Table 5).")
+    previous: Literal["participation", "epoch"] = Field(
+        default="participation",
+        description="p of lines 6 and 7: the model of the client's last participation, or of its previous local epoch.",
+    )
 
 
 class FDCL(Plugin[FDCLOptions]):
     """FDCL (Liu, Fang, Electronics 14(11) 2256, 2025): CE + mu * (L_e + L_c) (Algorithm 2, line 10).
 
     Features are drawn towards the global model and away from the client's own previous one; logits the other way
-    round. The client's personal model is the one of its last participation.
+    round. The client's personal model is the one of its last participation, whatever ``previous`` says.
     """
 
     neutral = {"mu": 0.0}
@@ -40,11 +47,11 @@ class FDCL(Plugin[FDCLOptions]):
 
     @hookimpl
     def local_loss(self, step: Step) -> list[Loss] | None:
-        """Add mu * (L_e + L_c); a client's first participation has no previous model, and neither term."""
+        """Add mu * (L_e + L_c); without a previous model there is neither term."""
         options = self.options
         if options.mu == 0:
             return None
-        received, previous = step.frozen("global"), step.frozen("previous")
+        received, previous = step.frozen("global"), self._previous(step)
         if received is None or previous is None:
             return None
         losses, tau = [], options.temperature
@@ -55,6 +62,18 @@ class FDCL(Plugin[FDCLOptions]):
             value = classifier_loss(step.logits, received.logits, previous.logits, temperature=tau)
             losses.append(Loss(value, weight=options.mu, name="classifier"))
         return losses
+
+    def _previous(self, step: Step) -> Outputs | None:
+        """Return the outputs of p; None where there is none, in a first participation or a first epoch."""
+        if self.options.previous == "participation":
+            return step.frozen("previous")
+        if step.epoch == 0:  # it starts from the global model: with p = g both terms are constant
+            return None
+        scratch = step.client.scratch
+        if scratch.get("epoch") != step.epoch:  # the first batch: the model is as the epoch before left it
+            scratch.update(epoch=step.epoch, previous=step.client.network())
+        with torch.no_grad():
+            return Outputs(*scratch["previous"](step.x))
 
     @hookimpl
     def personal_model(self, client: ClientContext) -> SplitModel | None:
