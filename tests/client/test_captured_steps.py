@@ -95,6 +95,12 @@ def test_captured_steps_train_as_plain_ones_do(both, plugins):
     assert_same(captured, plain)
 
 
+def test_a_model_kept_from_the_epoch_before_is_captured(both):
+    captured, plain, recorder = both(("fdcl", {"previous": "epoch", "mu": 1.0}))
+    assert recorder.launched > recorder.recorded > 0
+    assert_same(captured, plain)
+
+
 @pytest.mark.parametrize("plugins", [(), ("fedprox",)], ids="+".join)
 def test_steps_that_depend_on_nothing_are_captured_once_for_all_clients(both, plugins):
     _, _, recorder = both(*plugins, rounds=6)
