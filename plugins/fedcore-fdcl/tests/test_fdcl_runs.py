@@ -93,7 +93,18 @@ HAND = {
 }
 
 
-def analytic_federation(run, batches, *, mu, tau=0.5, encoder=1.0, classifier=1.0, p_is="participation", config=HAND):
+def analytic_federation(
+    run,
+    batches,
+    *,
+    mu,
+    tau=0.5,
+    encoder=1.0,
+    classifier=1.0,
+    p_is="participation",
+    P_c=lambda logits: logits,
+    config=HAND,
+):
     """FDCL in float64 on the run's batches, from the paper's text; +1 is its sign of a term, -1 the opposite."""
     dataset = load_dataset("digits", None)
     partition = partition_of(run)
@@ -127,6 +138,7 @@ def analytic_federation(run, batches, *, mu, tau=0.5, encoder=1.0, classifier=1.
                     if p:
                         (ge, gc), (pre_e, pre_c) = forward(w, x), forward(p, x)
                         l_e = -torch.log(s(pe, ge) / (s(pe, ge) + s(pe, pre_e))).mean()
+                        pc, gc, pre_c = P_c(pc), P_c(gc), P_c(pre_c)
                         l_c = -torch.log(s(pc, pre_c) / (s(pc, gc) + s(pc, pre_c))).mean()
                         loss = loss + mu * (encoder * l_e + classifier * l_c)
                     gradients = torch.autograd.grad(loss, list(local.values()))
@@ -152,6 +164,7 @@ def distance(weights, other):
         ({"mu": 2.0, "temperature": 0.2, "classifier_term": False}, {"tau": 0.2, "classifier": 0.0}),
         ({"mu": 2.0, "encoder_term": False}, {"encoder": 0.0}),
         ({"mu": 0.5, "previous": "epoch"}, {"p_is": "epoch"}),
+        ({"mu": 1.0, "outputs": "probabilities"}, {"P_c": lambda x: x.exp() / x.exp().sum(1, keepdim=True)}),
     ],
 )
 def test_a_run_is_the_paper_computed_by_hand(go, options, scales):
@@ -234,6 +247,7 @@ def test_mu_0_with_a_moved_split_is_fedavg_under_other_names(go):
         {"classifier_term": False},
         {"head_layers": 2},
         {"previous": "epoch"},
+        {"outputs": "probabilities"},
     ],
 )
 def test_each_option_changes_the_run(go, change):

@@ -27,7 +27,8 @@ def encoder_loss(local: Tensor, received: Tensor, previous: Tensor, *, temperatu
 def classifier_loss(local: Tensor, received: Tensor, previous: Tensor, *, temperature: float = 0.5) -> Tensor:
     r"""Return L_c, the mean of :math:`-\log(s(P^l, P^p) / (s(P^l, P^g) + s(P^l, P^p)))` (line 9).
 
-    The same on logits, (B, C) each, in the other direction: it pulls towards the client's own last model.
+    The same on the classifier's outputs, logits or probabilities (B, C), in the other direction: it pulls towards
+    the client's own last model.
 
     >>> import torch
     >>> local, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])

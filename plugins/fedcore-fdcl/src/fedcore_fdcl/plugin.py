@@ -24,6 +24,9 @@ class FDCLOptions(PluginOptions):
         default="participation",
         description="p of lines 6 and 7: the model of the client's last participation, or of its previous local epoch.",
     )
+    outputs: Literal["logits", "probabilities"] = Field(
+        default="logits", description="P_c of lines 7 and 9: the classifier's logits, or their softmax."
+    )
 
 
 class FDCL(Plugin[FDCLOptions]):
@@ -59,7 +62,10 @@ class FDCL(Plugin[FDCLOptions]):
             value = encoder_loss(step.features, received.features, previous.features, temperature=tau)
             losses.append(Loss(value, weight=options.mu, name="encoder"))
         if options.classifier_term:
-            value = classifier_loss(step.logits, received.logits, previous.logits, temperature=tau)
+            outputs = [step.logits, received.logits, previous.logits]
+            if options.outputs == "probabilities":
+                outputs = [logits.softmax(dim=1) for logits in outputs]
+            value = classifier_loss(*outputs, temperature=tau)
             losses.append(Loss(value, weight=options.mu, name="classifier"))
         return losses
 
