@@ -182,3 +182,21 @@ def test_w_reduces_the_m_consecutive_outputs_of_each_class(reduction):
     expected = classifier.fine(z).detach().numpy() @ w
     np.testing.assert_allclose(classifier(z).detach(), expected, rtol=1e-5, atol=1e-6)
     assert [name for name, _ in classifier.named_parameters()] == ["fine.weight", "fine.bias"], "W is not trained"
+
+
+def test_w_on_probabilities_adds_those_of_a_classes_fine_classes():
+    torch.manual_seed(0)
+    classifier, z = FineClassifier(D, C, M, "probabilities").double(), torch.randn(4, D, dtype=torch.float64)
+    fine = np.exp(classifier.fine(z).detach().numpy())
+    expected = fine / fine.sum(axis=1, keepdims=True) @ np.kron(np.eye(C), np.ones((M, 1)))
+    np.testing.assert_allclose(classifier(z).softmax(dim=1).detach(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("reduction", "alike"), [("sum", True), ("mean", True), ("probabilities", False)])
+def test_the_outputs_of_a_class_get_different_gradients_from_w_on_probabilities_alone(reduction, alike):
+    """Logits that are added up leave the M outputs of a class one gradient, and no fine classifier to learn."""
+    torch.manual_seed(0)
+    classifier = FineClassifier(D, C, M, reduction)
+    torch.nn.functional.cross_entropy(classifier(torch.randn(4, D)), torch.tensor([0, 1, 2, 0])).backward()
+    own = classifier.fine.weight.grad.view(C, M, D)
+    assert torch.equal(own[:, 0], own[:, 1]) == alike

@@ -501,6 +501,7 @@ CHANGES = [
     {"kmeans": "before"},
     {"prototype_weight": 0.5},
     {"W": "mean"},
+    {"W": "probabilities"},
     {"hpc": False},
     {"bpr": False},
     {"gid": False},
@@ -549,6 +550,7 @@ def test_every_option_is_among_those_that_were_changed():
         ({"prototype_weight": 0.0}, {"rebalance": "none"}),
         ({"aggregation": "fedavg"}, {"acla": False}),
         ({"fine_classes": 1, "W": "mean"}, {"fine_classes": 1}),
+        ({"fine_classes": 1, "W": "probabilities"}, {"fine_classes": 1}),
     ],
     ids=str,
 )

@@ -57,8 +57,10 @@ class FedCDOptions(PluginOptions):
         default=0,
         description="t of the first round in mu = 1 - t/T; 1 is Algorithm 2's, whose last round has no L_dcl.",
     )
-    W: Literal["sum", "mean"] = Field(
-        default="sum", description="W of Eq. 6: class logits are sums or means of fine ones."
+    W: Literal["sum", "mean", "probabilities"] = Field(
+        default="sum",
+        description="What W of Eq. 6 adds up: a class logit is the sum or the mean of its fine logits, or "
+        "W adds up probabilities: it is their logsumexp.",
     )
     hpc: bool = Field(
         default=True, description="L_hpc; without it prototypes are feature means (FedCD-hpc of Table 4)."
@@ -86,7 +88,10 @@ class FedCDOptions(PluginOptions):
 
 
 class FineClassifier(nn.Module):
-    """phi and W of Eq. 6: C * M fine logits (index j = c * M + m), added up to C class logits."""
+    """phi and W of Eq. 6: C * M fine logits (index j = c * M + m), made C class logits.
+
+    With W on probabilities softmax(class logits) = softmax(fine logits) W.
+    """
 
     def __init__(self, width: int, num_classes: int, per_class: int, reduction: str) -> None:
         super().__init__()
@@ -96,6 +101,8 @@ class FineClassifier(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Map features (B, d) to class logits (B, C)."""
         fine: Tensor = self.fine(features).unflatten(1, self.shape)  # (B, C, M)
+        if self.reduction == "probabilities":
+            return fine.logsumexp(dim=2)
         return fine.sum(dim=2) if self.reduction == "sum" else fine.mean(dim=2)
 
 
