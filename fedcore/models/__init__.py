@@ -12,11 +12,22 @@ from fedcore.models.head import move_split
 from fedcore.models.split import ModelTask as ModelTask
 from fedcore.models.split import Outputs, has_batch_norm
 from fedcore.models.split import SplitModel as SplitModel
-from fedcore.models.zoo import PadTo, alexnet, embedding_bag, fdcl_cnn, fedcme_cnn, mlp, resnet50, simple_cnn
+from fedcore.models.zoo import (
+    PadTo,
+    UnitLength,
+    alexnet,
+    embedding_bag,
+    fdcl_cnn,
+    fedcme_cnn,
+    mlp,
+    resnet50,
+    simple_cnn,
+)
 
 __all__ = [
     "Outputs",
     "PadTo",
+    "UnitLength",
     "alexnet",
     "build_model",
     "embedding_bag",

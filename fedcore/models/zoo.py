@@ -46,6 +46,14 @@ class PadTo(nn.Module):
         return str(self.side)
 
 
+class UnitLength(nn.Module):
+    """Scales features (B, d) to length 1; a zero vector stays one."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return features over their lengths, (B, d)."""
+        return F.normalize(features, dim=1)
+
+
 class MaxPool2x2(nn.MaxPool2d):
     """Largest of each 2x2 window, (B, channels, height, width) -> half the height and width, rounded down.
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedcore import ConfigError, Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore.data import load_dataset, load_partition
+from fedcore.models import UnitLength
 from fedcore.testing import (
     create_plugin,
     federate,
@@ -22,7 +23,6 @@ from fedcore.testing import (
     plugin_state,
     records,
 )
-from fedcore_fedproc import UnitLength
 
 CODE = {"first_round": "task", "prototype_weights": "samples", "normalize": True, "schedule_rounds": 100}
 """How the authors' code reads the paper."""

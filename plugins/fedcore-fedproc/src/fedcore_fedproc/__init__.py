@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pydantic import Field, model_validator
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from fedcore import (
     ClientContext,
@@ -20,6 +19,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore.functional import contrast_with
+from fedcore.models import UnitLength
 
 __all__ = ["FedProc", "FedProcOptions"]
 
@@ -141,11 +141,3 @@ class FedProc(Plugin[FedProcOptions]):
     def end_local(self, client: ClientContext) -> dict[str, Tensor] | None:
         """Send the trained model's prototypes up (Eq. 5; Algorithm 1, lines 27 to 31)."""
         return self.prototypes.own(client) if self.alpha(client) > 0 else None
-
-
-class UnitLength(nn.Module):
-    """Scales features (B, d) to length 1; a zero vector stays one."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return features over their lengths, (B, d)."""
-        return F.normalize(features, dim=1)
