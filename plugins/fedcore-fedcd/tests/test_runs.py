@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, hookimpl
+from fedcore.data import load_dataset
 from fedcore.testing import Cohorts, OwnTaskLoss, StepsOnServer, interrupted, model_bytes, records
 from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
 
@@ -502,6 +503,7 @@ CHANGES = [
     {"prototype_weight": 0.5},
     {"W": "mean"},
     {"W": "probabilities"},
+    {"normalize": True},
     {"hpc": False},
     {"bpr": False},
     {"gid": False},
@@ -510,6 +512,18 @@ CHANGES = [
     {"aggregation": "count"},
     {"aggregation": "fedavg"},
 ]
+
+
+def test_features_and_the_first_prototypes_are_of_unit_length_where_they_are_normalized(go):
+    """K-means centres are means of unit vectors, and those of one cluster are close to each other."""
+    result = go({Watched: {"normalize": True}}, **{**SKEWED, "rounds": 1})
+    x = load_dataset("digits").test.gather(torch.arange(50))
+    z = result.model.eval()(x).features
+    torch.testing.assert_close(z.norm(dim=1), torch.ones(50))
+    torch.testing.assert_close(result.model(x).logits, result.model.classifier(z))
+    for up in kept("up"):
+        lengths = np.linalg.norm(up["prototypes"], axis=2)[up["known"]]
+        assert ((lengths > 0.5) & (lengths < 1 + 1e-6)).all()
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from fedcore import (
     check_tensors,
     hookimpl,
 )
+from fedcore.models import UnitLength
 from fedcore_fedcd import equations as eq
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
@@ -61,6 +62,11 @@ class FedCDOptions(PluginOptions):
         default="sum",
         description="What W of Eq. 6 adds up: a class logit is the sum or the mean of its fine logits, or "
         "W adds up probabilities: it is their logsumexp.",
+    )
+    normalize: bool = Field(
+        default=False,
+        description="Scale z to unit length where the projection head ends, as FedProc's authors' code does; the "
+        "paper does not.",
     )
     hpc: bool = Field(
         default=True, description="L_hpc; without it prototypes are feature means (FedCD-hpc of Table 4)."
@@ -137,6 +143,8 @@ class FedCD(Plugin[FedCDOptions]):
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Project to z in R^256 and put the fine-grained classifier on it."""
         task.ensure_projection(model)
+        if self.options.normalize:
+            model.encoder.add_module("unit", UnitLength())
         with task.random("classifier"):
             model.classifier = FineClassifier(
                 model.feature_dim, task.num_classes, self.options.fine_classes, self.options.W
