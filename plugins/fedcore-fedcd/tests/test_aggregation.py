@@ -10,6 +10,7 @@ import torch
 
 from fedcore import ClientUpdate
 from fedcore_fedcd import FedCD, FedCDOptions, FineClassifier
+from fedcore_fedcd.equations import matched_order
 
 C, M, D = 3, 2, 5
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
@@ -173,6 +174,63 @@ def test_the_order_of_updates_changes_rounding_only():
     torch.testing.assert_close(state_one["prototypes"], state_two["prototypes"])
 
 
+def centres(client, places, counts, classes=1):
+    """Return a client's update with centres at these places of a line, in one class or in all of them."""
+    one = update(client, [counts] * classes)
+    one.payload["prototypes"] = torch.tensor([[[place] for place in places]] * classes)
+    return one
+
+
+def test_matched_first_centres_are_averaged_with_their_nearest():
+    """By hand: client 1 holds client 0's centres in another order, client 2 one centre, near client 0's last."""
+
+    def given():
+        return [
+            centres(0, [0.0, 10.0, 20.0], [1, 1, 2]),
+            centres(1, [21.0, 2.0, 9.0], [2, 3, 1]),
+            centres(2, [23.0, 0.0, 0.0], [4, 0, 0]),
+        ]
+
+    updates = given()
+    _, state = commit(updates, match="hungarian", aggregation="fedavg")
+    assert state["counts"].tolist() == [[1 + 3, 1 + 1, 2 + 2 + 4]]
+    np.testing.assert_allclose(state["prototypes"][0, :, 0], [6 / 4, 19 / 2, (40 + 42 + 92) / 8])
+    assert [u.payload["counts"].tolist() for u in updates] == [[[1, 1, 2]], [[3, 1, 2]], [[0, 0, 4]]]
+    _, plain = commit(given(), aggregation="fedavg")
+    np.testing.assert_allclose(plain["prototypes"][0, :, 0], [(0 + 42 + 92) / 7, (10 + 6) / 4, (40 + 9) / 3])
+
+
+def test_prototypes_that_started_from_global_ones_keep_their_order():
+    state = {"prototypes": torch.tensor([[[0.0], [10.0]]]), "counts": torch.tensor([[1, 1]])}
+    later = [centres(0, [0.0, 10.0], [1, 1]), centres(1, [10.0, 0.0], [1, 1])]
+    _, state = commit(later, state, match="hungarian", aggregation="fedavg")
+    assert state["prototypes"].flatten().tolist() == [5.0, 5.0]
+
+
+def test_an_assignment_is_the_cheapest_of_all_pairs():
+    """A greedy one would pair 0.9 with 1.0, and -4.0 with 5.0 at 81."""
+    both = torch.ones(2, dtype=torch.bool)
+    order = matched_order(torch.tensor([[0.9], [-4.0]]), both, torch.tensor([[1.0], [5.0]]), both)
+    assert order.tolist() == [1, 0]
+
+
+def test_a_lone_centre_joins_a_known_one_and_no_free_place():
+    first, second = torch.tensor([True, False]), torch.tensor([False, True])
+    order = matched_order(torch.tensor([[0.0], [7.0]]), second, torch.tensor([[1.0], [0.0]]), first)
+    assert order.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_assignment_is_scipys(seed):
+    from scipy.optimize import linear_sum_assignment
+
+    rng = np.random.default_rng(seed)
+    one, other, known = rng.normal(size=(5, 3)), rng.normal(size=(5, 3)), torch.ones(5, dtype=torch.bool)
+    order = matched_order(torch.tensor(one), known, torch.tensor(other), known)
+    _, expected = linear_sum_assignment(((other[:, None] - one) ** 2).sum(axis=2))
+    assert order.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_w_reduces_the_m_consecutive_outputs_of_each_class(reduction):
     torch.manual_seed(0)
@@ -200,3 +258,9 @@ def test_the_outputs_of_a_class_get_different_gradients_from_w_on_probabilities_
     torch.nn.functional.cross_entropy(classifier(torch.randn(4, D)), torch.tensor([0, 1, 2, 0])).backward()
     own = classifier.fine.weight.grad.view(C, M, D)
     assert torch.equal(own[:, 0], own[:, 1]) == alike
+
+
+def test_more_fine_classes_than_can_be_matched_are_refused():
+    FedCDOptions(match="hungarian", fine_classes=8)
+    with pytest.raises(ValueError, match="fine_classes: 9 is too many for match: hungarian"):
+        FedCDOptions(match="hungarian", fine_classes=9)

@@ -504,6 +504,7 @@ CHANGES = [
     {"W": "mean"},
     {"W": "probabilities"},
     {"normalize": True},
+    {"match": "hungarian"},
     {"hpc": False},
     {"bpr": False},
     {"gid": False},

@@ -26,6 +26,9 @@ from fedcore import (
 from fedcore.models import UnitLength
 from fedcore_fedcd import equations as eq
 
+MOST_MATCHED = 8
+"""Fine classes up to which centres are matched: 8! = 40,320 orders."""
+
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
 
 
@@ -53,6 +56,11 @@ class FedCDOptions(PluginOptions):
         default="after",
         description="When k-means starts the prototypes of a class that has none: on the features before or after the "
         "client's local training. After it, they take no part in that round's losses.",
+    )
+    match: Literal["none", "hungarian"] = Field(
+        default="none",
+        description="Whether k-means centres of different clients are matched, each client's to the mean of those "
+        "before it, before Eq. 1 averages them; ours, not the paper's. For at most 8 fine_classes.",
     )
     first_t: Literal[0, 1] = Field(
         default=0,
@@ -83,6 +91,15 @@ class FedCDOptions(PluginOptions):
         default="adaptive",
         description="Weights of class vectors: Eqs. 13 and 14, fine sample counts (FedCD/cla), or FedAvg's.",
     )
+
+    @model_validator(mode="after")
+    def _few_orders(self) -> FedCDOptions:
+        if self.match == "hungarian" and self.fine_classes > MOST_MATCHED:
+            raise ValueError(
+                f"fine_classes: {self.fine_classes} is too many for match: hungarian, which tries all orders of a "
+                f"class's prototypes; use at most {MOST_MATCHED}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_loss_in_the_last_round(self) -> FedCDOptions:
@@ -317,8 +334,23 @@ class FedCD(Plugin[FedCDOptions]):
             raise ValueError(
                 f"'counts' add up to {sum(numbers)}, expected at most the client's {samples} training samples"
             )
-        server.state.add("sum", counts.unsqueeze(2) * update.payload.pop("prototypes").double())  # (C, M, d)
+        prototypes = update.payload.pop("prototypes")  # (C, M, d)
+        if self.options.match == "hungarian" and "total" in server.state:
+            prototypes, counts = self._matched(server, prototypes, counts)
+            update.payload["counts"] = counts
+        server.state.add("sum", counts.unsqueeze(2) * prototypes.double())
         server.state["total"] = server.state["total"] + counts if "total" in server.state else counts
+
+    def _matched(self, server: ServerContext, prototypes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a client's first centres of a class, with their counts, in the order of the mean of those before."""
+        total = server.state["total"]  # (C, M)
+        means = server.state["sum"] / total.clamp(min=1).unsqueeze(2)
+        without = ~server.state.get("counts", torch.zeros_like(total)).any(dim=1)  # classes that have no P^g
+        prototypes, counts = prototypes.clone(), counts.clone()
+        for c in torch.nonzero(without & total.any(dim=1) & counts.any(dim=1)).flatten().tolist():
+            order = eq.matched_order(prototypes[c], counts[c] > 0, means[c], total[c] > 0)
+            prototypes[c], counts[c] = prototypes[c, order], counts[c, order]
+        return prototypes, counts
 
     @hookimpl
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
