@@ -19,12 +19,12 @@ from fedcore_study.sweep.run import resolved
 
 # Every main table of the five papers: rows, columns, and cells of which the paper's text gives a figure.
 TABLES = {
-    ("fdcl", 1): (6, 9, 54),
+    ("fdcl", 1): (8, 9, 72),
     ("fdcl", 2): (6, 5, 30),
     ("fdcl", 3): (1, 7, 7),
     ("fdcl", 4): (4, 3, 12),
     ("fdcl", 5): (4, 2, 8),
-    ("fedcd", 1): (10, 9, 90),
+    ("fedcd", 1): (14, 9, 126),
     ("fedcd", 3): (8, 4, 32),
     ("fedcd", 4): (7, 2, 0),
     ("fedcme", 2): (8, 16, 128),
@@ -34,7 +34,7 @@ TABLES = {
     ("fedeccr", 2): (5, 3, 15),
     ("fedeccr", 3): (4, 2, 8),
     ("fedeccr", 4): (7, 3, 21),
-    ("fedproc", 2): (7, 3, 21),
+    ("fedproc", 2): (8, 3, 24),
     ("fedproc", 3): (6, 3, 18),
     ("fedproc", 4): (3, 3, 9),
     ("fedproc", 6): (5, 4, 20),
