@@ -136,6 +136,53 @@ def test_runs_become_evidence_and_evidence_a_page(cli, recipes: Path, tmp_path: 
     assert f"| FedProx | unreadable | - | {theirs:.2f} | {theirs - 50:+.2f} | - |" in text
 
 
+def test_several_seeds_have_deviation_paired_difference_and_interval(cli, recipes: Path, tmp_path: Path) -> None:
+    """By hand: differences 1, 3 and 0 have mean 4/3 and deviation 1.528; t(0.975; 2) = 4.303."""
+    cli("results", "add", recipes / "sweep")
+    folder, page = tmp_path / "results" / "fedprox-table-7-quick", tmp_path / "page.md"
+    page.write_text(PAGE, encoding="utf-8")
+
+    def evidence(row: str, seed: int, accuracy: float, **changes: object) -> None:
+        values = json.loads((folder / f"a_{row}_seed-0.json").read_text())
+        figures = {name: {**figure, "accuracy": accuracy} for name, figure in values["figures"].items()}
+        values |= {"seed": seed, "figures": figures, **changes}
+        (folder / f"a_{row}_seed-{seed}.json").write_text(json.dumps(values))
+
+    def lines() -> tuple[str, str]:
+        assert cli("results", "page", page).exit_code == 0
+        found = page.read_text(encoding="utf-8").splitlines()
+        return next(x for x in found if x.startswith("| method")), next(x for x in found if x.startswith("| FedProx"))
+
+    for seed, ours, fedavg in ((0, 0.71, 0.70), (1, 0.75, 0.72)):
+        evidence("fedprox", seed, ours)
+        evidence("fedavg", seed, fedavg)
+    heading, fedprox = lines()
+    assert "interval" not in heading
+    assert "| 73.00 ± 2.83 | +2.00 (2 seeds: no interval) |" in fedprox
+    evidence("fedprox", 2, 0.74)
+    assert "| 73.33 ± 2.08 | +2.00 (2 seeds: no interval) |" in lines()[1]  # FedAvg has no third
+    evidence("fedavg", 2, 0.74)
+    heading, fedprox = lines()
+    assert heading.count("| minus FedAvg [95 % interval] |") == 2  # under both protocols
+    assert "| 73.33 ± 2.08 | +1.33 [-2.46, +5.13] |" in fedprox
+    assert "| 0, 1, 2 | 2 |" in fedprox
+    evidence("fedavg", 2, 0.74, partition="0" * 64)  # other clients: no pair
+    assert "+2.00 (2 seeds: no interval)" in lines()[1]
+
+
+def test_an_own_model_is_not_compared_with_a_global_one(cli, recipes: Path, tmp_path: Path) -> None:
+    cli("results", "add", recipes / "sweep")
+    page = tmp_path / "page.md"
+    page.write_text(PAGE, encoding="utf-8")
+    file = tmp_path / "results" / "fedprox-table-7-quick" / "a_fedprox_seed-0.json"
+    values = json.loads(file.read_text())
+    values["figures"]["personal"] = {"accuracy": 0.99}
+    file.write_text(json.dumps(values))
+    cli("results", "page", page)
+    row = next(x for x in page.read_text(encoding="utf-8").splitlines() if x.startswith("| FedProx"))
+    assert "| 99.00 | - |" in row
+
+
 def test_the_bits_of_a_picture_are_those_of_its_data(cli, recipes: Path, tmp_path: Path) -> None:
     cli("results", "add", recipes / "sweep")
     bits = []

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore_study.compare.figures import Figure, paired_difference
+from fedcore_study.compare.cautions import FEW
+from fedcore_study.compare.figures import Difference, Figure, paired_difference
 from fedcore_study.compare.formats import markdown_table, spread
 from fedcore_study.reproduce.collect import changed_since
 from fedcore_study.reproduce.evidence import Evidence, slug, started
@@ -22,7 +23,7 @@ from fedcore_study.reproduce.recipe import SCALES, Printed, Recipe, Row
 Drawn = tuple[Recipe, str, list[Evidence]]
 
 BASELINE = "FedAvg"
-"""The row that the others are compared with."""
+"""The row that the others are compared with, in whichever case the paper writes it."""
 
 END = "<!-- end of results -->"
 _MARKER = re.compile(r"<!-- results: (\S+) -->\n(.*?)" + re.escape(END), re.DOTALL)
@@ -99,18 +100,14 @@ def by_column(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[Evide
 def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
     """Return a column's table: each row's figure in the paper, ours, the difference, seeds and rounds.
 
-    Where the table has a row FedAvg, both figures stand beside FedAvg's, too: what the paper
-    claims, and what was found.
+    Where the table has a row FedAvg, both figures stand beside FedAvg's, too: what the paper claims, and what was
+    found, paired by seed and with an interval from three seeds on.
     """
     place = [c.name for c in recipe.columns].index(column)
     several = len(recipe.protocols) > 1
-    baseline = next((row for row in recipe.rows if row.name == BASELINE), None)
+    baseline = next((row for row in recipe.rows if row.name.lower() == BASELINE.lower()), None)
     fedavg = _runs_of(baseline, found) if baseline else []
-    beside = [f"minus {BASELINE}"] if baseline else []
-    headings = ["method", "paper %", *beside]
-    for heading in recipe.protocols:
-        headings += [f"{heading} %" if several else "ours %", *beside, "minus paper"]
-    rows = []
+    rows, gains = [], []
     for row in recipe.rows:
         runs = _runs_of(row, found)
         paper = row.paper[place]
@@ -121,9 +118,16 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
             ours, difference = _figure(runs, protocols, paper)
             cells.append(ours)
             if baseline:
-                cells.append(_gain(runs, fedavg, protocols) if row is not baseline else "-")
+                gains.append(_gain(runs, fedavg, protocols) if row is not baseline else "-")
+                cells.append(gains[-1])
             cells.append(difference)
         rows.append([*cells, ", ".join(str(run.seed) for run in _order(runs)) or "-", _rounds(runs)])
+    beside = [f"minus {baseline.name}"] if baseline else []
+    headings = ["method", "paper %", *beside]
+    if any("[" in gain for gain in gains):
+        beside = [f"{heading} [95 % interval]" for heading in beside]
+    for heading in recipe.protocols:
+        headings += [f"{heading} %" if several else "ours %", *beside, "minus paper"]
     return markdown_table(column, [*headings, "seeds", "rounds"], rows)
 
 
@@ -140,16 +144,32 @@ def _signed(points: float) -> str:
 
 
 def _gain(runs: Sequence[Evidence], baseline: Sequence[Evidence], protocols: Sequence[str]) -> str:
-    """Return the mean difference, in points, over the seeds that both rows have finished."""
+    """Return the mean difference, in points, over the seeds that both rows have finished on the same partition.
+
+    Both are measured under the protocol of the row's figure: no client's own model is compared with a global one.
+    """
+    finished = [run for run in runs if run.is_finished]
+    splits = {(run.seed, run.partition) for run in finished}
+    others = [run for run in baseline if run.is_finished and (run.seed, run.partition) in splits]
     for protocol in protocols:
-        values, others = (
-            {run.seed: value for run in of if run.is_finished and (value := run.accuracy(protocol)) is not None}
-            for of in (runs, baseline)
+        values, theirs = (
+            {run.seed: value for run in of if (value := run.accuracy(protocol)) is not None}
+            for of in (finished, others)
         )
-        difference = paired_difference(values, others)
-        if difference:
-            return _signed(100 * difference.mean)
+        if values:
+            difference = paired_difference(values, theirs)
+            return _with_interval(difference, len(values)) if difference else "-"
     return "-"
+
+
+def _with_interval(difference: Difference, seeds: int) -> str:
+    """Return a difference with its interval; of few pairs that there is none, of a row with one seed nothing more."""
+    text = _signed(100 * difference.mean)
+    if seeds == 1:
+        return text
+    if difference.n < FEW or difference.low is None or difference.high is None:
+        return f"{text} ({difference.n} seed{'s' if difference.n > 1 else ''}: no interval)"
+    return f"{text} [{_signed(100 * difference.low)}, {_signed(100 * difference.high)}]"
 
 
 def alt(recipe: Recipe, column: str) -> str:
