@@ -51,6 +51,8 @@ class Trip:
         code = frame.f_code
         if not self._on or event not in ("call", "return") or not code.co_filename.startswith(CORE):
             return
+        if code.co_name == "__setattr__":  # the value becomes an attribute
+            return
         if getattr(self._looking, "now", False):
             return
         self._looking.now = True

@@ -77,7 +77,7 @@ def halves_the_model(self, client):
 )
 def test_a_shared_tensor_cannot_be_edited(go, hook, body, words):
     """The first plugin that edits is named, not the one that is called after it."""
-    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} \(round 0, client \d\) {words}"):
+    with pytest.raises(PluginContractError, match=rf"^plugin 'pushy' hook {hook} \(round 1, client \d\) {words}"):
         go(plugin(hook, body), ("moon", {}))
 
 
@@ -92,7 +92,7 @@ class EditsItsOwn(Plugin):
 
 def test_autograds_error_is_told_with_the_hook_and_the_remedy(go):
     words = (
-        r"^plugin 'editsitsown' hook local_loss or the model \(round 0, client \d\) edits a tensor in place, "
+        r"^plugin 'editsitsown' hook local_loss or the model \(round 1, client \d\) edits a tensor in place, "
         r"which the gradient needs\. Hint: clone it"
     )
     with pytest.raises(PluginContractError, match=words):

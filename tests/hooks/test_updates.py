@@ -213,8 +213,11 @@ class Sums(Plugin):
     ("error", "words"),
     [
         (RejectUpdate("too odd"), "too odd"),
-        (KeyError("x"), "plugin 'refusal' hook {} (round 0, client 1) raised KeyError: 'x'"),
-        (ConfigError("odd"), "plugin 'refusal' hook {} (round 0, client 1) raised ConfigError: odd"),
+        (KeyError("x"), "plugin 'refusal' hook {} (round 1, client 1) raised KeyError: 'x' (test_updates.py:{})"),
+        (
+            ConfigError("odd"),
+            "plugin 'refusal' hook {} (round 1, client 1) raised ConfigError: odd (test_updates.py:{})",
+        ),
     ],
 )
 @pytest.mark.parametrize("hook", ["pre_aggregate", "weight", "accumulate"])
@@ -236,7 +239,8 @@ def test_any_hook_that_sees_an_update_can_reject_it(toy, hook, error, words):
     kept, expected = committed(result).plugins, committed(without).plugins
     assert kept["sums"].pop("sum").equal(expected["sums"].pop("sum"))
     assert kept == expected
-    assert lines(result)[0]["failures"] == [{"client": 1, "kind": "rejected", "message": words.format(hook)}]
+    said = words.format(hook, refuse.__code__.co_firstlineno + 2)
+    assert lines(result)[0]["failures"] == [{"client": 1, "kind": "rejected", "message": said}]
 
 
 @pytest.mark.parametrize("hook", ["pre_aggregate", "weight", "accumulate"])

@@ -87,7 +87,8 @@ def test_an_own_model_that_fails_leaves_the_other_protocols_of_its_client(go, mo
     assert metrics["failed"] == 3
     reasons = {failure["client"]: failure["message"] for failure in metrics["failures"]}
     where = "plugin 'failsonsome' hook personal_model (round 3, client"
-    assert reasons[0] == f"{where} 0) raised ValueError: no such file"
+    line = FailsOnSome.personal_model.__code__.co_firstlineno + 3
+    assert reasons[0] == f"{where} 0) raised ValueError: no such file (test_evaluation.py:{line})"
     assert reasons[1].startswith(f"{where} 1) returned Linear, which cannot be evaluated: ")
     assert reasons[2] == f"{where} 2) returned ConstantModel, which cannot be evaluated: its logits are nan"
     notes = [

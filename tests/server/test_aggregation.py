@@ -126,7 +126,7 @@ def test_an_aggregation_without_owned_parameters_returns_none(toy):
     """With a payload it may look at updates, which hold no parameters: the mapping is empty, and FedAvg stayed."""
     sends = {"end_local": hookimpl(lambda self, client: {"n": torch.ones(1)}), "aggregate": hookimpl(averages)}
     with pytest.raises(
-        PluginContractError, match=r"'forgot' hook aggregate \(round 0\) returned a mapping but owns no"
+        PluginContractError, match=r"'forgot' hook aggregate \(round 1\) returned a mapping but owns no"
     ):
         toy(type("Forgot", (Plugin,), sends))
 
@@ -272,7 +272,7 @@ class KeepsNan(Plugin):
 
 
 def test_a_plugins_state_that_is_not_finite_is_not_committed(toy, tmp_path):
-    with pytest.raises(DivergedError, match=r"round 1: server\.state\['sum'\] of plugin 'keepsnan' is not finite"):
+    with pytest.raises(DivergedError, match=r"round 2: server\.state\['sum'\] of plugin 'keepsnan' is not finite"):
         toy(KeepsNan, rounds=3, out=tmp_path / "run")
     state = committed(tmp_path / "run")
     assert (state.round, state.plugins["keepsnan"]["sum"].tolist()) == (1, [1.0, 1.0])

@@ -229,7 +229,10 @@ def test_worker_processes_keep_it(tmp_path):
         (AnswersUnasked, "an outcome of 'other', which it was not given"),
         (MixesUp, "'check-window-None-0' with the outcome of 'check-window-None-4'"),
         (MixesUpQuietly, "'answer' comes back with other values: another client's"),
-        (Raises, "run raises RuntimeError: .*fails, as it should; what happens to a client is a ClientFailure"),
+        (
+            Raises,
+            r"run raises RuntimeError: .*as it should \(probe\.py:\d+\); what happens to a client is a ClientFailure",
+        ),
         (SaysNotWhy, "message does not say why"),
         (CallsItLost, "failure of kind 'worker_lost', expected 'raised'"),
         (Pretends, "a client that raises gives a result"),

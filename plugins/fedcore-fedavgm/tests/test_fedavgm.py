@@ -156,11 +156,15 @@ def test_the_running_variance_stays_positive(go):
     assert (weights(result)["encoder.base.norm.running_var"] > 0).all()
 
 
-@pytest.mark.parametrize("keeper", [PersonalClassifier, PersonalModel])
-def test_what_stays_on_the_clients_has_no_velocity(go, keeper):
-    kept = plugin_state(go({"fedavgm": {}, keeper: {}}), "fedavgm")
-    assert bool(kept) == (keeper is PersonalClassifier)
+def test_what_stays_on_the_clients_has_no_velocity(go):
+    kept = plugin_state(go({"fedavgm": {}, PersonalClassifier: {}}), "fedavgm")
+    assert kept
     assert not any(name.startswith("classifier.") for name in kept)
+
+
+def test_a_run_in_which_all_stays_on_the_clients_is_refused(go):
+    with pytest.raises(PluginConflictError, match="'personalmodel' keeps all of them"):
+        go({"fedavgm": {}, PersonalModel: {}})
 
 
 def test_nothing_more_travels(go):

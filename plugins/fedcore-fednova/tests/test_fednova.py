@@ -278,12 +278,15 @@ def test_a_client_of_one_sample(go, model):
     assert all(torch.isfinite(tensor).all() for tensor in weights(result).values())
 
 
-@pytest.mark.parametrize("keeper", [PersonalModel, PersonalClassifier])
-def test_what_stays_on_the_clients_has_no_step(go, keeper):
-    result = go({"fednova": {"gmf": 0.5}, keeper: {}})
-    kept = plugin_state(result, "fednova")
+def test_what_stays_on_the_clients_has_no_step(go):
+    kept = plugin_state(go({"fednova": {"gmf": 0.5}, PersonalClassifier: {}}), "fednova")
+    assert kept
     assert not any("classifier" in name for name in kept)
-    assert bool(kept) == (keeper is PersonalClassifier)
+
+
+def test_a_run_in_which_all_stays_on_the_clients_is_refused(go):
+    with pytest.raises(PluginConflictError, match="'personalmodel' keeps all of them"):
+        go({"fednova": {"gmf": 0.5}, PersonalModel: {}})
 
 
 def test_a_rejected_client_leaves_no_trace(go):

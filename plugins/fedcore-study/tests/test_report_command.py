@@ -350,9 +350,10 @@ def test_bad_input_is_one_message_and_exit_code_2(cli, runs: Path, tmp_path: Pat
     assert "pip install plotly" in result.stderr
 
 
-def test_a_report_is_written_over_a_report(cli, runs: Path) -> None:
+def test_a_report_is_written_over_a_report_with_force(cli, runs: Path) -> None:
     report(cli, runs / "fedavg-0")
-    page, _ = report(cli, runs / "fedprox-0")
+    assert "replace it with --force" in cli("report", runs / "fedprox-0", "--out", "report.html").stderr
+    page, _ = report(cli, runs / "fedprox-0", "--force")
     assert "fedprox-0" in page.text
 
 

@@ -187,7 +187,7 @@ def test_the_list_and_the_dry_run_start_nothing(cli, recipe: Path, tmp_path: Pat
         (("fedprox", "--table", "7", "--scale", "papre"), "unknown scale 'papre'. Did you mean 'paper'?"),
         (("fedprox", "--table", "7", "--format", "html"), "unknown format 'html'"),
         (("fedprox", "--table", "7", "--row", "fedprox"), "unknown row of Table 7 of fedprox 'fedprox'. Did you mean"),
-        (("fedprox", "--table", "7", "--column", "A"), "unknown column of Table 7 of fedprox 'A'. Known: a, b."),
+        (("fedprox", "--table", "7", "--column", "A"), "unknown column of Table 7 of fedprox 'A'. Did you mean 'a'?"),
         (("fedprox", "--row", "FedAvg"), "--row FedAvg: of which table? Add --table N"),
         (("fedprox", "--table", "7", "--out", "table_7.yaml"), "cannot be written"),
     ],
