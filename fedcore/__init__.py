@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from fedcore.base.types import ClientUpdate as ClientUpdate
     from fedcore.base.types import Loss as Loss
     from fedcore.base.types import Tensors as Tensors
-    from fedcore.hooks.calibration import CalibrationOptions as CalibrationOptions
-    from fedcore.hooks.calibration import calibrate_classifier as calibrate_classifier
     from fedcore.hooks.contexts import ClientContext as ClientContext
     from fedcore.hooks.contexts import RunSetup as RunSetup
     from fedcore.hooks.contexts import ServerContext as ServerContext
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from fedcore.hooks.plugin import PLACE as PLACE
     from fedcore.hooks.plugin import Plugin as Plugin
     from fedcore.hooks.plugin import PluginOptions as PluginOptions
-    from fedcore.hooks.prototype_exchange import PrototypeExchange as PrototypeExchange
-    from fedcore.hooks.prototype_exchange import PrototypeOptions as PrototypeOptions
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
     from fedcore.runs.client_models import client_model as client_model
@@ -53,7 +49,6 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "base.types",
-    "CalibrationOptions": "hooks.calibration",
     "ClientContext": "hooks.contexts",
     "ClientUpdate": "base.types",
     "ConfigError": "base.errors",
@@ -68,8 +63,6 @@ _HOMES = {
     "PluginConflictError": "base.errors",
     "PluginContractError": "base.errors",
     "PluginOptions": "hooks.plugin",
-    "PrototypeExchange": "hooks.prototype_exchange",
-    "PrototypeOptions": "hooks.prototype_exchange",
     "RejectUpdate": "base.errors",
     "RoundFailedError": "base.errors",
     "RunConfig": "base.config",
@@ -81,7 +74,6 @@ _HOMES = {
     "Step": "hooks.contexts",
     "Tensors": "base.types",
     "UnknownNameError": "base.errors",
-    "calibrate_classifier": "hooks.calibration",
     "check_changes": "base.tensors",
     "check_tensors": "base.tensors",
     "client_model": "runs.client_models",

@@ -143,6 +143,6 @@ def steps_by_hand(
 def distance_by_hand(steps: int, momentum: float) -> float:
     """Return the displacement of that many steps along a constant gradient of 1 with lr 1, in closed form.
 
-    The reference for :func:`fedcore.functional.effective_steps`, which adds step by step.
+    The reference for :func:`fedcore_functional.effective_steps`, which adds step by step.
     """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

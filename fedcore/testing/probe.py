@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.types import ClientUpdate, Loss
-from fedcore.functional import proximal_term
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.hookspecs import hookimpl
 from fedcore.hooks.plugin import Plugin, PluginOptions
+from fedcore_functional import proximal_term
 
 RAISE = "raise"
 """The question at which a client that ``raising`` names raises."""

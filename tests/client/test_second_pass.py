@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedcore import Loss, Plugin, PluginConflictError, PluginContractError, hookimpl
-from fedcore.functional import proximal_term
 from fedcore.testing import W, analytic_federation, federate, linear, model_bytes, records, weights, with_batch_norm
+from fedcore_functional import proximal_term
 from tests.client.test_captured_steps import with_dropout
 
 SMALL = {"dataset": "module:fedcore.testing.problems.few_digits", "local_epochs": 2, "batch_size": 8, "clients": 2}

@@ -11,10 +11,10 @@ from torch import nn
 
 import fedcore
 from fedcore import ConfigError, Plugin, RunConfig
-from fedcore.functional import proximal_term
 from fedcore.models import mlp
 from fedcore.runs.given import name_objects
 from fedcore.testing import Quadratic, model_bytes
+from fedcore_functional import proximal_term
 
 SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}
 
@@ -148,7 +148,7 @@ class Net(nn.Module):
         return self.two(self.one(x).relu())
 
 def pull(step):
-    return fedcore.functional.proximal_term(step.parameters, step.reference)
+    return fedcore_functional.proximal_term(step.parameters, step.reference)
 
 class Pull(fedcore.Plugin):
     @fedcore.hookimpl
@@ -165,14 +165,14 @@ for workers in (0, 1):
 
 
 CHANGING = """
-import fedcore.functional
+import fedcore_functional
 
 STRENGTH = 0.0
 
 class Pull(fedcore.Plugin):
     @fedcore.hookimpl
     def local_loss(self, step):
-        return fedcore.Loss(fedcore.functional.proximal_term(step.parameters, step.reference), weight=STRENGTH)
+        return fedcore.Loss(fedcore_functional.proximal_term(step.parameters, step.reference), weight=STRENGTH)
 
 def run(workers, strength=None):
     global STRENGTH
@@ -215,7 +215,7 @@ def test_a_class_whose_name_has_another_one_stays_in_this_process(config, monkey
 
 def test_a_script_reaches_its_worker_and_is_executed_once(tmp_path):
     (tmp_path / "study.py").write_text(
-        SCRIPT.replace("import fedcore\n", "import fedcore\nimport fedcore.functional\n")
+        SCRIPT.replace("import fedcore\n", "import fedcore\nimport fedcore_functional\n")
     )
     done = subprocess.run([sys.executable, "study.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

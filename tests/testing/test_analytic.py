@@ -11,7 +11,6 @@ import torch
 
 from fedcore import hookimpl
 from fedcore.base.errors import RoundFailedError
-from fedcore.functional import effective_steps
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -31,6 +30,7 @@ from fedcore.testing import (
     weights,
 )
 from fedcore.testing.analytic import W
+from fedcore_functional import effective_steps
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "write-a-method.md"
 TOY = {**analytic_federation([[2, 0], [0, 4]], [1, 3]), "rounds": 1, "lr": 0.5}

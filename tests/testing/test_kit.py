@@ -19,7 +19,6 @@ from fedcore.base import registry
 from fedcore.base.errors import UnknownNameError
 from fedcore.cli.app import app
 from fedcore.engines import ClientFailure, InProcessEngine
-from fedcore.functional import proximal_term
 from fedcore.testing import (
     CHECKS,
     CheckFailed,
@@ -31,6 +30,7 @@ from fedcore.testing import (
 )
 from fedcore.testing.engines import is_update
 from fedcore.testing.trial import Trial
+from fedcore_functional import proximal_term
 
 
 def broken(*parents, **contents):

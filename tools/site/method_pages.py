@@ -10,7 +10,7 @@ import yaml
 
 from docstrings import escape, to_markdown
 from links import ROOT, method_page, relink
-from sources import Definition, core_definition, entry_points, package_definitions, plugin_packages
+from sources import Definition, entry_points, package_definitions, plugin_packages, shared_definition
 
 FRONT_MATTER = re.compile(r"\A---\n(?P<yaml>.*?)\n---\n", re.DOTALL)
 SECTION = re.compile(
@@ -61,7 +61,7 @@ def _named(section: str, known: dict[str, Definition]) -> list[Definition]:
     """Return the definitions that a card's section names, in the order of the equations."""
     found: dict[str, Definition] = {}
     for name in NAME.findall(section):
-        definition = known.get(name) or core_definition(name)
+        definition = known.get(name) or shared_definition(name)
         if definition is not None and not name.startswith("_"):
             found.setdefault(definition.path, definition)
     return [definition for definition in found.values() if not _is_plugin(definition)]

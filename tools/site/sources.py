@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from links import ROOT
 
-SHARED = ("functional", "prototypes", "statistics")
-"""Modules of the core, and packages, whose functions the methods' cards name."""
+SHARED = "fedcore_functional"
+"""The package whose functions the methods' cards name."""
 
 
 class Definition(NamedTuple):
@@ -56,12 +56,12 @@ def package_definitions(package: Path) -> dict[str, Definition]:
     return definitions(folder, folder.name)
 
 
-def core_definition(path: str) -> Definition | None:
-    """Return a function of the shared mathematics by its dotted path."""
+def shared_definition(path: str) -> Definition | None:
+    """Return what the package of shared parts defines at a dotted path."""
     module, _, name = path.rpartition(".")
-    if module not in {f"fedcore.{shared}" for shared in SHARED}:
+    if module.partition(".")[0] != SHARED:
         return None
-    place = ROOT / module.replace(".", "/")
+    place = ROOT / "plugins" / "fedcore-functional" / "src" / module.replace(".", "/")
     known = definitions(place, module) if place.is_dir() else _defined_in(place.with_suffix(".py"), module)
     return known.get(name)
 

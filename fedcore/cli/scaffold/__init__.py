@@ -50,6 +50,7 @@ def train_command(name: str, kind: str) -> str:
 def _values(name: str, kind: str) -> dict[str, str]:
     major, minor = __version__.split(".")[:2]
     ceiling = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
+    packages = ("fedcore", "fedcore-functional") if kind == "method" else ("fedcore",)
     cls = "".join(part.capitalize() for part in name.split("-"))
     return {
         "name": name,
@@ -59,7 +60,7 @@ def _values(name: str, kind: str) -> dict[str, str]:
         "cls": cls,
         "group": registry.GROUPS[_REGISTRY_KIND.get(kind, kind)],
         "attribute": cls if kind in ("method", "tracker", "engine") else name.replace("-", "_"),
-        "requires": f"fedcore>={major}.{minor},<{ceiling}",
+        "requires": '", "'.join(f"{package}>={major}.{minor},<{ceiling}" for package in packages),
         "train": train_command(name, kind),
     }
 

@@ -114,7 +114,7 @@ def check_works_beside_personal_parameters(trial: Trial) -> None:
 
 
 @check(
-    "send sums with counts (fedcore.functional.prototypes), and divide each class by the counts of those who have it."
+    "send sums with counts (fedcore_functional.prototypes), and divide each class by the counts of those who have it."
 )
 def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
     """The mean of a class is taken over the clients that have it, not diluted by those that lack it."""

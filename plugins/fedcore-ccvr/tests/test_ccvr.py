@@ -23,7 +23,6 @@ from fedcore import (
     hookimpl,
 )
 from fedcore.data import load_dataset, load_partition
-from fedcore.functional import feature_statistics, sample_features
 from fedcore.testing import (
     CorrectsClassifier,
     PersonalClassifier,
@@ -37,6 +36,7 @@ from fedcore.testing import (
     with_batch_norm,
 )
 from fedcore_ccvr import Ccvr, TukeyLinear, head, tukey
+from fedcore_functional import feature_statistics, sample_features
 
 QUICK = {"epochs": 2, "per_class": 50}
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}
@@ -127,7 +127,7 @@ def test_the_gaussians_are_those_of_all_training_features(go, monkeypatch, power
         seen.update(means=means, covariances=covariances)
         return sample_features(means, covariances, per_class, generator=generator, known=known)
 
-    monkeypatch.setattr("fedcore.hooks.calibration.sample_features", spy)
+    monkeypatch.setattr("fedcore_functional.calibration.sample_features", spy)
     result = go({"ccvr": {**QUICK, "tukey": power}}, clients=4, participation=0.5, client_test_fraction=0.2)
     data = load_dataset("digits")
     parts = torch.cat([*load_partition(result.directory / "partition.json", data).train])

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 import fedcore
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import load_dataset
-from fedcore.functional import proximal_term
 from fedcore.models import build_model
 from fedcore.testing import (
     Cohorts,
@@ -41,6 +40,7 @@ from fedcore.testing import (
 )
 from fedcore_ditto import Ditto
 from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
+from fedcore_functional import proximal_term
 
 README = Path(__file__).parents[1] / "README.md"
 TOY = {**analytic_federation([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}

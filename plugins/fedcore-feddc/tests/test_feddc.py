@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.functional import correction, displaced_mean, renewed_control, renewed_displacement, shifted_target
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -35,6 +34,7 @@ from fedcore.testing import (
     with_batch_norm,
 )
 from fedcore_feddc import FedDC, FedDCOptions, client_weight
+from fedcore_functional import correction, displaced_mean, renewed_control, renewed_displacement, shifted_target
 
 NAME, OPTIONS = "feddc", FedDCOptions
 UNIFORM = {"weighting": "uniform"}
@@ -238,7 +238,7 @@ def test_s_i_is_one_gradient_with_momentum_too(go, monkeypatch):
         return (plugin_state(result, NAME)[f"s.{W}"] - plugin_state(result, NAME, 0)[f"s.{W}"])[0].item()
 
     assert gap() == pytest.approx(1, rel=1e-3)
-    monkeypatch.setattr("fedcore.functional.drift.effective_steps", lambda steps, momentum: float(steps))
+    monkeypatch.setattr("fedcore_functional.drift.effective_steps", lambda steps, momentum: float(steps))
     assert gap() == pytest.approx(-50.97, rel=5e-3)
 
 

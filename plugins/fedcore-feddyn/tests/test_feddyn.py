@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fedcore import PluginConflictError
-from fedcore.functional import shifted_target
 from fedcore.testing import (
     Cohorts,
     EqualWeights,
@@ -33,6 +32,7 @@ from fedcore.testing import (
     with_batch_norm,
 )
 from fedcore_feddyn import FedDyn, FedDynOptions, client_alpha
+from fedcore_functional import shifted_target
 
 NAME, OPTIONS = "feddyn", FedDynOptions
 UNIFORM = {"weighting": "uniform"}

@@ -11,9 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from fedcore import Answer, ConfigError, PluginConflictError, PrototypeOptions, RoundFailedError
+from fedcore import Answer, ConfigError, PluginConflictError, RoundFailedError
 from fedcore.data import load_dataset, load_partition
-from fedcore.functional import feature_statistics, sample_features
 from fedcore.testing import (
     PrefersClass0,
     committed,
@@ -25,6 +24,7 @@ from fedcore.testing import (
     model_bytes,
     records,
 )
+from fedcore_functional import PrototypeOptions, feature_statistics, sample_features
 
 QUICK = {"epochs": 2, "per_class": 50}
 FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
@@ -194,7 +194,7 @@ def test_the_pooled_statistics_are_those_of_all_training_features(go, monkeypatc
         seen.update(means=means, covariances=covariances, known=known, per_class=per_class)
         return sample_features(means, covariances, per_class, generator=generator, known=known)
 
-    monkeypatch.setattr("fedcore.hooks.calibration.sample_features", spy)
+    monkeypatch.setattr("fedcore_functional.calibration.sample_features", spy)
     result = go({"uscc": QUICK}, clients=clients, participation=0.5, client_test_fraction=0.2)
     data = load_dataset("digits")
     parts = torch.cat([*load_partition(result.directory / "partition.json", data).train])

@@ -11,7 +11,6 @@ import torch
 
 import fedcore
 from fedcore import Loss, Plugin, PluginConflictError, hookimpl
-from fedcore.functional import effective_steps, proximal_term
 from fedcore.testing import (
     EqualWeights,
     ExchangesClassifier,
@@ -36,6 +35,7 @@ from fedcore.testing import (
 )
 from fedcore_fednova import equations as eq
 from fedcore_fednova import local_norm, normalised_step, step_factor
+from fedcore_functional import effective_steps, proximal_term
 
 DIGITS = {"clients": 4}
 LONG = {**DIGITS, "rounds": 4, "participation": 0.75}

@@ -12,7 +12,6 @@ from torch import nn
 import fedcore
 from fedcore import ConfigError, FedcoreError, Plugin, PluginConflictError, PluginContractError, SplitModel, hookimpl
 from fedcore.data import load_dataset
-from fedcore.functional import proximal_term
 from fedcore.models import build_model
 from fedcore.testing import (
     Cohorts,
@@ -39,6 +38,7 @@ from fedcore.testing import (
     weights,
 )
 from fedcore_fedper import FedPer, names_of_last_layers
+from fedcore_functional import proximal_term
 
 README = Path(__file__).parents[1] / "README.md"
 go = federations()

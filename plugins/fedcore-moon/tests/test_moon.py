@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.functional import model_contrastive_loss
 from fedcore.testing import (
     Cohorts,
     client_state,
@@ -20,6 +19,7 @@ from fedcore.testing import (
     same_tensors,
     with_batch_norm,
 )
+from fedcore_functional import model_contrastive_loss
 from fedcore_moon import Moon, MoonOptions
 
 LOG: list[dict] = []

@@ -171,7 +171,7 @@ class Constant(Plugin):
 
 
 def plant_the_wrong_divisor(monkeypatch):
-    monkeypatch.setattr("fedcore.functional.drift.effective_steps", lambda steps, momentum: float(steps))
+    monkeypatch.setattr("fedcore_functional.drift.effective_steps", lambda steps, momentum: float(steps))
 
 
 def gaps(go, rounds):

@@ -5,18 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedcore import (
-    CalibrationOptions,
-    ClientContext,
-    ConfigError,
-    Plugin,
-    ServerContext,
-    SplitModel,
-    calibrate_classifier,
-    hookimpl,
-)
-from fedcore.functional import feature_statistics
+from fedcore import ClientContext, ConfigError, Plugin, ServerContext, SplitModel, hookimpl
 from fedcore_ccvr.head import TukeyLinear, tukey
+from fedcore_functional import CalibrationOptions, calibrate_classifier, feature_statistics
 
 
 class CcvrOptions(CalibrationOptions):

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedcore import SplitModel
-from fedcore.functional import proximal_term
+from fedcore_functional import proximal_term
 
 DRAWING = (
     nn.modules.dropout._DropoutNd,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcore.functional import model_contrastive_loss
+from fedcore_functional import model_contrastive_loss
 
 
 def encoder_loss(local: Tensor, received: Tensor, previous: Tensor, *, temperature: float = 0.5) -> Tensor:

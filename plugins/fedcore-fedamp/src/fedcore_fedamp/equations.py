@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedcore import Tensors
-from fedcore.functional import cosine_similarity_matrix
 from fedcore_fedamp.options import FedAMPOptions
+from fedcore_functional import cosine_similarity_matrix
 
 
 def squared_distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

@@ -16,9 +16,9 @@ from fedcore import (
     check_tensors,
     hookimpl,
 )
-from fedcore.functional import proximal_term
 from fedcore_fedamp import equations as eq
 from fedcore_fedamp.options import FedAMPOptions
+from fedcore_functional import proximal_term
 
 CLIENTS = "clients"
 """The clients whose models the server has, in ascending order."""

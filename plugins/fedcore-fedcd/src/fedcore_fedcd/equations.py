@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcore.functional import class_means, cosine_similarity_matrix
+from fedcore_functional import class_means, cosine_similarity_matrix
 
 TINY = 1e-12
 

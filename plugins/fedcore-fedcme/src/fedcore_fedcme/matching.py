@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedcore.functional import cosine_similarity_matrix
+from fedcore_functional import cosine_similarity_matrix
 
 
 def match_clients(vectors: Mapping[int, Tensor]) -> dict[int, int]:

@@ -1,6 +1,6 @@
 """How much a client counts in FedDC (Gao et al., CVPR 2022, arXiv 2203.11751).
 
-Its other equations are in :mod:`fedcore.functional`, where FedDyn's and SCAFFOLD's are: the drift h_i is a
+Its other equations are in :mod:`fedcore_functional`, where FedDyn's and SCAFFOLD's are: the drift h_i is a
 displacement, the gradients s_i and s are control variates.
 """
 

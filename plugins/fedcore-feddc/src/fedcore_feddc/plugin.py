@@ -21,7 +21,8 @@ from fedcore import (
     check_changes,
     hookimpl,
 )
-from fedcore.functional import (
+from fedcore_feddc.equations import client_weight
+from fedcore_functional import (
     correction,
     displaced_mean,
     linear_term,
@@ -31,7 +32,6 @@ from fedcore.functional import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore_feddc.equations import client_weight
 
 MEAN_SAMPLES = "mean_samples"
 

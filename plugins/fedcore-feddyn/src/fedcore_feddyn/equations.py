@@ -1,4 +1,4 @@
-"""FedDyn's alpha (Acar et al., ICLR 2021, arXiv 2111.04263); its other equations are in :mod:`fedcore.functional`.
+"""FedDyn's alpha (Acar et al., ICLR 2021, arXiv 2111.04263); its other equations are in :mod:`fedcore_functional`.
 
 The paper keeps g_i, the gradient of the client's loss at its last solution, and h = mean over all g_i. Here, as in the
 authors' code, it is lambda_i = -g_i / alpha and its mean -h / alpha: displacements of weights, in which alpha does

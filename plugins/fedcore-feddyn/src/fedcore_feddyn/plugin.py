@@ -10,14 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
-from fedcore.functional import (
+from fedcore_feddyn.equations import client_alpha
+from fedcore_functional import (
     displaced_mean,
     proximal_term,
     renewed_displacement,
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore_feddyn.equations import client_alpha
 
 
 class FedDynOptions(PluginOptions):

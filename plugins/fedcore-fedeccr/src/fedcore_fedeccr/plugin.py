@@ -7,20 +7,9 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import (
-    ClientContext,
-    ClientUpdate,
-    Loss,
-    ModelTask,
-    PrototypeExchange,
-    PrototypeOptions,
-    ServerContext,
-    SplitModel,
-    Step,
-    hookimpl,
-)
-from fedcore.functional import contrast_with
+from fedcore import ClientContext, ClientUpdate, Loss, ModelTask, ServerContext, SplitModel, Step, hookimpl
 from fedcore_fedeccr.uscc import Uscc, UsccOptions
+from fedcore_functional import PrototypeExchange, PrototypeOptions, contrast_with
 
 
 class FedECCROptions(UsccOptions, PrototypeOptions):

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import CalibrationOptions, ClientContext, Plugin, ServerContext, calibrate_classifier, hookimpl
-from fedcore.functional import feature_statistics
+from fedcore import ClientContext, Plugin, ServerContext, hookimpl
+from fedcore_functional import CalibrationOptions, calibrate_classifier, feature_statistics
 
 
 class UsccOptions(CalibrationOptions):

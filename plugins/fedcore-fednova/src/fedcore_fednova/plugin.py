@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, Step, hookimpl
-from fedcore.functional import proximal_term
 from fedcore_fednova import equations as eq
+from fedcore_functional import proximal_term
 
 SUMS = "sums"
 """One round's [unit of work, sum n_i, sum n_i tau_i, sum n_i / a_i]."""

@@ -5,21 +5,9 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedcore import (
-    ClientContext,
-    ClientUpdate,
-    Loss,
-    ModelTask,
-    Plugin,
-    PrototypeExchange,
-    PrototypeOptions,
-    ServerContext,
-    SplitModel,
-    Step,
-    hookimpl,
-)
-from fedcore.functional import contrast_with
+from fedcore import ClientContext, ClientUpdate, Loss, ModelTask, Plugin, ServerContext, SplitModel, Step, hookimpl
 from fedcore.models import UnitLength
+from fedcore_functional import PrototypeExchange, PrototypeOptions, contrast_with
 
 __all__ = ["FedProc", "FedProcOptions"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedcore import Loss, Plugin, PluginOptions, Step, hookimpl
-from fedcore.functional import proximal_term
+from fedcore_functional import proximal_term
 
 __all__ = ["FedProx", "FedProxOptions"]
 

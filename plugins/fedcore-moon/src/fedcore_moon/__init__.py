@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedcore import Loss, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
-from fedcore.functional import model_contrastive_loss
+from fedcore_functional import model_contrastive_loss
 
 __all__ = ["Moon", "MoonOptions"]
 

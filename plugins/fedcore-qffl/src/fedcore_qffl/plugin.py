@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcore import ClientContext, ClientUpdate, Plugin, PluginOptions, ServerContext, check_tensors, hookimpl
-from fedcore.functional import effective_steps
+from fedcore_functional import effective_steps
 from fedcore_qffl import equations as eq
 
 SUMS = "sums"

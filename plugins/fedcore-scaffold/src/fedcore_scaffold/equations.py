@@ -1,6 +1,6 @@
 """SCAFFOLD's step on the server (Karimireddy et al., ICML 2020, arXiv 1910.06378).
 
-Eqs. 3 and 4, the correction and the renewed control variate, are in :mod:`fedcore.functional`.
+Eqs. 3 and 4, the correction and the renewed control variate, are in :mod:`fedcore_functional`.
 """
 
 from __future__ import annotations

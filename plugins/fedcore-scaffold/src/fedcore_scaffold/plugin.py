@@ -21,7 +21,7 @@ from fedcore import (
     check_changes,
     hookimpl,
 )
-from fedcore.functional import correction, linear_term, renewed_control
+from fedcore_functional import correction, linear_term, renewed_control
 from fedcore_scaffold.equations import server_update
 
 SIZES = "sizes"

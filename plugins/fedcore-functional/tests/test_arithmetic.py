@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedcore.functional.arithmetic import matmul, membership
+from fedcore_functional.arithmetic import matmul, membership
 
 
 def test_membership_is_one_hot_and_nothing_for_labels_outside():

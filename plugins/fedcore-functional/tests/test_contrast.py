@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcore.functional import (
+from fedcore_functional import (
     class_means,
     cosine_similarity_matrix,
     model_contrastive_loss,
     prototype_contrastive_loss,
 )
-from tests.functional.drawn import LABELS, B, C, D, numbers
+from tests.drawn import LABELS, B, C, D, numbers
 
 
 def numpy_cosine(a: np.ndarray, b: np.ndarray) -> float:

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.base.errors import RoundFailedError
-from fedcore.base.types import Answer
-from fedcore.functional import class_statistics, statistics
-from fedcore.functional.statistics import (
+from fedcore import Answer, RoundFailedError
+from fedcore_functional import class_statistics, statistics
+from fedcore_functional.statistics import (
     feature_statistics,
     pack_statistics,
     pool_answers,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcore.functional import effective_steps, linear_term, proximal_term
-from tests.functional.drawn import numbers
+from fedcore_functional import effective_steps, linear_term, proximal_term
+from tests.drawn import numbers
 
 SHAPES = [(3, 2), (), (4,), (2, 1, 3)]
 

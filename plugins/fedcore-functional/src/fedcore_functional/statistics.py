@@ -15,10 +15,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import RoundFailedError
-from fedcore.base.tensors import check_tensors
-from fedcore.base.types import Answer, Tensors
-from fedcore.functional.classes import class_statistics
+from fedcore import Answer, RoundFailedError, Tensors, check_tensors
+from fedcore_functional.classes import class_statistics
 
 __all__ = [
     "Statistics",

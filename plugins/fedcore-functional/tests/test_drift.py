@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.functional import (
+from fedcore.testing import distance_by_hand
+from fedcore_functional import (
     correction,
     displaced_mean,
     renewed_control,
@@ -14,7 +15,6 @@ from fedcore.functional import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore.testing import distance_by_hand
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

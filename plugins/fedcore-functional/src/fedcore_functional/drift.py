@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedcore.functional.terms import effective_steps
+from fedcore_functional.terms import effective_steps
 
 
 def correction(like: Tensor, control: Tensor | None, own: Tensor | None, weight: float = 1.0) -> Tensor:

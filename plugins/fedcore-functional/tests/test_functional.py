@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedcore.functional import (
+from fedcore_functional import (
     class_means,
     classes,
     contrast,
@@ -21,7 +21,7 @@ from fedcore.functional import (
     proximal_term,
     terms,
 )
-from tests.functional.drawn import LABELS, B, C, D, numbers
+from tests.drawn import LABELS, B, C, D, numbers
 
 
 def test_doctests() -> None:

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from fedcore.base.types import Answer, ClientUpdate, Tensors
-from fedcore.functional import ReadyPrototypes, ready_prototypes
-from fedcore.functional.prototypes import (
+from fedcore import Answer, ClientContext, ClientUpdate, PluginOptions, ServerContext, Tensors
+from fedcore_functional.contrast import ReadyPrototypes, ready_prototypes
+from fedcore_functional.prototypes import (
     Weights,
     add_prototypes,
     check_prototypes,
@@ -17,8 +17,6 @@ from fedcore.functional.prototypes import (
     mean_over_holders,
     random_prototypes,
 )
-from fedcore.hooks.contexts import ClientContext, ServerContext
-from fedcore.hooks.plugin import PluginOptions
 
 
 class PrototypeOptions(PluginOptions):

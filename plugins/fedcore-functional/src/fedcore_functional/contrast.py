@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcore.functional.arithmetic import matmul, membership
+from fedcore_functional.arithmetic import matmul, membership
 
 _IGNORED = -100  # cross-entropy's own default
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedcore import Answer, CalibrationOptions, RoundFailedError, calibrate_classifier
-from fedcore.functional import feature_statistics
+from fedcore import Answer, RoundFailedError
+from fedcore_functional import CalibrationOptions, calibrate_classifier, feature_statistics
 
 
 class Server(SimpleNamespace):

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcore.base.errors import RoundFailedError
-from fedcore.base.tensors import check_tensors
-from fedcore.base.types import Answer, Tensors
-from fedcore.functional.classes import class_means
+from fedcore import Answer, RoundFailedError, Tensors, check_tensors
+from fedcore_functional.classes import class_means
 
 __all__ = [
     "add_prototypes",

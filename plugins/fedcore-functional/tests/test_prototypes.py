@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.base.errors import RoundFailedError
-from fedcore.base.types import Answer, ClientUpdate
-from fedcore.functional import prototypes
-from fedcore.functional.prototypes import (
+from fedcore import Answer, ClientUpdate, RoundFailedError
+from fedcore_functional import PrototypeExchange, PrototypeOptions, prototypes
+from fedcore_functional.prototypes import (
     add_prototypes,
     check_prototypes,
     class_prototypes,
@@ -22,7 +21,6 @@ from fedcore.functional.prototypes import (
     mean_over_holders,
     random_prototypes,
 )
-from fedcore.hooks.prototype_exchange import PrototypeExchange, PrototypeOptions
 
 C, D = 5, 3
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.functional import class_means, class_statistics
-from tests.functional.drawn import LABELS, B, C, D, numbers
+from fedcore_functional import class_means, class_statistics
+from tests.drawn import LABELS, B, C, D, numbers
 
 
 def test_class_means_equal_numpy() -> None:

@@ -1,12 +1,16 @@
-"""The methods' shared mathematics: pure functions on tensors, independent of clients, rounds and plugins.
+"""What methods share: pure functions on tensors, and parts of plugins that are built from them.
+
+:class:`PrototypeExchange` and :func:`calibrate_classifier` are such parts. All other names are functions that know
+nothing of clients, rounds and plugins.
 
 Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise a function is
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values, so
 that a training step that calls it can be compiled or recorded as a CUDA graph.
 """
 
-from fedcore.functional.classes import class_means, class_statistics
-from fedcore.functional.contrast import (
+from fedcore_functional.calibration import CalibrationOptions, calibrate_classifier
+from fedcore_functional.classes import class_means, class_statistics
+from fedcore_functional.contrast import (
     ReadyPrototypes,
     contrast_with,
     cosine_similarity_matrix,
@@ -14,7 +18,7 @@ from fedcore.functional.contrast import (
     prototype_contrastive_loss,
     ready_prototypes,
 )
-from fedcore.functional.drift import (
+from fedcore_functional.drift import (
     correction,
     displaced_mean,
     renewed_control,
@@ -22,7 +26,8 @@ from fedcore.functional.drift import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore.functional.prototypes import (
+from fedcore_functional.prototype_exchange import PrototypeExchange, PrototypeOptions
+from fedcore_functional.prototypes import (
     add_prototypes,
     check_prototypes,
     class_prototypes,
@@ -30,7 +35,7 @@ from fedcore.functional.prototypes import (
     mean_over_holders,
     random_prototypes,
 )
-from fedcore.functional.statistics import (
+from fedcore_functional.statistics import (
     check_statistics,
     feature_statistics,
     pack_statistics,
@@ -40,11 +45,15 @@ from fedcore.functional.statistics import (
     sample_features,
     unpack_statistics,
 )
-from fedcore.functional.terms import effective_steps, linear_term, proximal_term
+from fedcore_functional.terms import effective_steps, linear_term, proximal_term
 
 __all__ = [
+    "CalibrationOptions",
+    "PrototypeExchange",
+    "PrototypeOptions",
     "ReadyPrototypes",
     "add_prototypes",
+    "calibrate_classifier",
     "check_prototypes",
     "check_statistics",
     "class_means",
