@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fedcore.base.config import RunConfig
@@ -76,6 +76,15 @@ def digest(config: RunConfig) -> str:
         if values[name] == RunConfig.model_fields[name].default:
             del values[name]  # sweeps that started before the option existed find their runs again
     return hashlib.sha256(key(values).encode()).hexdigest()[:12]
+
+
+def flat(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, Any]]:
+    """Yield a nested mapping's values by path."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}{separator}{path}", inner) for path, inner in flat(value, separator))
+        else:
+            yield name, value
 
 
 def short_name(name: str) -> str:

@@ -20,7 +20,6 @@ from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
 from fedcore.hooks.declarations import ATTRIBUTES, excluded_by, meanings
 from fedcore.hooks.plugin import BUILTIN, Plugin, option_names
-from fedcore.runs.trackers.base import tracker_class
 from fedcore.testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -57,10 +56,9 @@ def describe_part(kind: str, name: str) -> dict[str, Any]:
     """Return the documentation, options and package of a tracker or an engine as JSON values.
 
     :param kind: ``tracker`` or ``engine``.
-    :raises PluginContractError: it cannot be imported, or is not a tracker.
+    :raises PluginContractError: it cannot be imported.
     """
-    part = tracker_class(name) if kind == "tracker" else registry.resolve(kind, name)
-    return _origin_and_options(kind, name, part)
+    return _origin_and_options(kind, name, registry.resolve(kind, name))
 
 
 def _origin_and_options(kind: str, name: str, cls: Any) -> dict[str, Any]:

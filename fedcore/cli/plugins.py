@@ -18,7 +18,6 @@ FLAGS = {"trackers": " (--tracker NAME)", "engines": " (--engine NAME)"}
 SUMMARIES = {
     "fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; the base of all methods",
     "local": "Worker processes on this machine, one thread each, or this process, or one CUDA device",
-    "tensorboard": "Shows runs in TensorBoard while they train: event files in the run directory",
 }
 """fedcore's own; everything else is described by its package's summary."""
 

@@ -30,7 +30,7 @@ from fedcore.runs.provenance import session
 from fedcore.runs.resolve import ResolvedRun
 from fedcore.runs.result import RunResult
 from fedcore.runs.start import Make, begin, federation, reopen
-from fedcore.runs.trackers.following import tracked
+from fedcore.runs.tracking import tracked
 from fedcore.runs.training import Experiment, Interrupted
 from fedcore.server.round import Notify
 from fedcore.server.state import ServerState

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.config import RunConfig
-from fedcore.base.identity import method, short_name
+from fedcore.base.identity import flat, method, short_name
 from fedcore.base.protocols import EVALUATED, PROTOCOLS
 from fedcore.models import SplitModel
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.learning_curve import learning_curve
-from fedcore.runs.trackers.scalars import flat
 
 
 @dataclass(frozen=True, repr=False)

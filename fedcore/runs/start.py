@@ -26,7 +26,7 @@ from fedcore.runs.opened import OpenedRun
 from fedcore.runs.provenance import versions
 from fedcore.runs.resolve import ResolvedRun, resolve, resolve_partition
 from fedcore.runs.saved import HOW_TO_CHANGE, Binding, ConfigFile, SavedConfig, bound, partition_digest
-from fedcore.runs.trackers.base import resolve_trackers
+from fedcore.runs.tracking import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
 from fedcore.server.scope import Federation
 from fedcore.storage.files import sync_tree

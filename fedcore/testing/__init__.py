@@ -53,7 +53,6 @@ from fedcore.testing.stub_plugins import (
     StepsOnServer,
 )
 from fedcore.testing.sync import HostSync, forbid_host_sync, steps_without_host_sync
-from fedcore.testing.trackers import check_tracker
 
 __all__ = [
     "CHECKS",
@@ -83,7 +82,6 @@ __all__ = [
     "check_model",
     "check_partitioner",
     "check_plugin",
-    "check_tracker",
     "client_arrays",
     "client_state",
     "committed",

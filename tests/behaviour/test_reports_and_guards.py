@@ -18,7 +18,7 @@ from fedcore.data import load_dataset
 from fedcore.hooks.checks import HOOKS
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, resume
-from fedcore.runs.trackers.scalars import round_scalars
+from fedcore_trackers.scalars import round_scalars
 from tests import support
 from tests.support import lines, model_bytes, weights
 

@@ -22,12 +22,16 @@ SURFACE = {
     "fedcore.data": "data sets, samples, partitions",
     "fedcore.models": "models by name, their layers, and where a model splits",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
-    "fedcore.runs.trackers": "a tracker: its base class, and a round's values as scalars",
     "fedcore.testing": "tests of all these",
+    "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
 }
 """Module: what it is for. What it offers is its ``__all__``."""
 
 EXTENDS = {
+    "fedcore-trackers": (
+        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.storage", "fedcore.testing"},
+        "its processes follow a run directory",
+    ),
     "fedcore-study": (
         {
             "fedcore.base",

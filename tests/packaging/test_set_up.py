@@ -57,7 +57,7 @@ def test_profile_core_leaves_out_tools_and_packages_that_need_more_than_fedcore(
     _, everything = install.requirements("core")
     names = {Path(word).name for word in everything}
     assert {"fedcore-moon", "fedcore-study", "fedcore-fedcd"} <= names
-    assert not {"fedcore-ray", "fedcore-mlflow", "fedcore-wandb", "fedcore-flower", "fedcore-dp"} & names
+    assert not {"fedcore-ray", "mlflow-skinny", "wandb", "fedcore-flower", "fedcore-dp"} & names
     assert not any("[dev]" in word for word in everything)
 
 

@@ -17,12 +17,12 @@ from fedcore.base.errors import ConfigError, StorageError
 from fedcore.cli.app import app
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import bound, settings_digest
-from fedcore.runs.trackers.memory import Memory, memory_file
 from fedcore.server.state import ServerState
 from fedcore.storage.config_file import BESIDE_OPTIONS
 from fedcore.storage.serial import read_tensors, write_tensors
 from fedcore.testing import federate
 from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_trackers.memory import Memory, memory_file
 
 CODE = "import pathlib\npathlib.Path('ran').touch()\ndef model(num_classes, input_shape): ...\n"
 

@@ -16,7 +16,7 @@ from fedcore.hooks.plugins import PluginSet
 from fedcore.hooks.setup import Setup
 from fedcore.models.placement import resolve_device
 from fedcore.runs.resolve import ResolvedRun, plugin_options, resolve
-from fedcore.runs.trackers.base import resolve_trackers
+from fedcore.runs.tracking import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, code_in, places_in
 from fedcore_study.sweep.cluster import Cluster, submit_jobs
 from fedcore_study.sweep.directory import SweepDirectory

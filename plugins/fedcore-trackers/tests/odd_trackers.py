@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from fedcore.runs.trackers import Tracker, TrackerOptions
+from fedcore_trackers import Tracker, TrackerOptions
 
 
 class Recorder(Tracker):

@@ -13,11 +13,12 @@ from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameErr
 from fedcore.base.identity import digest
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted
-from fedcore.runs.trackers.base import create_tracker, resolve_trackers
-from fedcore.runs.trackers.memory import Memory, memory_file
-from fedcore.testing import SMALL, check_tracker, federate, model_bytes, records
+from fedcore.testing import SMALL, federate, model_bytes, records
 from fedcore_study.sweep.run import run_sweep
 from fedcore_study.sweep.spec import SweepSpec
+from fedcore_trackers.base import create_tracker, resolve_trackers
+from fedcore_trackers.memory import Memory, memory_file
+from fedcore_trackers.testing import check_tracker
 from tests.reliability.processes import start, wait_for
 
 RECORDER = "module:odd_trackers.Recorder"
@@ -60,7 +61,7 @@ def test_a_run_has_the_same_bits_with_and_without(tmp_path):
 
 def test_whatever_goes_wrong_is_told_once_and_changes_nothing(tmp_path, calls):
     expected = {
-        "NoTracker": "expected a subclass of fedcore.runs.trackers.Tracker",
+        "NoTracker": "expected a subclass of fedcore_trackers.Tracker",
         "InStart": "start raised ValueError: boom in start",
         "InRound": "round (round 2) raised ValueError: boom in round",
         "InFinish": "finish raised ValueError: boom in finish",
@@ -182,7 +183,7 @@ def test_bad_choices_are_refused_before_anything_is_written(tmp_path, trackers, 
 
 def test_a_tracker_that_is_not_installed_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(registry, "available", lambda kind: {})
-    with pytest.raises(UnknownNameError, match=r"pip install .*fedcore-wandb"):
+    with pytest.raises(UnknownNameError, match=r"pip install .*fedcore-trackers"):
         resolve_trackers({"wandb": {}})
 
 
@@ -243,3 +244,13 @@ def test_the_check_finds_what_is_wrong_with_a_tracker(tmp_path, name, words, mon
 
 def test_the_check_passes_on_a_good_one(tmp_path):
     check_tracker(RECORDER, tmp_path)
+
+
+def test_without_this_package_a_tracker_is_answered_with_it(tmp_path, monkeypatch):
+    known = registry.available
+    absent = ("tracker", "tracking")
+    monkeypatch.setattr(registry, "available", lambda kind: {} if kind in absent else known(kind))
+    with pytest.raises(UnknownNameError, match=r"tensorboard.*pip install .*fedcore-trackers"):
+        federate(tmp_path, rounds=1, trackers={"tensorboard": {}})
+    assert not list(tmp_path.rglob("config.yaml"))
+    federate(tmp_path, rounds=1)

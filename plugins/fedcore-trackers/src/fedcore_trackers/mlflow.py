@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from fedcore import PLACE
-from fedcore.runs.trackers import Status, TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
+from fedcore_trackers.base import Status, TrackedRun, Tracker, TrackerOptions, requires
+from fedcore_trackers.scalars import parameters, round_scalars, scalars
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,7 +53,8 @@ class MLflow(Tracker):
         """Make a run in the store, or go on with the one that this run has there."""
         uri = self.options.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder, where one is asked for by name
-        from mlflow import MlflowClient
+        with requires("mlflow-skinny", "SQLAlchemy", "alembic"):
+            from mlflow import MlflowClient
 
         self.directory, self.rounds = run.directory, run.config.rounds
         with _alone(uri):

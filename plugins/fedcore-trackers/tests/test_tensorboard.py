@@ -7,9 +7,10 @@ import pytest
 from fedcore import resume
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted
-from fedcore.testing import check_tracker, federate
+from fedcore.testing import federate
+from fedcore_trackers.testing import check_tracker
 
-pytest.importorskip("tensorboard", reason="the extra fedcore[tensorboard] is not installed")
+pytest.importorskip("tensorboard", reason="the extra fedcore-trackers[tensorboard] is not installed")
 
 
 def events(folder):

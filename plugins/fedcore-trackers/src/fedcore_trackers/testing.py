@@ -11,10 +11,10 @@ from typing import Any
 from fedcore.base.errors import FedcoreError, UnknownNameError
 from fedcore.hooks.plugin import option_names, parse_options
 from fedcore.runs.saved import read_saved
-from fedcore.runs.trackers.base import TrackedRun, Tracker, tracker_class
-from fedcore.runs.trackers.memory import Memory, memory_file
-from fedcore.runs.trackers.process import Follower
 from fedcore.testing.federation import federate, model_bytes, name_of, records
+from fedcore_trackers.base import TrackedRun, Tracker, tracker_class
+from fedcore_trackers.memory import Memory, memory_file
+from fedcore_trackers.process import Follower
 
 ROUNDS = 3
 
@@ -35,7 +35,7 @@ def check_tracker(tracker: str | type[Tracker], folder: Path, options: Mapping[s
         cls = tracker_class(name) if isinstance(tracker, str) else tracker
     except FedcoreError as error:
         raise AssertionError(str(error)) from error
-    assert issubclass(cls, Tracker), f"{cls!r} is no subclass of fedcore.runs.trackers.Tracker"
+    assert issubclass(cls, Tracker), f"{cls!r} is no subclass of fedcore_trackers.Tracker"
     _check_options(name, cls, options)
     plain = federate(folder, rounds=ROUNDS)
     _check_stop_and_resume(name, cls, options, plain.directory)

@@ -11,11 +11,10 @@ from typing import Any, BinaryIO
 
 from pydantic import Field
 
-from fedcore.base.errors import FedcoreError
 from fedcore.base.safe_yaml import write_yaml
-from fedcore.runs.trackers.base import Status, TrackedRun, Tracker, TrackerOptions
-from fedcore.runs.trackers.scalars import parameters, round_scalars, scalars
 from fedcore.storage.files import open_inside
+from fedcore_trackers.base import Status, TrackedRun, Tracker, TrackerOptions, requires
+from fedcore_trackers.scalars import parameters, round_scalars, scalars
 
 
 class TensorBoardOptions(TrackerOptions):
@@ -34,12 +33,10 @@ class TensorBoard(Tracker):
 
     def start(self, run: TrackedRun) -> None:
         """Open a file of events; what an earlier one holds of the rounds that come is void."""
-        try:
+        with requires("tensorboard"):
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
             from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as error:
-            raise FedcoreError(f"pip install tensorboard ({error})") from error
         self.writer = RecordWriter(_new_file(self.options.dir, run))
         self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
         self.rounds = run.config.rounds

@@ -8,7 +8,8 @@ import struct
 import pytest
 
 from fedcore import Interrupted, resume
-from fedcore.testing import RunDirectory, check_tracker, federate
+from fedcore.testing import RunDirectory, federate
+from fedcore_trackers.testing import check_tracker
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,7 @@ def test_an_unknown_tracker_ends_with_the_nearest_name():
 def test_trackers_are_in_a_group_of_the_list_and_have_a_card():
     rows = {row["name"]: row for row in json.loads(run("plugins", "list", "--json").stdout)}
     assert rows["tensorboard"]["group"] == "trackers"
-    assert rows["tensorboard"]["package"] == "fedcore"
+    assert rows["tensorboard"]["package"] == "fedcore-trackers"
     assert "trackers (--tracker NAME)" in run("plugins", "list").stdout
     card = json.loads(run("plugins", "show", "tensorboard", "--json").stdout)
     assert [option["name"] for option in card["options"]] == ["patience", "dir"]

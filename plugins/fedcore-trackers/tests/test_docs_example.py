@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedcore.testing import check_tracker
+from fedcore_trackers.testing import check_tracker
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tracking.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedcore.runs.trackers import Status, TrackedRun, Tracker, TrackerOptions, parameters, round_scalars, scalars
+from fedcore_trackers.base import Status, TrackedRun, Tracker, TrackerOptions, requires
+from fedcore_trackers.scalars import parameters, round_scalars, scalars
 
 __all__ = ["Wandb", "WandbOptions"]
 
@@ -38,7 +39,8 @@ class Wandb(Tracker):
 
     def start(self, run: TrackedRun) -> None:
         """Begin a run under an id that stays the same when it is resumed."""
-        import wandb
+        with requires("wandb"):
+            import wandb
 
         self.directory = run.directory
         folder = self.options.dir or run.directory

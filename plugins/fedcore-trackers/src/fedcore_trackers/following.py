@@ -1,4 +1,7 @@
-"""The run's side of tracking: a process per tracker, woken after every round and waited for at the end only."""
+"""The run's side of tracking: a process per tracker, woken after every round and waited for at the end only.
+
+The core finds this module by the entry point ``processes`` of the group ``fedcore.tracking``.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ from typing import Any
 
 from fedcore.base.config import RunConfig
 from fedcore.base.subprocesses import command, environment
-from fedcore.runs.trackers.base import Status, TrackerOptions
-from fedcore.runs.trackers.memory import Memory, memory_file
-from fedcore.runs.trackers.process import SWITCHED_OFF
 from fedcore.storage.files import open_inside
+from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
+from fedcore_trackers.memory import Memory, memory_file
+from fedcore_trackers.process import SWITCHED_OFF
+
+__all__ = ["resolve_trackers", "tracked"]
 
 Notify = Callable[[str, Mapping[str, Any]], None]
 
@@ -62,7 +67,7 @@ class TrackerProcess:
         try:
             with open(open_inside(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, inside=directory), "ab") as log:
                 self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-                    command("fedcore.runs.trackers.process", name, str(directory)),
+                    command("fedcore_trackers.process", name, str(directory)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

@@ -1,4 +1,4 @@
-"""The process of one tracker: ``python -m fedcore.runs.trackers.process NAME RUN_DIR``.
+"""The process of one tracker: ``python -m fedcore_trackers.process NAME RUN_DIR``.
 
 Follows metrics.jsonl: every line on stdin says that it may have grown, the last one how the run ended; without it the
 run's process was killed. What the tracker prints goes to its log in the run directory.
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedcore.runs.saved import read_saved
-from fedcore.runs.trackers.base import Status, TrackedRun, Tracker, create_tracker
-from fedcore.runs.trackers.memory import Memory, memory_file
 from fedcore.storage.files import open_inside, read_text
 from fedcore.storage.json_values import parse_json, unsealed
+from fedcore_trackers.base import Status, TrackedRun, Tracker, create_tracker
+from fedcore_trackers.memory import Memory, memory_file
 
 SWITCHED_OFF = 3
 """The exit code of a tracker that raised; its memory says what."""

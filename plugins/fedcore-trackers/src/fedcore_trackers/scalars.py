@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedcore.base.config import RunConfig
-from fedcore.base.identity import settings
+from fedcore.base.identity import flat, settings
 
 
 def round_scalars(record: Mapping[str, Any]) -> dict[str, float]:
@@ -39,12 +39,3 @@ def parameters(config: RunConfig) -> dict[str, Any]:
     values = settings(config)
     plugins = values.pop("plugins")
     return {"plugins": "+".join(plugins) or "fedavg", **values, **dict(flat(plugins, "."))}
-
-
-def flat(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, Any]]:
-    """Yield a nested mapping's values by path."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}{separator}{path}", inner) for path, inner in flat(value, separator))
-        else:
-            yield name, value

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import PluginContractError
+from fedcore.base.errors import FedcoreError, PluginContractError
 from fedcore.hooks.plugin import PluginOptions, parse_options
 
 Status = Literal["finished", "stopped", "failed"]
@@ -67,7 +68,7 @@ class Tracker(ABC):
         """Begin, or go on with what ``run.state`` names; called once."""
 
     def round(self, record: Mapping[str, Any]) -> None:  # noqa: B027 - this and the next ones may be left out
-        """Take a round's line of metrics.jsonl; see :func:`fedcore.runs.trackers.round_scalars`."""
+        """Take a round's line of metrics.jsonl; see :func:`fedcore_trackers.round_scalars`."""
 
     def evaluation(self, round: int, metrics: Mapping[str, Any]) -> None:  # noqa: B027
         """Take what a round was evaluated to, by protocol; follows that round's ``round``."""
@@ -80,6 +81,18 @@ class Tracker(ABC):
         """
 
 
+@contextmanager
+def requires(*libraries: str) -> Iterator[None]:
+    """Turn a missing library into a message that says how to install it.
+
+    :raises FedcoreError: the block could not import something.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise FedcoreError(f"pip install {' '.join(libraries)} ({error})") from error
+
+
 def tracker_class(name: str) -> type[Tracker]:
     """Return the class behind a name.
 
@@ -88,7 +101,7 @@ def tracker_class(name: str) -> type[Tracker]:
     """
     cls = registry.resolve("tracker", name)
     if not (inspect.isclass(cls) and issubclass(cls, Tracker)):
-        expected = "a subclass of fedcore.runs.trackers.Tracker"
+        expected = "a subclass of fedcore_trackers.Tracker"
         raise PluginContractError.of(name, f"is {cls!r}", kind="tracker", expected=expected)
     return cls
 
