@@ -87,6 +87,7 @@ PACKAGES = {
     ("plugin", "local-dp"): "fedcore-dp",
     ("engine", "ray"): "fedcore-ray",
     ("engine", "flower"): "fedcore-flower",
+    ("command", "export"): "fedcore-export",
     ("command", "federate"): "fedcore-flower",
     ("command", "sweep"): "fedcore-study",
     ("command", "compare"): "fedcore-study",

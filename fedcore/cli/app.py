@@ -12,7 +12,7 @@ from typer.main import get_command
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.version import __version__
-from fedcore.cli import authors, data, export, plugins, training
+from fedcore.cli import authors, data, plugins, training
 from fedcore.cli.guard import guarded
 
 
@@ -92,7 +92,6 @@ def _root(
 app.command("train")(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
-app.command("export")(export.export)
 plugins.app.command("new")(authors.new)
 plugins.app.command("check")(authors.check)
 app.add_typer(plugins.app, name="plugins")

@@ -32,6 +32,10 @@ EXTENDS = {
         {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.storage", "fedcore.testing"},
         "its processes follow a run directory",
     ),
+    "fedcore-export": (
+        {"fedcore.base", "fedcore.cli", "fedcore.data", "fedcore.models", "fedcore.runs", "fedcore.storage"},
+        "its command opens a finished run",
+    ),
     "fedcore-study": (
         {
             "fedcore.base",

@@ -25,12 +25,12 @@ from fedcore.base.threads import one_thread
 from fedcore.data import Dataset
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
-from fedcore.runs.card import ExportedFile, model_card
 from fedcore.runs.client_models import own_model
 from fedcore.runs.opened import OpenedRun
 from fedcore.runs.start import reopen
 from fedcore.storage.files import read_bytes, storing, write_text
 from fedcore.storage.serial import read_tensors
+from fedcore_export.card import ExportedFile, model_card
 
 FORMATS = ("safetensors", "torch", "onnx")
 
@@ -147,7 +147,7 @@ def require_onnx() -> None:
     """
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install onnx onnxscript")
 
 
 def _safetensors(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:

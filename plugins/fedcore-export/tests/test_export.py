@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fedcore.data import SequenceSamples, load_dataset
 from fedcore.models import embedding_bag
-from fedcore.runs import export
+from fedcore_export import export
 from tests import support
 from tests.support import weights
 

@@ -1,4 +1,4 @@
-"""``export``: a run's model for other programs."""
+"""The command ``export``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import typer
 from fedcore.cli import options, output
 from fedcore.cli.training import RunDir
 
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
 
+
+@app.command()
 def export(
     run_dir: RunDir,
     to: Annotated[str, typer.Option("--to", metavar="safetensors|torch|onnx", help="The format.")],
@@ -29,7 +32,7 @@ def export(
     torch: a state dict, which loads with weights_only=True, and a program of torch.export. onnx needs the packages onnx
     and onnxscript.
     """
-    from fedcore.runs.export import export_run
+    from fedcore_export.export import export_run
 
     name = f"{run_dir.resolve().name}{'' if client is None else f'-client-{client}'}-{to}"
     done = export_run(run_dir, to, out or Path(name), client=client, allow_code=allow_code)
