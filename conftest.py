@@ -57,7 +57,7 @@ def _forked_workers() -> Iterator[None]:
     Commands and runs of sweeps are forked, too. Each of these would import scikit-learn, for the digits and the
     silhouette, in a second of processor time.
     """
-    from fedcore.testing import forked_workers
+    from fedcore_testing import forked_workers
 
     with forked_workers("sklearn.datasets", "sklearn.metrics", "sklearn.model_selection"):
         yield

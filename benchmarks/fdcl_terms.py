@@ -27,9 +27,9 @@ from fedcore.models.split import Outputs
 from fedcore.runs.client_models import own_model
 from fedcore.runs.evaluation import loaded
 from fedcore.runs.start import reopen
-from fedcore.testing.federation import data_of
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCLOptions
+from fedcore_testing.federation import data_of
 
 CPU = torch.device("cpu")
 

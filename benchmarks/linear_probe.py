@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import fedcore
 from fedcore.client.frozen import all_outputs
 from fedcore.data.samples import ClientData
-from fedcore.testing.federation import data_of
+from fedcore_testing.federation import data_of
 
 CPU = torch.device("cpu")
 

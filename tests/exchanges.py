@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fedcore import hookimpl
 from fedcore.base.types import Tensors
-from fedcore.testing import ExchangesClassifier
+from fedcore_testing import ExchangesClassifier
 
 
 class PausesOnce(ExchangesClassifier):

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedcore.client import runtime
 from fedcore.engines.in_process import LanesEngine
-from fedcore.testing import federate, forbid_host_sync
+from fedcore_testing import federate, forbid_host_sync
 
 
 class Recording(TorchDispatchMode):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from fedcore import RunConfig
 from fedcore.base.subprocesses import environment
-from fedcore.testing import Quadratic, client_state, committed, federate, model_bytes, name_of, small_config, weights
-from fedcore.testing import records as lines
-from fedcore.testing.federation import Choice
-from fedcore.testing.forked import fork_server
+from fedcore_testing import Quadratic, client_state, committed, federate, model_bytes, name_of, small_config, weights
+from fedcore_testing import records as lines
+from fedcore_testing.federation import Choice
+from fedcore_testing.forked import fork_server
 
 __all__ = [
     "client_state",
@@ -21,7 +21,7 @@ __all__ = [
     "model_bytes",
     "name_of",
     "weights",
-]  # those of fedcore.testing, beside what is defined here
+]  # those of fedcore_testing, beside what is defined here
 
 DIGITS = {"clients": 4, "rounds": 1, "model": "auto"}
 TOY = {

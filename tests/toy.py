@@ -8,7 +8,7 @@ from torch import nn
 
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import SplitModel
-from fedcore.testing.analytic import PointModel
+from fedcore_testing.analytic import PointModel
 
 
 def _samples(points, labels=None) -> ResidentSamples:

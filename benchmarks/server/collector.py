@@ -30,7 +30,7 @@ from fedcore.server.collection import Collector
 from fedcore.server.scope import Federation, Round
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore
-from fedcore.testing.federation import small_config
+from fedcore_testing.federation import small_config
 
 MILLIONS = [25.0]
 

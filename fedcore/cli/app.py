@@ -12,39 +12,52 @@ from typer.main import get_command
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.version import __version__
-from fedcore.cli import authors, data, plugins, training
+from fedcore.cli import data, plugins, training
 from fedcore.cli.guard import guarded
 
 
 class Commands(TyperGroup):
-    """The commands of the core and of installed packages: entry points ``fedcore.commands``, each a ``typer.Typer``."""
+    """The commands of the core and of installed packages: entry points ``fedcore.commands``, each a ``typer.Typer``.
+
+    The name of an entry point is what a person writes behind ``fedcore``: ``sweep``, ``plugins check``.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; its errors are printed as messages."""
+        if ctx.parent is not None:
+            return super().invoke(ctx)
         with guarded(ctx):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the core's commands first, in their order."""
         own = super().list_commands(ctx)
-        return [*own, *(name for name in registry.available("command") if name not in own)]
+        group = _words_before(ctx)
+        names = (name.removeprefix(group) for name in registry.available("command") if name.startswith(group))
+        return [*own, *(name for name in names if " " not in name and name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or None; a package's command is imported now, one that is not installed is named."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        if cmd_name not in registry.available("command"):
-            package = registry.package_of("command", cmd_name)
+        name = f"{_words_before(ctx)}{cmd_name}"
+        if name not in registry.available("command"):
+            package = registry.package_of("command", name)
             if package is None:
                 return None
-            raise ConfigError(f"{cmd_name!r} needs the package {package}: {registry.how_to_install(package)}")
+            raise ConfigError(f"{name!r} needs the package {package}: {registry.how_to_install(package)}")
         try:
-            command = get_command(registry.resolve("command", cmd_name))
+            command = get_command(registry.resolve("command", name))
         except FedcoreError as error:
             command = get_command(_broken(error))  # --help, and all other commands, go on
         command.name = cmd_name
         return command
+
+
+def _words_before(ctx: Any) -> str:
+    """Return the words between ``fedcore`` and a group's command: empty, or ``plugins `` with the space."""
+    return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 
 def _broken(error: FedcoreError) -> typer.Typer:
@@ -92,7 +105,5 @@ def _root(
 app.command("train")(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
-plugins.app.command("new")(authors.new)
-plugins.app.command("check")(authors.check)
-app.add_typer(plugins.app, name="plugins")
+app.add_typer(plugins.app, name="plugins", cls=Commands)
 app.add_typer(data.app, name="data")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -75,20 +75,3 @@ def _position(title: str) -> tuple[int, str]:
     """Return where a heading stands: those of methods by name, then methods without one, trackers, engines."""
     last = (OTHERS, *HEADINGS.values())
     return (last.index(title) + 1 if title in last else 0, title)
-
-
-@app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, tracker or engine, or module:package.Class.")],
-    as_json: options.Json = False,
-    debug: options.Debug = False,
-) -> None:
-    """Show what a plugin does, its options, its hooks and what it cannot be combined with."""
-    from fedcore.cli.plugin_card import describe, describe_part, draw
-
-    others = [kind for kind in ("tracker", "engine") if name in registry.available(kind)]
-    card = describe_part(others[0], name) if others and name not in registry.available("plugin") else describe(name)
-    if as_json:
-        output.print_json(card)
-    else:
-        output.stdout().print(draw(card))

@@ -82,7 +82,7 @@ class Process(Protocol):
 
 
 def start_worker(connection: socket.socket, spool: Path) -> Process:
-    """Start a worker process for its end of a channel; :func:`fedcore.testing.forked_workers` replaces this."""
+    """Start a worker process for its end of a channel; tests replace it by a fork."""
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
         command("fedcore.engines.worker", str(connection.fileno()), str(spool), str(os.getpid())),
         pass_fds=[connection.fileno()],

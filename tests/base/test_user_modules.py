@@ -10,7 +10,7 @@ import pytest
 import fedcore
 from fedcore import ConfigError
 from fedcore.base import registry
-from fedcore.testing import model_bytes
+from fedcore_testing import model_bytes
 
 SCRIPT = """
 import fedcore

@@ -17,8 +17,8 @@ from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
-from fedcore.testing.fingerprint import fingerprint
 from fedcore_functional.statistics import check_statistics
+from fedcore_testing.fingerprint import fingerprint
 from tests.support import CORRECTED
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg", "dp", "local-dp"})

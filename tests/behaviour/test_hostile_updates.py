@@ -17,7 +17,7 @@ from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
 from fedcore.server.validation import MIB
-from fedcore.testing import PersonalClassifier
+from fedcore_testing import PersonalClassifier
 from tests import support
 from tests.exchanges import Rotates
 from tests.support import client_state, committed, lines, model_bytes

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from fedcore.testing import CHECKS, parametrize_with_checks
+from fedcore_testing import CHECKS, parametrize_with_checks
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
 # These share one run per plugin; the others take several each.

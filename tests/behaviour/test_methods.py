@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore.testing import W
+from fedcore_testing import W
 from tests.support import model_bytes, run, weights
 
 

@@ -18,7 +18,8 @@ CALLS = {
 }
 IMPORTS_BY_NAME = {
     *("fedcore/__init__.py", "fedcore/engines/__init__.py"),
-    "fedcore/testing/fork_server.py",
+    "plugins/fedcore-testing/src/fedcore_testing/__init__.py",
+    "plugins/fedcore-testing/src/fedcore_testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
 }
 """Where import_module is called, beside user_modules.py, which imports what a user may name: these have names of their

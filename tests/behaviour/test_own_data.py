@@ -17,9 +17,9 @@ from fedcore.data import Partition, TensorSamples, load_dataset, load_partition,
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
-from fedcore.testing import federate, model_bytes
-from fedcore.testing.federation import small_config
-from fedcore.testing.problems import few_digits
+from fedcore_testing import federate, model_bytes
+from fedcore_testing.federation import small_config
+from fedcore_testing.problems import few_digits
 from tests.support import brief
 
 CLIENTS = 3

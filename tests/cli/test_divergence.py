@@ -10,7 +10,7 @@ import torch
 
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import DivergedError, RoundFailedError
-from fedcore.testing import federate
+from fedcore_testing import federate
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 

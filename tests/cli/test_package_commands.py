@@ -19,7 +19,7 @@ from fedcore.engines.in_process import InProcessEngine
 from fedcore.hooks.plugin import PLACE, PluginOptions
 from fedcore.runs.resolve import resolve_config
 from fedcore.runs.trust import places_in
-from fedcore.testing import federate, model_bytes
+from fedcore_testing import federate, model_bytes
 
 greet = typer.Typer(help="Greets.")
 

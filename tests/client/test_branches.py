@@ -6,7 +6,7 @@ import pytest
 
 from fedcore.client import branches
 from fedcore.client.captured_steps import CaptureWarning
-from fedcore.testing import partition_of
+from fedcore_testing import partition_of
 from tests.client.test_captured_steps import RUN, assert_same
 from tests.recorder import CpuRecorder, side_by_side
 

@@ -8,8 +8,8 @@ import torch
 
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.client.loop import train_batch
-from fedcore.testing import HostSync, forbid_host_sync, steps_without_host_sync
-from fedcore.testing.problems import few_digits
+from fedcore_testing import HostSync, forbid_host_sync, steps_without_host_sync
+from fedcore_testing.problems import few_digits
 from tests.support import brief
 
 LOOKS = {  # methods whose packages do not ask this themselves

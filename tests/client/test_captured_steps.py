@@ -13,7 +13,7 @@ from tests import support
 from tests.recorder import CpuRecorder, captured_on_cpu
 
 RUN = {
-    "dataset": "module:fedcore.testing.problems.few_digits",
+    "dataset": "module:fedcore_testing.problems.few_digits",
     "rounds": 2,
     "local_epochs": 4,
     "participation": 0.5,

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from fedcore import Plugin, PluginContractError, PluginOptions, hookimpl
 from fedcore.hooks.contexts import ClientContext
-from fedcore.testing import PersonalClassifier, federate, linear, weights, with_batch_norm
-from fedcore.testing.problems import with_fixed_layers
+from fedcore_testing import PersonalClassifier, federate, linear, weights, with_batch_norm
+from fedcore_testing.problems import with_fixed_layers
 
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16, "rounds": 1, "clients": 1}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "rounds": 1, "clients": 1}
 
 
 def looking(begin=None, end=None):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import federate, interrupted, model_bytes, weights, with_batch_norm
+from fedcore_testing import federate, interrupted, model_bytes, weights, with_batch_norm
 
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16, "rounds": 2, "local_epochs": 3}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "rounds": 2, "local_epochs": 3}
 MOVED = []
 
 
@@ -86,7 +86,7 @@ def test_batch_norm_of_a_frozen_encoder_stands_still_and_momentum_waits(tmp_path
 
 
 def test_momentum_is_kept_while_a_parameter_is_frozen_by_hand(tmp_path):
-    from fedcore.testing import Quadratic, W, analytic_federation
+    from fedcore_testing import Quadratic, W, analytic_federation
 
     class Waits(Plugin):
         freezes_epochs = True

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.testing import same_tensors
+from fedcore_testing import same_tensors
 from tests.support import lines, model_bytes
 
 DROPOUT = {"model": "module:tests.toy.dropout_mlp"}

@@ -14,8 +14,8 @@ from fedcore.base.errors import ConfigError
 from fedcore.base.identity import LATER, digest, settings
 from fedcore.client.frozen import FrozenModel
 from fedcore.server.system import Simulator
-from fedcore.testing import committed, federate, interrupted, model_bytes, records, weights
-from fedcore.testing.problems import one_sample, with_batch_norm
+from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
+from fedcore_testing.problems import one_sample, with_batch_norm
 
 UNEQUAL = {"clients": 6, "alpha": 0.1, "batch_size": 32, "rounds": 2, "eval_every": 99}
 EQUAL = {"partition": "iid", "clients": 3, "batch_size": 64, "rounds": 2, "eval_every": 99}

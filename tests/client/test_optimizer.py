@@ -10,7 +10,7 @@ from torch import nn
 from fedcore import ConfigError, RunConfig
 from fedcore.base.identity import digest
 from fedcore.client.optimizer import SGD, Optimizer, ParameterGroup
-from fedcore.testing import Quadratic, W, analytic_federation, federate, interrupted, model_bytes, weights
+from fedcore_testing import Quadratic, W, analytic_federation, federate, interrupted, model_bytes, weights
 from tests.support import run_code
 
 
@@ -104,7 +104,7 @@ def test_a_run_by_hand_and_each_round_begins_anew(tmp_path, optimizer):
     np.testing.assert_allclose(weights(result)[W], w, rtol=1e-6)
 
 
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "lr": 0.001, "optimizer": "adamw", "workers": 0}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "lr": 0.001, "optimizer": "adamw", "workers": 0}
 
 
 def test_a_stopped_run_has_the_same_bits_and_options_count(tmp_path):

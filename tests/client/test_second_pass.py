@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedcore import Loss, Plugin, PluginConflictError, PluginContractError, hookimpl
-from fedcore.testing import W, analytic_federation, federate, linear, model_bytes, records, weights, with_batch_norm
 from fedcore_functional import proximal_term
+from fedcore_testing import W, analytic_federation, federate, linear, model_bytes, records, weights, with_batch_norm
 from tests.client.test_captured_steps import with_dropout
 
-SMALL = {"dataset": "module:fedcore.testing.problems.few_digits", "local_epochs": 2, "batch_size": 8, "clients": 2}
+SMALL = {"dataset": "module:fedcore_testing.problems.few_digits", "local_epochs": 2, "batch_size": 8, "clients": 2}
 
 
 class Ascends(Plugin):
@@ -46,7 +46,7 @@ class ReturnsThem(Plugin):
 
 def test_a_step_along_the_gradient_elsewhere_by_hand(tmp_path):
     """Gradient w - 2: from 0 the gradient is -2, half of it further up (at -1) it is -3, and lr 0.5 leads to 1.5."""
-    from fedcore.testing import Quadratic
+    from fedcore_testing import Quadratic
 
     result = federate(tmp_path, Quadratic, Ascends, **analytic_federation([[2.0, 0.0]]), rounds=1, lr=0.5)
     assert weights(result)[W].tolist() == [1.5, 0.0]
@@ -54,7 +54,7 @@ def test_a_step_along_the_gradient_elsewhere_by_hand(tmp_path):
 
 def test_the_terms_of_all_plugins_take_part_by_hand(tmp_path):
     """With 2 * |w - w_t|^2 / 2: the gradient at 0 is -2, at -1 it is -3 - 2."""
-    from fedcore.testing import Quadratic
+    from fedcore_testing import Quadratic
 
     options = {**analytic_federation([[2.0]]), "rounds": 1, "lr": 0.5}
     result = federate(tmp_path, Quadratic, Pulls, Ascends, **options)

@@ -7,7 +7,7 @@ import torch
 
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.runs.experiment import Interrupted, resume
-from fedcore.testing import W, same_tensors
+from fedcore_testing import W, same_tensors
 from tests import support
 from tests.support import client_state, committed, model_bytes, weights
 
@@ -75,7 +75,7 @@ class TwoStages(Plugin):
 
 
 def test_a_parameter_whose_first_gradient_comes_late(tmp_path):
-    options = {"dataset": "module:tests.toy.middle", "model": "module:fedcore.testing.base_and_head", "clients": 1}
+    options = {"dataset": "module:tests.toy.middle", "model": "module:fedcore_testing.base_and_head", "clients": 1}
     result = weights(support.run(tmp_path, TwoStages, **{**support.TOY, **options, "momentum": 0.5}))
     assert result[W].item() == 2.0  # 1, then - 0.5 * (0.5 * -2 - 1)
     assert result["classifier.h"].item() == 1.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedcore import Loss, Plugin, PluginConflictError, PluginContractError, hookimpl
-from fedcore.testing import (
+from fedcore_testing import (
     PersonalClassifier,
     Quadratic,
     W,
@@ -18,7 +18,7 @@ from fedcore.testing import (
     weights,
 )
 
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 
 
 class AtOnes(Plugin):

@@ -8,7 +8,7 @@ import torch
 from fedcore import Plugin, hookimpl
 from fedcore.client.runtime import READ_UPDATES, ClientRuntime
 from fedcore.hooks.checks import HOOKS
-from fedcore.testing import federate
+from fedcore_testing import federate
 from tests import support
 
 SIZE = {"rounds": 1, "clients": 3, "participation": 1.0, "local_epochs": 1, "batch_size": 256}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from fedcore.base.errors import DataError
 from fedcore.data import SequenceSamples, TensorSamples, load_dataset
 from fedcore.data.sequences import gather_runs
-from fedcore.testing import check_dataset
+from fedcore_testing import check_dataset
 
 TEXTS = [[5, 1, 5], [], [2], [7, 7, 0, 3], [4]]
 LABELS = [0, 1, 0, 2, 1]

@@ -7,7 +7,7 @@ import pytest
 
 from fedcore.base import registry
 from fedcore.hooks.plugin import BUILTIN
-from fedcore.testing.traffic import Traffic, watch
+from fedcore_testing.traffic import Traffic, watch
 
 ROOT = Path(__file__).parents[2]
 HEADING = "## What travels, and what it reveals"

@@ -12,7 +12,7 @@ import torch
 
 import fedcore
 from fedcore.storage.serial import read_tensors
-from fedcore.testing import check_plugin
+from fedcore_testing import check_plugin
 from tests.support import run_code
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

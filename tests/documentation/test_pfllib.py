@@ -14,7 +14,7 @@ from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.registry import available
 from fedcore.hooks.checks import HOOKS
 from fedcore.models import Outputs
-from fedcore.testing import federate
+from fedcore_testing import federate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "pfllib.md").read_text(encoding="utf-8")

@@ -162,7 +162,7 @@ def test_options_and_commands_are_those_of_the_code(site):
     options = text_of(site / "reference" / "options.html")
     assert [name for name in RunConfig.model_fields if f"{name} --" not in options] == []
     commands = text_of(site / "reference" / "commands.html")
-    for command in ("fedcore train", "fedcore plugins new", "fedcore data split", "--config"):
+    for command in ("fedcore train", "fedcore plugins new", "fedcore data split", "fedcore sweep", "--config"):
         assert command in commands
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcore.cli.app import app
-from fedcore.cli.scaffold import KINDS
+from fedcore_testing.scaffold import KINDS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import documented

@@ -11,7 +11,7 @@ from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines import local
 from fedcore.engines.channel import Spool
 from fedcore.runs.resolve import resolve_config, resolve_partition
-from fedcore.testing import federate, model_bytes, records, small_config
+from fedcore_testing import federate, model_bytes, records, small_config
 from tests.reliability.processes import alive, descendants, spools
 
 REAL = local.start_worker  # before the fixture of the root conftest.py puts forks in its place

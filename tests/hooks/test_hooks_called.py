@@ -154,7 +154,7 @@ COVERED = {hook for hook, _ in CLIENT + SERVER} | set(BUILD) | {"post_train"}
 def calls(tmp_path_factory):
     """Return the calls of two rounds: (side, hook, client, details)."""
     CALLS.clear()
-    options = {"rounds": 2, "model": "module:fedcore.testing.base_and_head"}
+    options = {"rounds": 2, "model": "module:fedcore_testing.base_and_head"}
     support.run(tmp_path_factory.mktemp("calls"), Everything, **{**support.TOY, **options})
     instances = list(dict.fromkeys(call[0] for call in CALLS))
     assert len(instances) == 2, "one instance of the plugin on the server and one on the clients"

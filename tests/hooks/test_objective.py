@@ -7,8 +7,8 @@ import torch
 
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.errors import FedcoreError
-from fedcore.testing import W
 from fedcore_functional import proximal_term
+from fedcore_testing import W
 from tests import support
 from tests.support import client_state, lines, model_bytes, weights
 

@@ -11,7 +11,7 @@ from fedcore import Plugin, RejectUpdate, hookimpl
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve_config, resolve_partition
-from fedcore.testing import W, same_tensors
+from fedcore_testing import W, same_tensors
 from tests.support import client_state, committed, lines, model_bytes, weights
 
 

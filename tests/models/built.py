@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.models import ModelTask, Outputs, SplitModel, build_model
-from fedcore.testing import same_tensors
+from fedcore_testing import same_tensors
 
 FEATURE_DIMS = {"simple-cnn": 84, "fdcl-cnn": 512, "fedcme-cnn": 128, "fedlab-cnn": 512, "mlp": 64}
 """Small models of the zoo and the width of their features."""

@@ -12,7 +12,7 @@ from fedcore.data.vision import load_torchvision
 from fedcore.models import build_model
 from fedcore.models.weights import with_digest
 from fedcore.runs.resolve import resolve as prepare
-from fedcore.testing import check_model
+from fedcore_testing import check_model
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedcore.base.subprocesses import environment
 from fedcore.cli import main
 from fedcore.engines.channel import SHARED_MEMORY, Spool
-from fedcore.testing.forked import ForkedProcess, fork_server
+from fedcore_testing.forked import ForkedProcess, fork_server
 
 SPOOLED = [SHARED_MEMORY, Path(tempfile.gettempdir())]  # where the local engine's spools are
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -16,8 +16,8 @@ from fedcore.cli.app import app
 from fedcore.engines import channel
 from fedcore.models import SplitModel
 from fedcore.runs.directory import RunDirectory
-from fedcore.testing import federate, model_bytes
-from fedcore.testing.problems import few_digits
+from fedcore_testing import federate, model_bytes
+from fedcore_testing.problems import few_digits
 from tests.reliability import kills
 
 ROUNDS = 8

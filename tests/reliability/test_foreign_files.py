@@ -20,8 +20,8 @@ from fedcore.runs.saved import bound, settings_digest
 from fedcore.server.state import ServerState
 from fedcore.storage.config_file import BESIDE_OPTIONS
 from fedcore.storage.serial import read_tensors, write_tensors
-from fedcore.testing import federate
 from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_testing import federate
 from fedcore_trackers.memory import Memory, memory_file
 
 CODE = "import pathlib\npathlib.Path('ran').touch()\ndef model(num_classes, input_shape): ...\n"

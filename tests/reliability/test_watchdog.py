@@ -19,7 +19,7 @@ import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, ResidentSamples, load_dataset
-from fedcore.testing import federate, records
+from fedcore_testing import federate, records
 from tests.reliability import kills
 from tests.reliability.processes import alive, descendants, spools, start, wait_for
 

@@ -65,7 +65,7 @@ from pathlib import Path
 
 from my_method import Mine
 
-from fedcore.testing import federate, records
+from fedcore_testing import federate, records
 
 result = federate(Path(sys.argv[1]), Mine, rounds=1, workers=1)
 assert not any(record["failures"] for record in records(result)), records(result)

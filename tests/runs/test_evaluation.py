@@ -15,7 +15,7 @@ from fedcore import Plugin, PluginContractError, hookimpl
 from fedcore.models import SplitModel
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.experiment import Interrupted, resume, started
-from fedcore.testing import PersonalClassifier, small_config
+from fedcore_testing import PersonalClassifier, small_config
 from tests.support import committed, lines, model_bytes
 
 

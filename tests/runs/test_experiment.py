@@ -22,8 +22,8 @@ from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, Run
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, evaluate_run, resume, started
-from fedcore.testing import EqualWeights, PersonalClassifier
-from fedcore.testing.problems import with_batch_norm
+from fedcore_testing import EqualWeights, PersonalClassifier
+from fedcore_testing.problems import with_batch_norm
 from tests import support
 from tests.exchanges import Rotates
 from tests.support import client_state, committed, lines, model_bytes, weights

@@ -13,8 +13,8 @@ import fedcore
 from fedcore import ConfigError, Plugin, RunConfig
 from fedcore.models import mlp
 from fedcore.runs.given import name_objects
-from fedcore.testing import Quadratic, model_bytes
 from fedcore_functional import proximal_term
+from fedcore_testing import Quadratic, model_bytes
 
 SMALL = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 100}
 

@@ -8,7 +8,7 @@ import fedcore
 from fedcore import ConfigError, RunConfig
 from fedcore.runs.training import out_of_patience
 from fedcore.server.state import ServerState
-from fedcore.testing import model_bytes
+from fedcore_testing import model_bytes
 
 OPTIONS = {"clients": 2, "local_epochs": 1, "samples": 100, "workers": 0, "client_test_fraction": 0.3}
 

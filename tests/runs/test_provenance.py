@@ -14,7 +14,7 @@ import torch
 import fedcore
 from fedcore.runs import provenance
 from fedcore.runs.directory import RunDirectory
-from fedcore.testing import interrupted
+from fedcore_testing import interrupted
 
 ROOT = Path(__file__).parents[2]
 

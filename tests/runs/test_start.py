@@ -18,7 +18,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
 from fedcore.runs.resolve import ResolvedRun
 from fedcore.runs.start import begin, reopen
-from fedcore.testing.federation import small_config
+from fedcore_testing.federation import small_config
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
-from fedcore.testing import W, same_tensors
+from fedcore_testing import W, same_tensors
 from tests.support import committed, lines, model_bytes, weights
 
 BATCH_NORM = {"model": "module:tests.toy.batch_norm_mlp"}

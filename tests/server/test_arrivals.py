@@ -8,7 +8,7 @@ import pytest
 from fedcore import ConfigError, Plugin, RunConfig, hookimpl
 from fedcore.server.arrivals import Arrivals
 from fedcore.server.system import Simulator
-from fedcore.testing import partition_of
+from fedcore_testing import partition_of
 from tests.support import lines
 
 SLOW = {"slow": 0.3, "slow_factor": 10, "latency": 5.0}

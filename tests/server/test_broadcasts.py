@@ -13,8 +13,8 @@ from fedcore.base.errors import PluginCallError
 from fedcore.client.messages import ClientTask, pack_task
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.server.broadcasts import LazyTensors
-from fedcore.testing import check_engine, interrupted, name_of, personal_state
-from fedcore.testing.probe import ProbeOfEach
+from fedcore_testing import check_engine, interrupted, name_of, personal_state
+from fedcore_testing.probe import ProbeOfEach
 from tests.support import client_state, committed, lines, model_bytes
 
 NAME = name_of(ProbeOfEach)

@@ -7,7 +7,7 @@ import torch
 
 from fedcore import Loss, Plugin, hookimpl
 from fedcore.base.errors import FedcoreError
-from fedcore.testing import W
+from fedcore_testing import W
 from tests.exchanges import PausesOnce
 from tests.support import client_state, committed, lines, model_bytes, weights
 
@@ -97,7 +97,7 @@ class PatchHead(PausesOnce):
 def test_patched_parameters_lose_their_momentum_and_the_others_keep_it(toy):
     options = {
         "dataset": "module:tests.toy.middle",
-        "model": "module:fedcore.testing.base_and_head",
+        "model": "module:fedcore_testing.base_and_head",
         "clients": 1,
         "lr": 0.1,
         "momentum": 0.9,
@@ -125,7 +125,7 @@ class PatchStranger(PatchElsewhere):
 @pytest.mark.parametrize(("cls", "words"), [(PatchElsewhere, "may not set"), (PatchStranger, "client 7.*not paused")])
 def test_patches_beyond_what_is_exchanged(toy, cls, words):
     with pytest.raises(FedcoreError, match=rf"'{cls.__name__.lower()}' hook mid_local_epoch.*{words}"):
-        toy(cls, model="module:fedcore.testing.base_and_head")
+        toy(cls, model="module:fedcore_testing.base_and_head")
 
 
 class FailsBeforeTheBreak(PausesOnce):

@@ -12,8 +12,8 @@ from torch import nn
 
 from fedcore import Plugin, hookimpl
 from fedcore.models import SplitModel
-from fedcore.testing import federate
-from fedcore.testing.problems import few_digits
+from fedcore_testing import federate
+from fedcore_testing.problems import few_digits
 
 CLIENTS = 8
 OPTIONS = {"dataset": few_digits, "clients": CLIENTS, "rounds": 1, "workers": 1}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, PluginConflictError, PluginContractError, hookimpl
-from fedcore.testing import client_state, interrupted
+from fedcore_testing import client_state, interrupted
 from tests.support import committed, lines, model_bytes
 
 SEEN = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.testing import W
+from fedcore_testing import W
 from tests.support import committed, model_bytes, weights
 
 

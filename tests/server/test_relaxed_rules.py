@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedcore import ConfigError, Plugin, PluginContractError, hookimpl
-from fedcore.testing import client_state, initial_weights, personal_state
-from fedcore.testing.problems import with_batch_norm
+from fedcore_testing import client_state, initial_weights, personal_state
+from fedcore_testing.problems import with_batch_norm
 from tests.support import committed, config, lines, model_bytes, weights
 
 BACKBONE = ("encoder.base.linear.", "encoder.base.norm.")

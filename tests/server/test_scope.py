@@ -13,7 +13,7 @@ from fedcore.server.context import RoundContext, ScopeContext
 from fedcore.server.scope import MESSAGE_LENGTH, Federation, Round, ServerScope, in_order
 from fedcore.server.state import ServerState
 from fedcore.storage.client_store import RemoteClientStore
-from fedcore.testing.federation import small_config
+from fedcore_testing.federation import small_config
 
 
 class Silent:

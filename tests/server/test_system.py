@@ -20,7 +20,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, resume
 from fedcore.runs.participation import in_words, totals
 from fedcore.server.system import Simulator
-from fedcore.testing import committed, federate, model_bytes, records, weights
+from fedcore_testing import committed, federate, model_bytes, records, weights
 
 EQUAL = {"partition": "iid", "clients": 3, "batch_size": 64}
 """Three clients of 479 samples: eight mini-batches an epoch."""

@@ -6,7 +6,7 @@ import pytest
 
 from fedcore import Plugin, hookimpl
 from fedcore.base.errors import PluginContractError
-from fedcore.testing import federate
+from fedcore_testing import federate
 
 
 class Asks(Plugin):

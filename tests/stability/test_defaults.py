@@ -9,7 +9,7 @@ import pytest
 
 import fedcore
 from fedcore.base import registry
-from fedcore.testing import needs_of, records
+from fedcore_testing import needs_of, records
 
 PAPERS = ("fedproc", "fedeccr", "fedcd", "fdcl", "fedcme")
 ALPHAS = (0.1, 0.5)

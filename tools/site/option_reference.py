@@ -52,16 +52,19 @@ def commands_page() -> str:
 
 
 def commands() -> Iterator[tuple[list[str], Any]]:
-    """Yield every command that does something, with the words that name it."""
+    """Yield every command that does something, those of installed packages too, with the words that name it."""
+    from typer import Context
     from typer.main import get_command
 
-    def walk(words: list[str], command: Any) -> Iterator[tuple[list[str], Any]]:
-        if not hasattr(command, "commands"):
+    def walk(words: list[str], command: Any, parent: Any) -> Iterator[tuple[list[str], Any]]:
+        if not hasattr(command, "list_commands"):
             yield words, command
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from walk([*words, name], inner)
+            return
+        context = Context(command, info_name=words[-1], parent=parent)
+        for name in command.list_commands(context):
+            yield from walk([*words, name], command.get_command(context, name), context)
 
-    yield from walk(["fedcore"], get_command(app))
+    yield from walk(["fedcore"], get_command(app), None)
 
 
 def _row(parameter: Any) -> str:

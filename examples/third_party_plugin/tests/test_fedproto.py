@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 
 from fedcore.models import Outputs
-from fedcore.testing import federate, parametrize_with_checks, records
 from fedcore_fedproto import FedProto
 from fedcore_fedproto.equations import NearestPrototype, prototype_distance
 from fedcore_functional import add_prototypes, mean_over_holders
+from fedcore_testing import federate, parametrize_with_checks, records
 
 
 @parametrize_with_checks([FedProto])

@@ -23,7 +23,9 @@ from fedcore import (
     hookimpl,
 )
 from fedcore.data import load_dataset, load_partition
-from fedcore.testing import (
+from fedcore_ccvr import Ccvr, TukeyLinear, head, tukey
+from fedcore_functional import feature_statistics, sample_features
+from fedcore_testing import (
     CorrectsClassifier,
     PersonalClassifier,
     PrefersClass0,
@@ -35,8 +37,6 @@ from fedcore.testing import (
     softmax_by_hand,
     with_batch_norm,
 )
-from fedcore_ccvr import Ccvr, TukeyLinear, head, tukey
-from fedcore_functional import feature_statistics, sample_features
 
 QUICK = {"epochs": 2, "per_class": 50}
 SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "rounds": 3, "local_epochs": 2}

@@ -10,16 +10,6 @@ import pytest
 import torch
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
-    FrozenEncoder,
-    client_state,
-    federations,
-    interrupted,
-    killed,
-    model_bytes,
-    records,
-    weights,
-)
 from fedcore_compress import (
     QSGD,
     TopK,
@@ -30,6 +20,16 @@ from fedcore_compress import (
     pack_bits,
     quantise,
     unpack_bits,
+)
+from fedcore_testing import (
+    FrozenEncoder,
+    client_state,
+    federations,
+    interrupted,
+    killed,
+    model_bytes,
+    records,
+    weights,
 )
 
 go = federations()

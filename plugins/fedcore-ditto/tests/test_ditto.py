@@ -14,7 +14,10 @@ import fedcore
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.testing import (
+from fedcore_ditto import Ditto
+from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
+from fedcore_functional import proximal_term
+from fedcore_testing import (
     Cohorts,
     PersonalClassifier,
     PersonalModel,
@@ -38,9 +41,6 @@ from fedcore.testing import (
     two_one_rest,
     weights,
 )
-from fedcore_ditto import Ditto
-from fedcore_ditto.equations import distance, local_risk, logits_with, may_draw
-from fedcore_functional import proximal_term
 
 README = Path(__file__).parents[1] / "README.md"
 TOY = {**analytic_federation([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}

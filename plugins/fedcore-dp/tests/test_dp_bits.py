@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.testing import CHECKS
+from fedcore_testing import CHECKS
 
 BITS = [
     "check_same_seed_gives_the_same_bits",

@@ -24,7 +24,9 @@ from fedcore import (
     hookimpl,
 )
 from fedcore.engines import ClientFailure, ClientResult, InProcessEngine
-from fedcore.testing import (
+from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
+from fedcore_dp.central import default_delta
+from fedcore_testing import (
     check_plugin,
     committed,
     create_plugin,
@@ -36,8 +38,6 @@ from fedcore.testing import (
     small_config,
     weights,
 )
-from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
-from fedcore_dp.central import default_delta
 
 HERE = f"module:{__name__}."
 RUN = {"clients": 4, "rounds": 1, "partition": "iid", "client_test_fraction": 0.0}

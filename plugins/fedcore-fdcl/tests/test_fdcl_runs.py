@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.testing import (
+from fedcore_testing import (
     PersonalClassifier,
     evaluate,
     federations,

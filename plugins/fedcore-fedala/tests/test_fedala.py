@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_fedala import mixed, renewed_share, settled
+from fedcore_testing import (
     client_state,
     federations,
     interrupted,
@@ -22,10 +23,9 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_fedala import mixed, renewed_share, settled
 
 README = Path(__file__).parents[1] / "README.md"
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 go = federations(**FEW)
 
 

@@ -11,7 +11,8 @@ import torch
 import fedcore_fedamp.equations
 import fedcore_fedamp.plugin
 from fedcore import PluginConflictError
-from fedcore.testing import (
+from fedcore_fedamp import FedAMPOptions, cosine, cosine_attention, mixture, squared_distance
+from fedcore_testing import (
     Cohorts,
     Quadratic,
     W,
@@ -26,7 +27,6 @@ from fedcore.testing import (
     same_tensors,
     with_batch_norm,
 )
-from fedcore_fedamp import FedAMPOptions, cosine, cosine_attention, mixture, squared_distance
 
 CENTRES = [[2.0, 0.0], [2.5, 0.5], [0.0, 4.0], [-3.0, 1.0]]
 TOY = {**analytic_federation(CENTRES), "lr": 0.2, "local_epochs": 3}

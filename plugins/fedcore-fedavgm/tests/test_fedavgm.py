@@ -11,7 +11,8 @@ import torch
 import fedcore
 import fedcore_fedavgm
 from fedcore import Plugin, PluginConflictError, RoundFailedError, hookimpl
-from fedcore.testing import (
+from fedcore_fedavgm import FedAvgM, momentum_step
+from fedcore_testing import (
     EqualWeights,
     OwnsClassifier,
     PersonalClassifier,
@@ -31,7 +32,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_fedavgm import FedAvgM, momentum_step
 
 DIGITS = {"clients": 4}
 LONG = {**DIGITS, "rounds": 4, "participation": 0.75}

@@ -10,7 +10,8 @@ import torch
 
 import fedcore_fedbuff
 from fedcore import Plugin, PluginConflictError, RejectUpdate, generator, hookimpl
-from fedcore.testing import (
+from fedcore_fedbuff import FedBuff
+from fedcore_testing import (
     Quadratic,
     StepsOnServer,
     W,
@@ -25,7 +26,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_fedbuff import FedBuff
 
 CENTRES, SIZES = np.array([[2.0, 0.0], [0.0, 4.0], [-3.0, 1.0], [1.0, -2.0]]), (1, 2, 3, 5)
 TOY = {**analytic_federation(CENTRES, SIZES), "lr": 0.2, "local_epochs": 2}

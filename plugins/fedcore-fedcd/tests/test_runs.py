@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from fedcore import FedcoreError, Loss, Plugin, PluginConflictError, hookimpl
 from fedcore.data import load_dataset
-from fedcore.testing import Cohorts, OwnTaskLoss, StepsOnServer, interrupted, model_bytes, records
 from fedcore_fedcd import FedCD, FedCDOptions, assign_fine_classes
+from fedcore_testing import Cohorts, OwnTaskLoss, StepsOnServer, interrupted, model_bytes, records
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
 LOG: list[dict] = []

@@ -9,9 +9,9 @@ import torch
 from torch.func import functional_call, hessian
 
 from fedcore import hookimpl
-from fedcore.testing import records
 from fedcore_fedcd import FedCD, debiased_classifier_loss, hierarchical_prototype_loss
 from fedcore_fedcd.plugin import FineClassifier
+from fedcore_testing import records
 
 B, C, M, D = 24, 4, 3, 6
 TAU, BETA = 0.5, 0.9

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from fedcore import ConfigError, Loss, Plugin, PluginConflictError, PluginOptions, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.testing import (
+from fedcore_fedcme import ExchangeWarning, FedCME
+from fedcore_testing import (
     PersonalClassifier,
     federations,
     installed,
@@ -24,7 +25,6 @@ from fedcore.testing import (
     records,
     weights,
 )
-from fedcore_fedcme import ExchangeWarning, FedCME
 
 README = Path(__file__).parents[1] / "README.md"
 go = federations(local_epochs=2, batch_size=200)

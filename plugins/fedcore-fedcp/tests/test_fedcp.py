@@ -13,18 +13,6 @@ from torch.nn import functional as F
 import fedcore
 from fedcore import ConfigError, Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import load_dataset, load_partition
-from fedcore.testing import (
-    Cohorts as EveryCohort,
-)
-from fedcore.testing import (
-    client_state,
-    federations,
-    installed,
-    interrupted,
-    model_bytes,
-    steps_without_host_sync,
-)
-from fedcore.testing import records as lines
 from fedcore_fedcp import (
     ConditionalHead,
     PolicyNetwork,
@@ -33,6 +21,18 @@ from fedcore_fedcp import (
     maximum_mean_discrepancy,
     mixed_head,
 )
+from fedcore_testing import (
+    Cohorts as EveryCohort,
+)
+from fedcore_testing import (
+    client_state,
+    federations,
+    installed,
+    interrupted,
+    model_bytes,
+    steps_without_host_sync,
+)
+from fedcore_testing import records as lines
 
 HERE = f"module:{__name__}."
 SEEN: dict = {}

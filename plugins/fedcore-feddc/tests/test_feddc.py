@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_feddc import FedDC, FedDCOptions, client_weight
+from fedcore_functional import correction, displaced_mean, renewed_control, renewed_displacement, shifted_target
+from fedcore_testing import (
     Cohorts,
     EqualWeights,
     ExchangesClassifier,
@@ -33,8 +35,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_feddc import FedDC, FedDCOptions, client_weight
-from fedcore_functional import correction, displaced_mean, renewed_control, renewed_displacement, shifted_target
 
 NAME, OPTIONS = "feddc", FedDCOptions
 UNIFORM = {"weighting": "uniform"}

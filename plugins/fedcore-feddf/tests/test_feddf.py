@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fedcore import ConfigError, Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_feddf import FedDF, distillation_loss, learning_rate
+from fedcore_testing import (
     PersonalClassifier,
     committed,
     federations,
@@ -18,7 +19,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_feddf import FedDF, distillation_loss, learning_rate
 
 PUBLIC = {"public": 0.1}
 FEW = {"steps": 5, "batch_size": 32}

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from fedcore import PluginConflictError
-from fedcore.testing import (
+from fedcore_feddyn import FedDyn, FedDynOptions, client_alpha
+from fedcore_functional import shifted_target
+from fedcore_testing import (
     Cohorts,
     EqualWeights,
     ExchangesClassifier,
@@ -31,8 +33,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_feddyn import FedDyn, FedDynOptions, client_alpha
-from fedcore_functional import shifted_target
 
 NAME, OPTIONS = "feddyn", FedDynOptions
 UNIFORM = {"weighting": "uniform"}

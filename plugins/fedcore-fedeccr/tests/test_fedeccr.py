@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from fedcore import Answer, ConfigError, PluginConflictError, RoundFailedError
 from fedcore.data import load_dataset, load_partition
-from fedcore.testing import (
+from fedcore_functional import PrototypeOptions, feature_statistics, sample_features
+from fedcore_testing import (
     PrefersClass0,
     committed,
     create_plugin,
@@ -24,10 +25,9 @@ from fedcore.testing import (
     model_bytes,
     records,
 )
-from fedcore_functional import PrototypeOptions, feature_statistics, sample_features
 
 QUICK = {"epochs": 2, "per_class": 50}
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 go = federations()
 
 

@@ -10,7 +10,8 @@ import torch
 
 import fedcore_fedlc
 from fedcore import PluginConflictError
-from fedcore.testing import (
+from fedcore_fedlc import FedLC, calibrated_cross_entropy, margins
+from fedcore_testing import (
     OwnTaskLoss,
     client_arrays,
     federations,
@@ -23,7 +24,6 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore_fedlc import FedLC, calibrated_cross_entropy, margins
 
 SKEWED = {"partition": "classes", "classes_per_client": 5}
 go = federations()

@@ -11,7 +11,10 @@ import torch
 
 import fedcore
 from fedcore import Loss, Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_fednova import equations as eq
+from fedcore_fednova import local_norm, normalised_step, step_factor
+from fedcore_functional import effective_steps, proximal_term
+from fedcore_testing import (
     EqualWeights,
     ExchangesClassifier,
     OwnsClassifier,
@@ -33,9 +36,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_fednova import equations as eq
-from fedcore_fednova import local_norm, normalised_step, step_factor
-from fedcore_functional import effective_steps, proximal_term
 
 DIGITS = {"clients": 4}
 LONG = {**DIGITS, "rounds": 4, "participation": 0.75}

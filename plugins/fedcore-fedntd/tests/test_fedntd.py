@@ -11,7 +11,8 @@ import torch
 
 import fedcore_fedntd
 from fedcore import hookimpl
-from fedcore.testing import (
+from fedcore_fedntd import FedNTD, not_true_distillation
+from fedcore_testing import (
     federations,
     installed,
     interrupted,
@@ -21,7 +22,6 @@ from fedcore.testing import (
     steps_without_host_sync,
     with_batch_norm,
 )
-from fedcore_fedntd import FedNTD, not_true_distillation
 
 go = federations()
 SEEN: list[dict] = []

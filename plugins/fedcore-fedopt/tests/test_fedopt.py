@@ -11,7 +11,8 @@ import torch
 import fedcore_fedopt.equations
 import fedcore_fedopt.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_fedopt import FedAdagrad, FedAdam, FedYogi
+from fedcore_testing import (
     FrozenEncoder,
     OwnsClassifier,
     Quadratic,
@@ -28,7 +29,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_fedopt import FedAdagrad, FedAdam, FedYogi
 
 PLUGINS = {"fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad}
 MOVING = {"fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1}

@@ -13,7 +13,9 @@ import fedcore
 from fedcore import ConfigError, FedcoreError, Plugin, PluginConflictError, PluginContractError, SplitModel, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.testing import (
+from fedcore_fedper import FedPer, names_of_last_layers
+from fedcore_functional import proximal_term
+from fedcore_testing import (
     Cohorts,
     CorrectsClassifier,
     OwnsClassifier,
@@ -37,8 +39,6 @@ from fedcore.testing import (
     two_one_rest,
     weights,
 )
-from fedcore_fedper import FedPer, names_of_last_layers
-from fedcore_functional import proximal_term
 
 README = Path(__file__).parents[1] / "README.md"
 go = federations()

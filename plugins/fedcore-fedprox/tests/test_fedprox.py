@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.testing import federations, model_bytes, records, with_batch_norm
 from fedcore_fedprox import FedProx, FedProxOptions
 from fedcore_functional import proximal_term
+from fedcore_testing import federations, model_bytes, records, with_batch_norm
 
 go = federations(local_epochs=2)
 

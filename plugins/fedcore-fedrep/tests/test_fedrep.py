@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedcore import PluginConflictError, SplitModel
-from fedcore.testing import (
+from fedcore_fedrep import HeadWarning
+from fedcore_testing import (
     Quadratic,
     W,
     analytic_federation,
@@ -26,10 +27,9 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_fedrep import HeadWarning
 
 README = Path(__file__).parents[1] / "README.md"
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16, "local_epochs": 2}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "local_epochs": 2}
 go = federations(**FEW)
 
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 import fedcore
 from fedcore import Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import Dataset, ResidentSamples, load_dataset
-from fedcore.testing import (
+from fedcore_fedrs import FedRS, frequency_factors, missing_factors, restricted_cross_entropy
+from fedcore_testing import (
     OwnTaskLoss,
     RunDirectory,
     client_arrays,
@@ -28,7 +29,6 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore_fedrs import FedRS, frequency_factors, missing_factors, restricted_cross_entropy
 
 README = Path(__file__).parents[1] / "README.md"
 SKEWED = {"partition": "classes", "classes_per_client": 5}

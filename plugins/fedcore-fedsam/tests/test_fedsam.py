@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedcore import ConfigError
-from fedcore.testing import (
+from fedcore_fedsam import ascended, scales
+from fedcore_testing import (
     Quadratic,
     W,
     analytic_federation,
@@ -26,11 +27,10 @@ from fedcore.testing import (
     steps_without_host_sync,
     weights,
 )
-from fedcore_fedsam import ascended, scales
 
 README = Path(__file__).parents[1] / "README.md"
 
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 16}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 go = federations(**FEW)
 
 

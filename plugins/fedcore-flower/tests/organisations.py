@@ -13,13 +13,13 @@ import torch
 from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
 from fedcore.runs import experiment
 from fedcore.runs.resolve import resolve_config
-from fedcore.testing import small_config
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Trouble
 from fedcore_flower.engine import FederationEngine
 from fedcore_flower.own_data import OwnData
 from fedcore_flower.resident import Resident
+from fedcore_testing import small_config
 
 CLIENTS = 3
 NAMES = ["alder", "birch", "cedar"]

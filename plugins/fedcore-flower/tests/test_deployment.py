@@ -22,8 +22,8 @@ pytest.importorskip("flwr", reason="flwr is not installed here: make test-flower
 
 import httpx
 
-from fedcore.testing import federate, model_bytes
 from fedcore_flower.keys import make_keys
+from fedcore_testing import federate, model_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,6 @@ from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
 from fedcore.storage.client_store import ClientStore
-from fedcore.testing import check_engine, federate, model_bytes
 from fedcore_flower import wire
 from fedcore_flower.agreement import (
     Setup,
@@ -41,6 +40,7 @@ from fedcore_flower.own_data import OwnData, _public
 from fedcore_flower.resident import Resident, _Run
 from fedcore_flower.roll import Roll
 from fedcore_flower.server import Hosting, _checked, _sizes, start
+from fedcore_testing import check_engine, federate, model_bytes
 
 
 def _helpers():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.testing import distance_by_hand
 from fedcore_functional import (
     correction,
     displaced_mean,
@@ -15,6 +14,7 @@ from fedcore_functional import (
     renewed_mean_displacement,
     shifted_target,
 )
+from fedcore_testing import distance_by_hand
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -8,7 +8,7 @@ import torch
 
 from fedcore import DataError
 from fedcore.data import load_dataset
-from fedcore.testing import check_dataset, check_model
+from fedcore_testing import check_dataset, check_model
 
 REAL = Path(os.environ.get("FEDCORE_TEST_DATA", "/nonexistent"))
 

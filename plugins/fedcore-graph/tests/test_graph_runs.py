@@ -12,7 +12,7 @@ import torch
 from fedcore import ConfigError, PluginContractError, RoundFailedError, UnknownNameError
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore.testing import RunDirectory, model_bytes, name_of, needs_of, records, runner, weights
+from fedcore_testing import RunDirectory, model_bytes, name_of, needs_of, records, runner, weights
 
 OURS = sorted(point.name for point in entry_points(group="fedcore.plugins") if point.dist.name.startswith("fedcore"))
 

@@ -10,8 +10,8 @@ import torch
 
 from fedcore import ConfigError
 from fedcore.data import make_partition
-from fedcore.testing import check_dataset
 from fedcore_huggingface import dataset
+from fedcore_testing import check_dataset
 
 from .conftest import WORDS, pictures, save, texts
 

@@ -11,8 +11,8 @@ import torch
 import fedcore
 from fedcore import ConfigError, RunConfig
 from fedcore.models import build_model
-from fedcore.testing import check_model
 from fedcore_huggingface import dataset, model
+from fedcore_testing import check_model
 
 from .conftest import WORDS
 

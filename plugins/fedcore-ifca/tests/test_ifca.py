@@ -12,7 +12,8 @@ import torch
 import fedcore_ifca.equations
 import fedcore_ifca.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_ifca import IFCA, best_cluster, redrawn
+from fedcore_testing import (
     Cohorts,
     PersonalClassifier,
     StepsOnServer,
@@ -33,7 +34,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_ifca import IFCA, best_cluster, redrawn
 
 go = federations(clients=4)
 FULL = {"model": linear, "batch_size": 5000, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "local_epochs": 2}

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedcore import ConfigError, Plugin, SplitModel, hookimpl
-from fedcore.testing import (
+from fedcore_lora import LowRank
+from fedcore_testing import (
     RunDirectory,
     federations,
     initial_weights,
@@ -20,7 +21,6 @@ from fedcore.testing import (
     records,
     weights,
 )
-from fedcore_lora import LowRank
 
 go = federations()
 ADAPTED = "parametrizations.weight"

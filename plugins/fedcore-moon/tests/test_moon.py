@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_functional import model_contrastive_loss
+from fedcore_moon import Moon, MoonOptions
+from fedcore_testing import (
     Cohorts,
     client_state,
     committed,
@@ -19,8 +21,6 @@ from fedcore.testing import (
     same_tensors,
     with_batch_norm,
 )
-from fedcore_functional import model_contrastive_loss
-from fedcore_moon import Moon, MoonOptions
 
 LOG: list[dict] = []
 go = federations()

@@ -10,7 +10,8 @@ import torch
 
 from fedcore import ConfigError
 from fedcore.data import load_dataset
-from fedcore.testing import (
+from fedcore_per_fedavg import curvature, moved, parts
+from fedcore_testing import (
     Quadratic,
     W,
     analytic_federation,
@@ -29,10 +30,9 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_per_fedavg import curvature, moved, parts
 
 README = Path(__file__).parents[1] / "README.md"
-FEW = {"dataset": "module:fedcore.testing.problems.few_digits", "batch_size": 18}
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 18}
 go = federations(**FEW)
 
 

@@ -8,7 +8,8 @@ import torch
 
 from fedcore import ConfigError
 from fedcore.data import load_dataset
-from fedcore.testing import (
+from fedcore_power_of_choice import draw_candidates, highest
+from fedcore_testing import (
     RunDirectory,
     federations,
     initial_weights,
@@ -18,7 +19,6 @@ from fedcore.testing import (
     partition_of,
     records,
 )
-from fedcore_power_of_choice import draw_candidates, highest
 
 OPTIONS = {"clients": 6, "participation": 0.34, "partition": "classes", "rounds": 2}
 NAME = "power-of-choice"

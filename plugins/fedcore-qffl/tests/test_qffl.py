@@ -12,7 +12,8 @@ import torch
 import fedcore_qffl.equations
 import fedcore_qffl.plugin
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_qffl import QFedAvg, bend, fair_weight, step_factor
+from fedcore_testing import (
     Cohorts,
     EqualWeights,
     ExchangesClassifier,
@@ -28,7 +29,6 @@ from fedcore.testing import (
     softmax_by_hand,
     weights,
 )
-from fedcore_qffl import QFedAvg, bend, fair_weight, step_factor
 
 UNEQUAL = {"clients": 3, "partition": "dirichlet", "alpha": 0.5}
 FULL = {**UNEQUAL, "model": linear, "local_epochs": 2, "batch_size": 5000, "lr": 0.1, "weight_decay": 0.0}

@@ -18,7 +18,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
 from fedcore.runs.saved import bound, settings_digest
 from fedcore.storage.config_file import BESIDE_OPTIONS
-from fedcore.testing import check_engine, committed, federate, model_bytes, records, small_config
+from fedcore_testing import check_engine, committed, federate, model_bytes, records, small_config
 from tests.reliability.processes import wait_for
 
 pytest.importorskip("ray", reason="ray is not installed")

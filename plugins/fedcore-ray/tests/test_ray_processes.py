@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.runs.directory import RunDirectory
-from fedcore.testing import federate, model_bytes
+from fedcore_testing import federate, model_bytes
 from tests.reliability import processes
 from tests.reliability.processes import alive, descendants
 
@@ -170,7 +170,7 @@ TWO_NODES = """
     import ray
     from ray.cluster_utils import Cluster
     from fedcore.runs.directory import RunDirectory
-    from fedcore.testing import federate, model_bytes
+    from fedcore_testing import federate, model_bytes
     from fedcore_ray import cluster as module
 
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_robust import Krum, Median, NormClip, RobustnessWarning, TrimmedMean
+from fedcore_testing import (
     EqualWeights,
     OwnsClassifier,
     PersonalClassifier,
@@ -22,7 +23,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_robust import Krum, Median, NormClip, RobustnessWarning, TrimmedMean
 
 FIVE = {"clients": 5, "rounds": 1}
 ARENA = {"clients": 10, "rounds": 4, "local_epochs": 3, "batch_size": 32, "partition": "iid", "eval_every": 4}

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fedcore import Plugin, PluginConflictError, hookimpl
-from fedcore.testing import (
+from fedcore_scaffold import Scaffold, ScaffoldOptions, server_update
+from fedcore_testing import (
     Cohorts,
     EqualWeights,
     ExchangesClassifier,
@@ -35,7 +36,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_scaffold import Scaffold, ScaffoldOptions, server_update
 
 NAME = "scaffold"
 UNIFORM = {"weighting": "uniform"}

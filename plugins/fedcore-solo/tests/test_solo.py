@@ -13,7 +13,8 @@ from torch import nn
 import fedcore
 from fedcore import FedcoreError, Plugin, PluginConflictError, SplitModel, hookimpl
 from fedcore.data import Dataset, ResidentSamples, load_dataset
-from fedcore.testing import (
+from fedcore_functional import proximal_term
+from fedcore_testing import (
     Cohorts,
     CorrectsClassifier,
     OwnsClassifier,
@@ -33,7 +34,6 @@ from fedcore.testing import (
     weights,
     with_batch_norm,
 )
-from fedcore_functional import proximal_term
 
 README = Path(__file__).parents[1] / "README.md"
 TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [1, 3]), "local_epochs": 2, "lr": 0.5}  # two quadratics

@@ -14,7 +14,7 @@ from fedcore_study.sweep import processes
 @pytest.fixture(scope="session", autouse=True)
 def _forked_jobs(_forked_workers: None) -> Iterator[None]:
     """Fork each run's process; test_sweep_command.py kills a sweep whose runs are processes of their own."""
-    from fedcore.testing.forked import fork_server
+    from fedcore_testing.forked import fork_server
 
     server, started = fork_server(), processes.start_process
     if server is None:  # not on Linux

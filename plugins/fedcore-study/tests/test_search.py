@@ -9,10 +9,10 @@ import pytest
 
 import fedcore
 from fedcore import ConfigError, RunConfig
-from fedcore.testing import records
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search, validation_accuracy
 from fedcore_study.sweep.spec import SweepSpec
+from fedcore_testing import records
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed: make setup installs it")
 

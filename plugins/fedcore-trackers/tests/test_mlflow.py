@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fedcore import Interrupted, resume
-from fedcore.testing import RunDirectory, federate
+from fedcore_testing import RunDirectory, federate
 from fedcore_trackers.testing import check_tracker
 
 

@@ -7,7 +7,7 @@ import pytest
 from fedcore import resume
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted
-from fedcore.testing import federate
+from fedcore_testing import federate
 from fedcore_trackers.testing import check_tracker
 
 pytest.importorskip("tensorboard", reason="the extra fedcore-trackers[tensorboard] is not installed")

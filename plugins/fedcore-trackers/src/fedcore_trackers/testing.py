@@ -11,7 +11,7 @@ from typing import Any
 from fedcore.base.errors import FedcoreError, UnknownNameError
 from fedcore.hooks.plugin import option_names, parse_options
 from fedcore.runs.saved import read_saved
-from fedcore.testing.federation import federate, model_bytes, name_of, records
+from fedcore_testing import federate, model_bytes, name_of, records
 from fedcore_trackers.base import TrackedRun, Tracker, tracker_class
 from fedcore_trackers.memory import Memory, memory_file
 from fedcore_trackers.process import Follower

@@ -1,0 +1,171 @@
+"""The description of a plugin, from its code."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError
+from fedcore.cli import fields
+from fedcore.cli.output import clean, first_line, prose, text
+from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
+from fedcore.hooks.declarations import ATTRIBUTES, excluded_by, meanings
+from fedcore.hooks.plugin import BUILTIN, Plugin, option_names
+from fedcore_testing.traffic import watch
+
+_SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return a plugin's documentation, options, hooks, declarations and package as JSON values.
+
+    :raises UnknownNameError: no installed package provides the name.
+    :raises PluginContractError: it breaks the contract.
+    """
+    cls = registry.resolve("plugin", name)
+    check_class(name, cls)
+    source: Plugin | type[Plugin] = cls
+    with suppress(ConfigError):  # an option without a default: the class's declarations are used
+        source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
+    hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are about a run that nobody asked for
+        sent = watch(name).tensors if name != BUILTIN else {}
+    return {
+        **_origin_and_options("plugin", name, cls),
+        "hooks": [
+            {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
+            for hook in hooks
+        ],
+        "sends": sent,
+        "declarations": {row.name: _plain(getattr(source, row.name)) for row in ATTRIBUTES},
+        "excludes": [] if name == BUILTIN else excluded_by(source),
+    }
+
+
+def describe_part(kind: str, name: str) -> dict[str, Any]:
+    """Return the documentation, options and package of a tracker or an engine as JSON values.
+
+    :param kind: ``tracker`` or ``engine``.
+    :raises PluginContractError: it cannot be imported.
+    """
+    return _origin_and_options(kind, name, registry.resolve(kind, name))
+
+
+def _origin_and_options(kind: str, name: str, cls: Any) -> dict[str, Any]:
+    point = registry.available(kind).get(name)
+    dist = point.dist if point else None
+    options = option_names(cls) if hasattr(cls, "Options") else {}
+    return {
+        "name": name,
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "package": dist.name if dist else None,
+        "version": dist.version if dist else None,
+        "description": prose(cls),
+        "options": [_option(option, cls.Options.model_fields[field]) for option, field in options.items()],
+    }
+
+
+def draw(card: Mapping[str, Any]) -> Group:
+    """Return a description as it is drawn on a terminal; a tracker and an engine have options only."""
+    package = f"{card['package']} {card['version']}" if card["package"] else "no installed package"
+    parts: list[RenderableType] = [
+        Text.assemble((clean(card["name"]), "bold"), "  ", (clean(f"{card['class']}, {package}"), "dim")),
+        "",
+        text(card["description"]),
+        "",
+    ]
+    if card["options"]:
+        parts.append(
+            _table(
+                "Options (--set)",
+                ("option", "type", "default", "bounds", "description"),
+                [
+                    (f"{card['name']}.{o['name']}", o["type"], o["default"], o["bounds"], o["description"])
+                    for o in card["options"]
+                ],
+            )
+        )
+    else:
+        parts += [Text("No options.", style="dim"), ""]
+    if "hooks" not in card:
+        return Group(*parts)
+    if card["hooks"]:
+        rows = [(h["name"], h["side"], "exclusive" if h["exclusive"] else "", h["summary"]) for h in card["hooks"]]
+        parts.append(_table("Hooks", ("hook", "side", "", "what it is for"), rows))
+    if card["sends"]:
+        sent = [(way, name, _shape(shape)) for way, found in card["sends"].items() for name, shape in found.items()]
+        parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
+    meaning = meanings()
+    declared = [
+        (key, _say(value), meaning[key].replace("``", ""))
+        for key, value in card["declarations"].items()
+        if value not in (None, False, []) or key == "neutral"
+    ]
+    parts.append(_table("Declarations", ("declaration", "value", "meaning"), declared))
+    if card["excludes"]:
+        parts.append(Text("Cannot be combined with", style="bold"))
+        parts += [text(f"  - {line}") for line in card["excludes"]]
+    return Group(*parts)
+
+
+def _option(name: str, field: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": fields.type_name(field.annotation),
+        "default": _plain(fields.default(field)),
+        "bounds": fields.bounds(field),
+        "description": field.description or "",
+    }
+
+
+def _side(hook: str) -> str:
+    first = next(iter(inspect.signature(HOOKS[hook]).parameters), "")
+    return _SIDES.get(first, "both")
+
+
+def _first_line(hook: str) -> str:
+    return first_line(HOOKS[hook])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _say(value: Any) -> str:
+    if value is None:
+        return "none: no options make it FedAvg"
+    if isinstance(value, dict):
+        settings = ", ".join(f"{key}={item}" for key, item in value.items())
+        return f"{settings or 'as it is'} (is FedAvg, bit by bit)"
+    return ", ".join(map(str, value)) if isinstance(value, list) else {True: "yes"}.get(value, str(value))
+
+
+def _shape(shape: list[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"
+
+
+def _table(title: str, headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold not italic", box=box.SIMPLE_HEAD)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=not index)
+    for row in rows:
+        table.add_row(*(text(_say_cell(cell)) for cell in row))
+    return table
+
+
+def _say_cell(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,176 @@
+"""Checks on unusual federations: one client, one sample, absent classes, stale updates, personal parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.base.errors import ConfigError
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.data import load_partition
+from fedcore.runs.directory import RunDirectory
+from fedcore_testing.checks.base import NotApplicable, check
+from fedcore_testing.engines import Listening
+from fedcore_testing.federation import committed, initial_weights, personal_state, weights
+from fedcore_testing.findings import Finding, Rule
+from fedcore_testing.problems import few_digits
+from fedcore_testing.start_watch import StartWatch
+from fedcore_testing.stub_plugins import PersonalClassifier
+from fedcore_testing.trial import HERE, Trial, failures
+
+
+def _require_trains(trial: Trial, **options: Any) -> None:
+    problem = failures(trial.run(**{"participation": 1.0, **options}))
+    assert not problem, problem
+
+
+@check("where a mean over other clients or a pair of clients is needed, let one client do without.")
+def check_works_with_one_client(trial: Trial) -> None:
+    """A federation of one client, one round and one local epoch."""
+    _require_trains(trial, clients=1, rounds=1, local_epochs=1, min_clients=1)
+
+
+@check("no variance over one sample, no division by n - 1; guard with clamp(min=1).")
+def check_works_with_a_client_of_one_sample(trial: Trial) -> None:
+    """One client has one sample."""
+    _require_trains(trial, partition=f"{HERE}one_sample")
+
+
+@check("a batch may hold one sample: keep the batch dimension (no bare squeeze()), no variance over the batch.")
+def check_works_with_a_last_batch_of_one(trial: Trial) -> None:
+    """Every client's last batch holds one sample."""
+    _require_trains(trial, partition=f"{HERE}one_over", client_test_fraction=0.0)
+
+
+@check("where a class has no sample there is no mean: mask it out, and divide by counts.clamp(min=1).")
+def check_works_with_absent_classes(trial: Trial) -> None:
+    """Each client lacks half of the classes, and no client has the last one."""
+    _require_trains(trial, clients=4, partition=f"{HERE}halves")
+
+
+@check(
+    "go over the names of update.model or server.trainable, in neither of which is what has no gradients, and look at "
+    "the model through client.forward: model.train() switches frozen layers, too."
+)
+def check_works_with_a_frozen_backbone(trial: Trial) -> None:
+    """A model whose first layers have no gradients: they do not travel, are not kept, and stay as they are."""
+    if "model" in trial.given:
+        raise NotApplicable("it needs a model of its own, and one was given")
+    findings: list[Finding] = []
+    result = trial.run(model=f"{HERE}with_fixed_layers", participation=1.0, findings=findings)
+    problem = failures(result)
+    assert not problem, problem
+    changed = [f"hook {finding.hook} {finding.what}" for finding in findings if finding.rule is Rule.MODEL]
+    assert not changed, "; ".join(changed[:4])
+    initial, final = initial_weights(RunDirectory(result.directory).read_config()), weights(result)
+    for name in ("1.weight", "2.running_mean"):
+        whole = f"encoder.base.backbone.{name}"
+        if whole not in final:
+            raise NotApplicable("the plugin builds another encoder")
+        assert torch.equal(initial[whole], final[whole]), f"{whole!r} has no gradient, but changed"
+
+
+@check("let clients that sit a round out keep their state; count on server.accepted, not on all clients.")
+def check_works_with_partial_participation(trial: Trial) -> None:
+    """One of three clients, of very different sizes, takes part in each of four rounds."""
+    _require_trains(trial, partition=f"{HERE}uneven", participation=0.34, rounds=4, local_epochs=1)
+
+
+@check(
+    "keep the last models in server.state, send a late client that of server.staleness[client] steps ago in broadcast, "
+    "and return it from begin_local."
+)
+def check_works_with_stale_updates(trial: Trial) -> None:
+    """Where clients do not wait for each other, each begins with the model of ``server.staleness`` steps ago."""
+    if not trial.plugin.uses_staleness:
+        raise NotApplicable("the plugin does not declare uses_staleness")
+    system = {"concurrency": 3, "slow": 0.5, "slow_factor": 6}
+    problem = failures(trial.run(StartWatch, clients=4, participation=0.5, rounds=6, local_epochs=1, system=system))
+    assert not problem, problem
+
+
+@check(
+    "go over the names in gradients, update.model, server.shared or client.parameters, not over all of the model's; "
+    "step.parameters and step.reference hold only what travels, gradients what is trained."
+)
+def check_works_beside_personal_parameters(trial: Trial) -> None:
+    """Beside a plugin that keeps the classifier on the clients it trains, and the classifiers do, too."""
+    keeps, changes = hasattr(trial.target, "personal_parameters"), hasattr(trial.target, "gradients")
+    if keeps and not changes:
+        raise NotApplicable("the plugin keeps parameters on the clients itself")
+    try:
+        result = trial.run(*(() if keeps else (PersonalClassifier,)), rounds=1, participation=1.0)
+    except ConfigError as refused:
+        raise NotApplicable(f"the plugin refuses such a run: {refused}") from refused
+    problem = failures(result)
+    assert not problem, problem
+    initial = initial_weights(RunDirectory(result.directory).read_config())
+    for client in committed(result).manifest if changes else ():
+        for name, kept in personal_state(result, client).items():
+            assert not torch.equal(kept, initial[name]), f"{name!r}, which client {client} keeps, was never trained"
+
+
+@check(
+    "send sums with counts (fedcore_functional.prototypes), and divide each class by the counts of those who have it."
+)
+def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
+    """The mean of a class is taken over the clients that have it, not diluted by those that lack it."""
+    engines: list[Listening] = []
+
+    def listening(spec: WorkerSpec) -> Listening:
+        engines.append(Listening(spec))
+        return engines[-1]
+
+    result = trial.run(engine=listening, partition=f"{HERE}halves", participation=1.0, client_test_fraction=0.0)
+    problem = failures(result)
+    assert not problem, problem
+    labels = _labels(result.directory)
+    updates = {client: sent for (number, client), sent in engines[0].updates.items() if number == 0}
+    shared = [sent for sent in engines[0].broadcasts[1:] if sent]
+    later = [*shared[:1], *(sent for (number, _), sent in engines[0].messages.items() if number == 1)]
+    received = [(name, tensor) for sent in later for name, tensor in sent.items()]
+    names = [name for name in updates[1] if name.startswith("payload/") and _by_class(name, updates, labels)]
+    if not names or not received:
+        raise NotApplicable("the plugin sends no statistics by class up and down")
+    factors = {
+        "the number of clients": 1 / len(updates),
+        "the samples": len(labels[1]) / _total(labels),
+    }
+    for name in names:
+        own = updates[1][name]  # client 1 alone has the odd classes
+        for other, tensor in received:
+            if tensor.shape != own.shape:
+                continue
+            held = sorted(set(labels[1].tolist()))
+            for by, factor in factors.items():
+                assert not torch.allclose(tensor[held].double(), own[held].double() * factor, rtol=1e-4, atol=1e-9), (
+                    f"{name.removeprefix('payload/')} of class {held[0]}, which 1 of {len(updates)} clients has, comes "
+                    f"back as {other.removeprefix('broadcast/')} times {factor:.3g}: divided by {by}, with zeros for "
+                    "the clients that lack the class"
+                )
+
+
+def _labels(directory: Path) -> dict[int, Tensor]:
+    """Return each client's training labels in a run on few_digits."""
+    dataset = few_digits()
+    partition = load_partition(RunDirectory(directory).partition_file, dataset)
+    return {client: dataset.train.labels[part] for client, part in enumerate(partition.train)}
+
+
+def _total(labels: dict[int, Tensor]) -> int:
+    return sum(len(part) for part in labels.values())
+
+
+def _by_class(name: str, updates: dict[int, dict[str, Tensor]], labels: dict[int, Tensor]) -> bool:
+    """Return whether a tensor has a row per class, zero where a client lacks it."""
+    for client, sent in updates.items():
+        tensor = sent.get(name)
+        if tensor is None or tensor.ndim < 2 or tensor.shape[0] != 10:
+            return False
+        filled = (tensor.flatten(1) != 0).any(dim=1).nonzero().flatten().tolist()
+        if filled != sorted(set(labels[client].tolist())):
+            return False
+    return True

@@ -1,0 +1,150 @@
+"""``plugins new``, ``plugins check`` and ``plugins show``: the commands for authors of plugins."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedcore.base import registry
+from fedcore.base.errors import ConfigError
+from fedcore.base.identity import full_name
+from fedcore.base.safe_yaml import parse_setting
+from fedcore.base.startup import importing
+from fedcore.cli import options, output
+from fedcore.cli.settings import set_options
+from fedcore_testing.scaffold import KINDS, new_package, train_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedcore_testing import Verdict
+
+_MARKS = {
+    "passed": ("passed", "green"),
+    "failed": ("FAILED", "bold red"),
+    "not applicable": ("-", "dim"),
+    "failed as expected": ("known", "yellow"),
+}
+
+
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the plugin, for example my-method.")],
+    kind: Annotated[str, typer.Option(metavar="|".join(KINDS), help="Kind of plugin. [default method]")] = "method",
+    into: Annotated[Path, typer.Option(help="Folder of the new package. [default here]")] = Path(),
+    debug: options.Debug = False,
+) -> None:
+    """Write a complete plugin package: installable, tested, ready to train."""
+    folder = new_package(name, kind, into)
+    console = output.stdout()
+    console.print(output.text(f"{folder}", style="bold"))
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        console.print(output.text(f"  {path.relative_to(folder)}"))
+    check = [f"fedcore plugins check {name}"] if kind == "method" else []
+    place = shlex.quote(str(folder))
+    console.print("\nNext:")
+    for command in (f"pip install -e {shlex.quote(f'{folder}[test]')}", *check, f"pytest {place}"):
+        console.print(output.text(f"  {command}"), soft_wrap=True)
+    console.print(output.text(f"  {train_command(name, kind)}"), soft_wrap=True)
+
+
+@options.config_flags(only=("model", "public"))
+def check(
+    given: dict[str, Any],
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or module:package.module.Class.")],
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="CHECK", help="Run only this check; can be repeated.")
+    ] = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Run also in worker processes and on every installed engine.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME.OPTION=VALUE", help="An option of the plugin; can be repeated."),
+    ] = None,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Run the conformance checks on a plugin; exit code 1 if one fails.
+
+    They run with the plugin's defaults, small models and the bundled digits; --set, --model and --public change that.
+    """
+    with importing():
+        from fedcore_testing import run_checks
+
+    own = _own_options(name, settings or [])
+    verdicts = run_checks(name, slow=thorough, only=only or (), options=own, run=given)
+    if as_json:
+        found = list(verdicts)
+        output.print_json(
+            [
+                {"check": v.check.name, "status": v.status, "message": v.message, "seconds": round(v.seconds, 3)}
+                for v in found
+            ]
+        )
+    else:
+        found = _show(name, verdicts, output.stdout())
+    if any(verdict.status == "failed" for verdict in found):
+        raise typer.Exit(1)
+
+
+def _own_options(name: str, settings: Sequence[str]) -> dict[str, Any]:
+    for text in settings:
+        if full_name(parse_setting(text)[0], [name]) != name:
+            raise ConfigError(f"--set {text}: only an option of {name} can be set here: --set {name}.OPTION=VALUE")
+    own: dict[str, Any] = set_options({name: {}}, settings)[name]
+    return own
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, tracker or engine, or module:package.Class.")],
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show what a plugin does, its options, its hooks and what it cannot be combined with."""
+    with importing():
+        from fedcore_testing.card import describe, describe_part, draw
+
+    others = [kind for kind in ("tracker", "engine") if name in registry.available(kind)]
+    card = describe_part(others[0], name) if others and name not in registry.available("plugin") else describe(name)
+    if as_json:
+        output.print_json(card)
+    else:
+        output.stdout().print(draw(card))
+
+
+def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verdict]:
+    """Print each verdict when it is known, then a summary."""
+    from rich.text import Text
+
+    found = []
+    for verdict in verdicts:
+        found.append(verdict)
+        word, style = _MARKS[verdict.status]
+        line = Text.assemble((f"{word:>7}  ", style), (f"{verdict.check.name:<48}  ", "bold"), verdict.check.summary)
+        console.print(line, soft_wrap=True)
+        if verdict.message:
+            text = output.clean(verdict.message.partition(f"fails {verdict.check.name}: ")[2] or verdict.message)
+            for row in text.splitlines():
+                console.print(
+                    Text(f"{'':9}{row}", style="red" if verdict.status == "failed" else "dim"), soft_wrap=True
+                )
+    counts = {status: sum(v.status == status for v in found) for status in _MARKS}
+    outcome = "breaks the contract" if counts["failed"] else "keeps the contract"
+    said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    seconds = output.duration(sum(v.seconds for v in found))
+    console.print(Text(f"\n{output.clean(name)} {outcome}: {said} in {seconds}", style="bold"))
+    return found
+
+
+def _command(function: Callable[..., Any]) -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app.command()(function)
+    return app
+
+
+new_app, check_app, show_app = _command(new), _command(check), _command(show)

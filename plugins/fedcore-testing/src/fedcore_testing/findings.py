@@ -1,0 +1,71 @@
+"""One call of a hook as the conformance kit sees it, the rules for it, and what breaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from fedcore.client.context import SessionContext, context_of
+from fedcore.client.loop import BatchStep
+from fedcore.hooks.plugin import Plugin
+
+IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")
+SENT = ("end_local", "broadcast", "answer", "pre_upload")
+
+
+class Rule(Enum):
+    """A rule for hooks."""
+
+    RANDOM_STATE = auto()
+    SETTINGS = auto()
+    SELF = auto()
+    INPUTS = auto()
+    MODEL = auto()
+    HOST_SYNC = auto()
+    LOSS = auto()
+    PAYLOAD = auto()
+    GRADIENTS = auto()
+    SAMPLES = auto()
+    SCRATCH = auto()
+    BROADCAST = auto()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule.
+
+    :param what: the observation; the message starts with the hook's name.
+    """
+
+    rule: Rule
+    hook: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a hook, as sensors see it.
+
+    :param idle: see :func:`fedcore_testing.gradients.trains`.
+    """
+
+    hook: str
+    plugin: Plugin
+    arguments: Mapping[str, Any]
+    report: Callable[[Rule, str], None]
+    idle: dict[str, float]
+
+    @property
+    def client(self) -> SessionContext | None:
+        """The client at work; None on the server. Not recorded as a read (see ``Batch.depends_on``)."""
+        step = self.arguments.get("step")
+        client = _client_of(step) if isinstance(step, BatchStep) else self.arguments.get("client")
+        return client if isinstance(client, SessionContext) else None  # on the server ``broadcast`` takes an id
+
+
+def _client_of(step: BatchStep) -> SessionContext:
+    client = context_of(step._batch.session, step._plugin or "")
+    assert isinstance(client, SessionContext)
+    return client

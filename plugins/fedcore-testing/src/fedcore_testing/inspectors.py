@@ -1,0 +1,90 @@
+"""What a hook returned. An inspector looks at one call's result: it reports findings and does not raise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.base.tensors import flatten
+from fedcore.base.types import ClientUpdate, Loss
+from fedcore.hooks.checks import problem_with
+from fedcore_testing.findings import SENT, Call, Rule
+from fedcore_testing.fingerprint import fingerprint
+from fedcore_testing.gradients import trains
+
+
+def _loss(call: Call, result: Any) -> None:
+    if call.hook == "task_loss":
+        terms: list[Any] = [] if result is None else [Loss(result)]
+    elif call.hook == "local_loss":
+        terms = [] if result is None else result if isinstance(result, list) else [result]
+    else:
+        return
+    for term in terms:
+        if not isinstance(term, Loss):
+            call.report(Rule.LOSS, f"returns {type(term).__name__}, expected Loss, a list of Loss or None")
+        elif not isinstance(term.value, Tensor) or term.value.ndim:
+            shape = tuple(term.value.shape) if isinstance(term.value, Tensor) else type(term.value).__name__
+            call.report(Rule.LOSS, f"returns a value of {shape}, expected a tensor of shape (); forgot .mean()?")
+        elif isinstance(term.weight, Tensor) or term.weight != 0:
+            if not bool(term.value.isfinite()):
+                call.report(Rule.LOSS, f"returns {term.value.item()}")
+            if not trains(call.arguments.get("step"), term, f"{call.hook} {term.name}", call.idle):
+                call.report(Rule.LOSS, "returns a term without a gradient to the local model, which trains nothing")
+
+
+def _sent(call: Call, result: Any) -> Any:
+    """Return the tensors that a hook sends by name; those of all plugins under their names where it guards uploads."""
+    if not isinstance(result, ClientUpdate):
+        return result
+    return flatten(result.payload)[0] if call.plugin.guards_uploads else result.payload
+
+
+def _payload(call: Call, result: Any) -> None:
+    if call.hook not in SENT:
+        return
+    tensors = _sent(call, result)
+    problem = problem_with("end_local", tensors)
+    if problem:
+        call.report(Rule.PAYLOAD, problem.removesuffix(" or None"))
+        return
+    for name, tensor in (tensors or {}).items():
+        if not bool(tensor.isfinite().all()):
+            call.report(Rule.PAYLOAD, f"sends {name!r} with values that are not finite")
+
+
+def _samples(call: Call, result: Any) -> None:
+    """Search the uploads for one of the client's inputs, value for value."""
+    tensors = _sent(call, result)
+    if call.hook not in SENT or call.client is None or not isinstance(tensors, Mapping):
+        return
+    data = call.client._session.data
+    batch = data.inputs(torch.arange(len(data)))
+    if not isinstance(batch, Tensor):
+        return
+    inputs = batch.flatten(1).double()  # (n, numbers of one input)
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.numel() and tensor.numel() % inputs.shape[1] == 0:
+            rows = tensor.detach().cpu().double().reshape(-1, inputs.shape[1])
+            if any(bool((inputs == row).all(dim=1).any()) for row in rows):
+                call.report(Rule.SAMPLES, f"sends {name!r}, which holds a client's own inputs")
+
+
+def _gradients(call: Call, result: Any) -> None:
+    if call.hook != "gradients" or problem_with(call.hook, result):
+        return
+    for name, tensor in (result or {}).items():
+        if not bool(tensor.isfinite().all()):
+            call.report(Rule.GRADIENTS, f"returns {name!r} with values that are not finite")
+
+
+INSPECTORS = (_loss, _gradients, _payload, _samples)
+
+
+def repeated(call: Call, first: Any, second: Any) -> None:
+    """Compare what a hook returned with what it returns when it is called again."""
+    if fingerprint(dict(first or {})) != fingerprint(dict(second or {})):
+        call.report(Rule.BROADCAST, "gives other tensors when it is called again")

@@ -1,0 +1,177 @@
+"""One plugin under test: its class and name, and the runs that several checks share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import FedcoreError
+from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.subprocesses import search_path
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.engines.protocol import Engine
+from fedcore.hooks.checks import create_plugin
+from fedcore.hooks.plugin import Plugin
+from fedcore.runs.experiment import RunResult
+from fedcore.server.round import Notify
+from fedcore_testing import problems
+from fedcore_testing.federation import Choice, federate, name_of, records
+from fedcore_testing.findings import Finding
+from fedcore_testing.fingerprint import shared_places
+from fedcore_testing.watch import watched
+
+HERE = f"module:{problems.__name__}."
+RUN: dict[str, Any] = {
+    "dataset": f"{HERE}few_digits",
+    "partition": "iid",
+    "clients": 3,
+    "rounds": 2,
+    "local_epochs": 2,
+    "batch_size": 16,
+    "participation": 0.67,
+    "client_test_fraction": 0.2,
+}
+"""The run that checks vary: 2 of 3 clients per round, 32 samples each."""
+
+
+class Watched(NamedTuple):
+    """Findings of a watched run.
+
+    :param moved: places outside the plugin's objects whose contents changed during the run.
+    :param error: the error that ended the run early; None if it finished.
+    """
+
+    findings: list[Finding]
+    moved: list[str]
+    error: Exception | None
+
+
+class Trial:
+    """One plugin under test.
+
+    :param target: its class, or the name under which it is installed (or ``module:package.module.Class``).
+    :param options: the plugin's own options, by name; the others have their defaults.
+    :param given: options of the run, such as ``model`` and ``public``; they take the place of those of any check.
+    :raises UnknownNameError: no installed package provides the name.
+    """
+
+    def __init__(
+        self, target: Any, options: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None
+    ) -> None:
+        self.options, self.given = dict(options or {}), dict(given or {})
+        self.target = registry.resolve("plugin", target) if isinstance(target, str) else target
+        self.name = target if isinstance(target, str) else name_of(target)
+        self.label = self.name
+        if self.name.startswith("module:"):
+            self.label = getattr(self.target, "__name__", str(self.target)).lower()
+        folder = tempfile.mkdtemp(prefix="fedcore-check-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return self.label
+
+    def run(
+        self,
+        *others: Choice,
+        before: tuple[Choice, ...] = (),
+        settings: dict[str, Any] | None = None,
+        notify: Notify | None = None,
+        engine: str | Callable[[WorkerSpec], Engine] | None = None,
+        findings: list[Finding] | None = None,
+        **options: Any,
+    ) -> RunResult:
+        """Run the plugin with :data:`RUN`, ``options``, which override it, and ``given``, which override these.
+
+        :param others: plugins after this one; ``before``: plugins before it.
+        :param settings: the plugin's own options, in place of this trial's.
+        :param findings: watch every hook, and add what it does wrong.
+        """
+        own: Choice = (
+            self.name if findings is None else watched(self.target, findings),
+            self.options if settings is None else settings,
+        )
+        run = {**RUN, **self.needs, **options, **self.given}
+        return federate(self.folder, *before, own, *others, notify=notify, engine=engine, **run)
+
+    @property
+    def needs(self) -> dict[str, Any]:
+        """The options of a run without which the plugin is refused."""
+        return {"public": "digits"} if self.plugin.uses_public else {}
+
+    @cached_property
+    def plugin(self) -> Plugin:
+        """The plugin's object with these options: declarations may depend on them."""
+        return create_plugin(self.name, self.options)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run of :data:`RUN` with ``mlp``, as a configuration."""
+        own = {"plugins": {self.name: self.options}, "model": "mlp", "workers": 0}
+        return RunConfig.create({**RUN, **self.needs, **own, **self.given})
+
+    @cached_property
+    def usual(self) -> RunResult:
+        """The run of :data:`RUN`."""
+        return self.run()
+
+    @cached_property
+    def watched(self) -> Watched:
+        """The same on a model with BatchNorm and dropout, all clients in each round, with every hook watched."""
+        findings: list[Finding] = []
+        error: Exception | None = None
+        before = shared_places(self.target)
+        try:
+            result = self.run(findings=findings, model=f"{HERE}with_batch_norm", participation=1.0)
+            problem = failures(result)
+            error = FedcoreError(problem) if problem else None
+        except Exception as raised:  # whatever a plugin does is a finding
+            error = raised
+        after = shared_places(self.target)
+        moved = sorted(place for place in {*before, *after} if before.get(place) != after.get(place))
+        return Watched(findings, moved, error)
+
+
+def failures(result: RunResult) -> str:
+    """Return the failed clients of a run, those of evaluations too, with their messages; empty if none failed."""
+    found = [
+        f"round {record['round'] + 1 if 'round' in record else 'after the last'}{during}: "
+        f"client {failure['client']} {failure['kind']}: {failure['message']}"
+        for record in records(result)
+        for during, failures in (
+            ("", record["failures"]),
+            (", evaluation", (record.get("metrics") or {}).get("failures", ())),
+        )
+        for failure in failures
+    ]
+    found += [f"evaluation {name!r}: {reason}" for name, reason in _not_finite(result.metrics)]
+    return "; ".join(found[:3])
+
+
+def _not_finite(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, row in metrics.items():
+        if name in PROTOCOLS and not PROTOCOLS[name].own_model and row and "loss_reason" in row:
+            yield name, row["loss_reason"]
+
+
+@contextmanager
+def importable_in_workers() -> Iterator[None]:
+    """Let the workers of every engine import what this process can; those of the local engine always can."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = search_path()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

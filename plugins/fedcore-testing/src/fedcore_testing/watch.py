@@ -1,0 +1,53 @@
+"""Watch a plugin's hooks in a run: the changes, random draws, host synchronisations and result of each call.
+
+Sensors and inspectors report findings and do not raise, so that one run gives all of them, each with its
+:class:`~fedcore_testing.findings.Rule`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextlib import ExitStack
+from typing import Any
+
+from fedcore.hooks.checks import HOOKS
+from fedcore.hooks.plugin import Plugin
+from fedcore_testing.findings import Call, Finding, Rule
+from fedcore_testing.inspectors import INSPECTORS, repeated
+from fedcore_testing.sensors import SENSORS
+
+
+def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
+    """Return a subclass that behaves the same and records the findings, each once."""
+    idle: dict[str, float] = {}
+    hooks = {hook: _around(hook, getattr(cls, hook), findings, idle) for hook in HOOKS if hasattr(cls, hook)}
+    return type(cls.__name__, (cls,), {**hooks, "__doc__": cls.__doc__, "__module__": cls.__module__})
+
+
+def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, float]) -> Any:
+    names = list(inspect.signature(function).parameters)[1:]
+
+    @functools.wraps(function)
+    def call(plugin: Plugin, *given: Any) -> Any:
+        def report(rule: Rule, what: str) -> None:
+            finding = Finding(rule, hook, what)
+            if finding not in findings:
+                findings.append(finding)
+
+        seen = Call(hook, plugin, dict(zip(names, given, strict=True)), report, idle)
+        with ExitStack() as stack:
+            for sensor in SENSORS:
+                stack.enter_context(sensor(seen))
+            result = function(plugin, *given)
+        for inspect_result in INSPECTORS:
+            inspect_result(seen, result)
+        if hook == "broadcast":
+            if "client" in names:  # another client's message in between must not change this one's
+                function(
+                    plugin, *(max(0, value - 1) if name == "client" else value for name, value in zip(names, given))
+                )
+            repeated(seen, result, function(plugin, *given))
+        return result
+
+    return call

@@ -1,0 +1,136 @@
+"""A forked worker begins as a fresh process does, and how it ends is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+import torch
+
+from fedcore import Plugin, hookimpl
+from fedcore.base.subprocesses import environment
+from fedcore.engines import local
+from fedcore_testing import client_state, federate, forked_workers
+from fedcore_testing.forked import ForkedProcess, fork_server
+
+PLACE = []
+"""Filled by a worker that was forked for an earlier engine, were it to serve a second one."""
+
+
+class Noted(Plugin):
+    """Notes about its process."""
+
+    @hookimpl
+    def end_local(self, client):
+        PLACE.append(client.id)
+        with open("/proc/self/status") as file:
+            threads = next(line for line in file if line.startswith("Threads:"))
+        client.state["pid"], client.state["parent"] = os.getpid(), os.getppid()
+        client.state["threads"], client.state["group"] = int(threads.split()[1]), os.getpgid(0)
+        client.state["environment"] = [os.environ.get("NOTED"), os.environ.get("OMP_NUM_THREADS"), os.getcwd()]
+        client.state["alone"] = len(PLACE)
+        client.state["random"] = torch.initial_seed()
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTED", "yes")
+    monkeypatch.chdir(tmp_path)
+
+    def run():
+        result = federate(tmp_path, Noted, workers=1, clients=2, rounds=1)
+        return [client_state(result, client)["noted"] for client in (0, 1)]
+
+    return run
+
+
+def test_a_worker_has_its_engines_environment_and_one_thread(notes, tmp_path):
+    first, second = notes()
+    assert first["pid"] == second["pid"] == first["group"] != os.getpid()
+    assert first["threads"] == 1
+    assert first["environment"] == ["yes", "1", str(tmp_path)]
+    assert [first["alone"], second["alone"]] in ([1, 2], [2, 1])
+
+
+def test_each_engine_has_a_process_of_its_own(notes):
+    one, other = notes()[0], notes()[0]
+    assert one["pid"] != other["pid"]
+    assert one["random"] == other["random"]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """The worker processes that are started."""
+    found, start = [], local.start_worker
+
+    def started(connection, spool):
+        found.append(start(connection, spool))
+        return found[-1]
+
+    monkeypatch.setattr(local, "start_worker", started)
+    return found
+
+
+def tell(number, word):
+    os.write(number, f"{word} {os.getsid(0) == os.getpid()}".encode())
+    return 3
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_a_function_is_called_with_open_files_by_their_numbers(session):
+    read, write = os.pipe()
+    options = {"environment": environment(), "descriptors": {0: write, 50: write}, "session": session}
+    process = fork_server().fork(f"{__name__}:tell", [50, "hello"], **options)
+    os.close(write)
+    assert process.wait(60) == 3
+    with os.fdopen(read) as told:
+        assert told.read() == f"hello {session}"
+
+
+def test_a_process_has_what_a_worker_has_and_nothing_for_tests(tmp_path):
+    (tmp_path / "modules.py").write_text(
+        "import sys\ndef missing(): return 2 * ('torch' not in sys.modules) + ('fedcore_testing' in sys.modules)\n"
+    )
+    process = fork_server().fork("modules:missing", [], environment={"PYTHONPATH": str(tmp_path)}, descriptors={})
+    assert process.wait(60) == 0
+
+
+class Dies(Plugin):
+    """Ends its worker at two of three clients; in the first round each has a message of its own."""
+
+    @hookimpl
+    def begin_local(self, client):
+        if client.round == 0 and client.id < 2:
+            os.kill(os.getpid(), signal.SIGKILL) if client.id == 0 else os._exit(3)
+
+
+def test_how_a_worker_ends_is_told(tmp_path, processes):
+    federate(tmp_path, Dies, workers=1, clients=3)
+    assert all(isinstance(process, ForkedProcess) for process in processes)
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 3, 0]
+
+
+def test_waiting_has_a_limit_and_killing_ends_it(tmp_path, processes):
+    connection, theirs = local.socket_pair()
+    with theirs:
+        process = local.start_worker(theirs, tmp_path)  # it waits for its specification: there is none
+    connection.close()
+    assert process.wait(60) == 1
+    assert process.poll() == 1
+    process.kill()  # it is gone: nothing happens
+    status, write = os.pipe()
+    os.write(write, b"1\n")
+    waiting = ForkedProcess(status)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(0.01)
+    os.close(write)
+    assert waiting.wait() == -signal.SIGKILL, "a keeper that is gone without a word was killed, and with it its worker"
+
+
+def test_blocks_within_each_other_share_a_server():
+    inside = local.start_worker
+    with forked_workers():
+        assert local.start_worker is inside
+    assert local.start_worker is inside
