@@ -23,9 +23,9 @@ from fedcore.client.context import context_of
 from fedcore.client.objective import objective
 from fedcore.client.second_pass import SecondPass, replace_gradients, trained_parameters
 from fedcore.client.session import LocalSession
+from fedcore.client.setup import require_shared
 from fedcore.data.samples import Picked
 from fedcore.hooks.contexts import ClientContext, Step, View
-from fedcore.hooks.setup import require_shared
 from fedcore.models import Outputs, SplitModel
 
 Done = TypeVar("Done")

@@ -11,7 +11,7 @@ from fedcore.base.errors import PluginContractError
 from fedcore.base.types import Tensors
 from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
-from fedcore.hooks.setup import Setup
+from fedcore.client.setup import Setup
 
 
 def check_tensors_fit(

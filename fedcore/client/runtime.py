@@ -35,10 +35,10 @@ from fedcore.client.messages import (
 from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
 from fedcore.client.session import LocalSession
+from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
 from fedcore.data.samples import ClientData
-from fedcore.hooks.setup import READ_UPDATES, Setup
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.state import States

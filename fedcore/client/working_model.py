@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedcore.base.tensors import clone, copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.frozen import FrozenModel
-from fedcore.hooks.setup import Setup
+from fedcore.client.setup import Setup
 from fedcore.models import has_batch_norm
 from fedcore.models.modes import Modes
 from fedcore.models.placement import Placement

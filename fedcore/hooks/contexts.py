@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginContractError
 from fedcore.base.types import Answer, ClientUpdate, Tensors
-from fedcore.data import PublicSamples
 from fedcore.hooks.plugin import Plugin
-from fedcore.models import ModelTask, Outputs, SplitModel
-from fedcore.models.layout import Layout
-from fedcore.storage.state import State
+
+if TYPE_CHECKING:
+    from fedcore.base.config import RunConfig
+    from fedcore.data import PublicSamples
+    from fedcore.models import ModelTask, Outputs, SplitModel
+    from fedcore.models.layout import Layout
+    from fedcore.storage.state import State
 
 
 class View:

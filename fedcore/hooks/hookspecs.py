@@ -40,15 +40,17 @@ plugin are separate and read-only after ``__init__``: values for later rounds go
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from torch import Tensor, nn
 
-from fedcore.base.config import RunConfig
 from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
-from fedcore.models import ModelTask, SplitModel
+
+if TYPE_CHECKING:
+    from fedcore.base.config import RunConfig
+    from fedcore.models import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")
 hookimpl = pluggy.HookimplMarker("fedcore")

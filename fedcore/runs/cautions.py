@@ -9,8 +9,8 @@ from typing import Any
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.processors import cores
+from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
-from fedcore.hooks.setup import Setup
 from fedcore.runs.provenance import INSTRUCTIONS, versions
 from fedcore.runs.trust import code_in
 

@@ -11,8 +11,8 @@ import torch
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import RunDirectoryError
 from fedcore.base.tensors import clone
+from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
-from fedcore.hooks.setup import Setup
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import HOW_TO_CHANGE, ConfigFile

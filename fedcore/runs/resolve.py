@@ -13,11 +13,11 @@ from fedcore.base import registry
 from fedcore.base.choices import public_share
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
 from fedcore.data.public import public_rows, with_public
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
-from fedcore.hooks.setup import Setup
 from fedcore.models import SplitModel
 from fedcore.models.placement import resolve_device
 from fedcore.models.weights import with_digest

@@ -14,9 +14,9 @@ from torch import Tensor
 from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
 from fedcore.base.tensors import first_nonfinite, on_cpu
 from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.client.setup import Setup
 from fedcore.hooks.contexts import ServerContext
 from fedcore.hooks.plugin import Plugin
-from fedcore.hooks.setup import Setup
 from fedcore.models.layout import Layout
 from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Round

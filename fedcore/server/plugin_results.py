@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
+from fedcore.client.setup import Setup
 from fedcore.hooks.checks import whole_numbers
-from fedcore.hooks.setup import Setup
 
 
 def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:

@@ -15,9 +15,9 @@ from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
 from fedcore.base.tensors import bytes_of, first_nonfinite, outlier
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, pack_shared
+from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.data import Dataset, Partition
 from fedcore.engines.protocol import Engine
-from fedcore.hooks.setup import READ_UPDATES, Setup
 from fedcore.models.placement import resolve_device
 from fedcore.server.state import Ledger, ServerState
 from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator

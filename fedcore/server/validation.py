@@ -18,8 +18,8 @@ from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.base.validation_errors import lower_first
 from fedcore.client.messages import ClientResult, ClientTask, unpack_update
+from fedcore.client.setup import Setup
 from fedcore.data import Partition
-from fedcore.hooks.setup import Setup
 from fedcore.storage.client_store import ClientStore
 
 MIB = 1 << 20

@@ -11,9 +11,9 @@ import torch
 import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.client.setup import Setup
 from fedcore.data import load_dataset
 from fedcore.data.public import with_public
-from fedcore.hooks.setup import Setup
 from fedcore.runs.directory import RunDirectory
 from fedcore.storage.serial import read_tensors
 

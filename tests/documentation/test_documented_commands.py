@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from fedcore.base import registry
 from fedcore.base.safe_yaml import parse_setting
 from fedcore.cli.app import app
+from fedcore.client.setup import Setup
 from fedcore.hooks.plugin import parse_options
-from fedcore.hooks.setup import Setup
 from fedcore.runs import resolve as prepare
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -55,6 +55,7 @@ EXTENDS = {
         {
             "fedcore.base",
             "fedcore.cli",
+            "fedcore.client",
             "fedcore.data",
             "fedcore.hooks",
             "fedcore.models",
@@ -64,7 +65,15 @@ EXTENDS = {
         "its commands read, start and compare runs; its tests fork these",
     ),
     "fedcore-flower": (
-        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.server", "fedcore.storage"},
+        {
+            "fedcore.base",
+            "fedcore.cli",
+            "fedcore.client",
+            "fedcore.hooks",
+            "fedcore.runs",
+            "fedcore.server",
+            "fedcore.storage",
+        },
         "its commands start runs, and its clients keep their own data and state",
     ),
     "fedcore-ray": (

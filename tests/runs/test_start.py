@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
+from fedcore.client.setup import Setup
 from fedcore.hooks.plugins import PluginSet
-from fedcore.hooks.setup import Setup
 from fedcore.runs import directory
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started

@@ -37,7 +37,7 @@ def layers(project: Path = ROOT / "pyproject.toml") -> list[list[str]]:
 
 
 def read(package: Path, floors: Sequence[str]) -> Imports:
-    """Count the imports between floors in a package's sources, those for types included."""
+    """Count the imports between floors in a package's sources, without those for types alone."""
     modules: dict[str, int] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for floor in floors:
@@ -53,7 +53,16 @@ def read(package: Path, floors: Sequence[str]) -> Imports:
 def _imported(source: str, package: str) -> list[str]:
     """Return the floors that a module imports from, one entry per statement."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in types:
+            continue
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             paths = [f"{node.module}.{name.name}" for name in node.names]
         elif isinstance(node, ast.Import):

@@ -12,8 +12,8 @@ import yaml
 
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
 from fedcore.base.identity import digest
+from fedcore.client.setup import Setup
 from fedcore.data import load_dataset
-from fedcore.hooks.setup import Setup
 from fedcore.runs.resolve import resolve_config, resolve_partition
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.processes import Job, run_jobs

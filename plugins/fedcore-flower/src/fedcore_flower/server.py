@@ -15,9 +15,9 @@ from typing import Any
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.choices import public_share
 from fedcore.base.threads import one_thread
+from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import WorkerSpec
-from fedcore.hooks.setup import Setup
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import ResolvedRun, resolve

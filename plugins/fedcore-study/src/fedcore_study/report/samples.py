@@ -14,10 +14,10 @@ from fedcore import DataError, FedcoreError
 from fedcore.base.seeding import numpy_generator
 from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
+from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.picture import spaced
 from fedcore.data.public import with_public
-from fedcore.hooks.setup import Setup
 from fedcore.models.placement import Placement, forward_chunk
 from fedcore.storage.serial import read_tensors
 from fedcore_study.compare.groups import Group

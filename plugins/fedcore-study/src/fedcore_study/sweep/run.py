@@ -11,9 +11,9 @@ from typing import Any
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.identity import key, settings
 from fedcore.base.subprocesses import command
+from fedcore.client.setup import Setup
 from fedcore.engines import ALLOCATOR, cores
 from fedcore.hooks.plugins import PluginSet
-from fedcore.hooks.setup import Setup
 from fedcore.models.placement import resolve_device
 from fedcore.runs.resolve import ResolvedRun, plugin_options, resolve
 from fedcore.runs.tracking import resolve_trackers

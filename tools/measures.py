@@ -1,0 +1,77 @@
+"""Print how large the core is, and how much of it a person meets: python tools/measures.py.
+
+Lines of code are those without blank lines, comments, docstrings and imports. The last two figures are measured in
+processes of their own: the modules of fedcore that ``import fedcore.hooks.hookspecs`` loads, and the files of fedcore
+that ``fedcore train --plugin moon`` imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "fedcore"
+
+
+def lines_of_code(source: str) -> int:
+    """Count the lines that hold code."""
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        is_text = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if is_text or isinstance(node, (ast.Import, ast.ImportFrom)):
+            skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.strip().startswith("#") and at not in skipped for at, line in lines)
+
+
+def sizes(folder: Path) -> tuple[int, int]:
+    """Return the lines of code and the number of the Python files below a folder."""
+    files = sorted(folder.rglob("*.py"))
+    return sum(lines_of_code(file.read_text(encoding="utf-8")) for file in files), len(files)
+
+
+def imported(code: str) -> list[str]:
+    """Return the modules of fedcore that a Python process has loaded after it ran some code."""
+    listing = "import sys\nprint(*sorted(m for m in sys.modules if m.split('.')[0] == 'fedcore'), sep='\\n')"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", f"{code}\n{listing}"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True)  # noqa: S603
+    return [line for line in done.stdout.splitlines() if line.startswith("fedcore")]
+
+
+TRAIN = """
+import sys
+from fedcore.cli.app import app
+try:
+    app(["train", "--plugin", "moon", "--rounds", "1", "--workers", "0", "--quiet", "--out", "run"])
+except SystemExit as end:
+    assert not end.code
+"""
+
+
+def measures() -> Iterator[tuple[str, object]]:
+    """Yield each figure with its name."""
+    code, files = sizes(CORE)
+    rooms = sorted(path.parent for path in CORE.glob("*/__init__.py"))
+    yield "lines of code in fedcore/", code
+    yield "files in fedcore/", files
+    yield "rooms in fedcore/", len(rooms)
+    for room in rooms:
+        yield f"  {room.name}", "{} lines, {} files".format(*sizes(room))
+    behind = [name for name in imported("import fedcore.hooks.hookspecs") if name.count(".") > 1]
+    yield "modules that hooks.hookspecs loads", len(behind)
+    others = sorted({name.split(".")[1] for name in behind} - {"base", "hooks"})
+    yield "  of rooms other than base and hooks", ", ".join(others) or "empty"
+    yield "files of fedcore that train --plugin moon imports", len(imported(TRAIN))
+
+
+if __name__ == "__main__":
+    for name, value in measures():
+        print(f"{name:<52} {value}")
