@@ -1,17 +1,17 @@
 """Objects that a Python program gives to a run in place of names: what they are called, and where they are found.
 
-While a run has such objects they are *lent* to the registry, which finds them by kind and name. A worker process
-defines them again from the source that :mod:`fedcore.base.definitions` extracts. Imports no torch.
+While a run has such objects they are *lent* to the registry, which finds them by kind and name. They reach the run's
+own worker processes as bytes of cloudpickle, from process to process and never through a file: a class of a script
+or notebook travels by value, as in Ray and joblib. Imports no torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import linecache
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,41 +24,22 @@ OBJECT = "object:"
 CODE = "module:"
 """How a name starts that is imported: ``module:package.module.attribute``."""
 
-DEFINED = "fedcore_given"
-"""The module in which a worker process defines given objects."""
-
 Key = tuple[str, str]
 """Kind, such as ``model``, and name."""
 
-
-@dataclass(frozen=True)
-class Definitions:
-    """How another process makes given objects: the source that defines them, and under which name each stands in it."""
-
-    source: str = ""
-    attributes: Mapping[Key, str] = field(default_factory=dict)
-
-    def plain(self) -> dict[str, Any]:
-        """Return this as JSON values."""
-        return {"source": self.source, "attributes": [[*key, name] for key, name in self.attributes.items()]}
-
-
 _lent: dict[Key, Any] = {}
-_definitions: list[Definitions] = []
 
 
 @contextmanager
-def lent(objects: Mapping[Key, Any], definitions: Definitions | None = None) -> Iterator[None]:
+def lent(objects: Mapping[Key, Any]) -> Iterator[None]:
     """Let the registry find objects until the block ends."""
     before = dict(_lent)
     _lent.update(objects)
-    _definitions.append(definitions or Definitions())
     try:
         yield
     finally:
         _lent.clear()
         _lent.update(before)
-        _definitions.pop()
 
 
 def find(kind: str, name: str) -> Any | None:
@@ -81,30 +62,38 @@ def is_lent(name: str) -> bool:
     return any(name == other for _, other in _lent)
 
 
-def current() -> Definitions:
-    """Return the definitions of the objects that are lent, for another process."""
-    return _definitions[-1] if _definitions else Definitions()
+def pickled(more: Mapping[Key, Any] | None = None) -> bytes:
+    """Return the objects that are lent, and more, as bytes for :func:`lend` in a worker process.
 
+    Data sets are not among them: their samples travel as tensors.
 
-def define(plain: Mapping[str, Any]) -> None:
-    """Define the objects of another process in this one, and lend them until it ends.
-
-    :raises ConfigError: their source cannot be executed here.
+    :raises Exception: whatever the objects raise that cannot be pickled.
     """
-    if not plain["source"]:
+    needed = {key: value for key, value in {**_lent, **(more or {})}.items() if key[0] != "dataset"}
+    if not needed:
+        return b""
+    import cloudpickle
+
+    found: bytes = cloudpickle.dumps(needed)
+    return found
+
+
+def lend(sent: bytes) -> None:
+    """Lend the objects of another process in this one, until it ends.
+
+    :param sent: from :func:`pickled` of the process that started this one, through their own connection. Bytes of any
+        other origin, such as a file or another machine, must never get here: unpickling executes code.
+    :raises ConfigError: they cannot be unpickled here.
+    """
+    if not sent:
         return
-    module = ModuleType(DEFINED)
-    file = f"<{DEFINED}>"
-    linecache.cache[file] = (len(plain["source"]), None, plain["source"].splitlines(keepends=True), file)
-    sys.modules[DEFINED] = module
     try:
-        exec(compile(plain["source"], file, "exec"), module.__dict__)  # noqa: S102 - the caller's own program
-    except Exception as error:  # a program can raise anything
+        _lent.update(pickle.loads(sent))  # noqa: S301 - the caller's own program sent it
+    except Exception as error:  # a program's objects can raise anything
         raise ConfigError(
-            f"a worker process cannot define the objects that were given to the run ({type(error).__name__}: {error}). "
+            f"a worker process cannot have the objects that were given to the run ({type(error).__name__}: {error}). "
             "Put them into a module, or use workers=0"
         ) from error
-    _lent.update({(kind, name): getattr(module, attribute) for kind, name, attribute in plain["attributes"]})
 
 
 def import_name(value: Any) -> str | None:

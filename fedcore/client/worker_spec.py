@@ -14,8 +14,8 @@ from torch import Tensor
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.tensors import flatten, unflatten
-from fedcore.data import Dataset, IndexLists, Partition, PublicSamples, Samples, load_dataset
-from fedcore.data.public import public_rows, with_public
+from fedcore.data import Dataset, IndexLists, Partition, PublicSamples, Samples
+from fedcore.data.public import public_rows
 
 
 @dataclass(frozen=True)
@@ -33,49 +33,58 @@ class WorkerSpec:
 
 PARTS = ("train", "test")
 PUBLIC = "public"
+SAMPLES = "samples"
+"""The kind under which the registry finds classes of samples."""
 
 
 def pack_worker_spec(spec: WorkerSpec, *, local: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a specification into tensors and JSON.
-
-    Samples of a class that workers cannot import are not packed: :func:`unpack_worker_spec` loads the data set again.
+    """Split a specification into tensors and JSON; :func:`pack_objects` has what is neither.
 
     :param local: for workers on this machine: a partition that stays in a file is not packed, they read that file.
     """
     file = spec.partition.file if local else None
     lists = dict(zip(PARTS, (spec.partition.train, spec.partition.test), strict=True)) if file is None else {}
     partition = {part: {"positions": each.positions, "offsets": each.offsets} for part, each in lists.items()}
-    data: dict[str, Mapping[str, Tensor]] = {}
+    dataset, samples = spec.dataset, _samples(spec.dataset)
     meta = {
         "config": spec.config.model_dump(mode="json"),
         "state_dir": str(spec.state_dir),
         "info": spec.partition.info,
         "partition_file": None if file is None else str(file),
-        "dataset": None,
-        "definitions": objects.current().plain(),
-    }
-    dataset = spec.dataset
-    samples = dict(zip(PARTS, (dataset.train, dataset.test), strict=True))
-    if dataset.public is not None and dataset.public.samples is not dataset.train:
-        samples[PUBLIC] = dataset.public.samples
-    classes = {part: name_of_class(type(each)) for part, each in samples.items()}
-    if None not in classes.values():
-        meta["dataset"] = {
+        "dataset": {
             "name": dataset.name,
             "num_classes": dataset.num_classes,
             "input_shape": list(dataset.input_shape),
             "augmentation": dataset.augmentation,
-            "classes": classes,
+            "classes": {part: _import_name(type(each)) for part, each in samples.items()},
             **{part: each.meta() for part, each in samples.items()},
-        }
-        data = {part: each.tensors() for part, each in samples.items()}
+        },
+    }
+    data = {part: each.tensors() for part, each in samples.items()}
     tensors, _ = flatten({"partition": flatten(partition)[0], "data": flatten(data)[0]})
     return tensors, meta
 
 
+def pack_objects(spec: WorkerSpec) -> bytes:
+    """Return what a worker needs that is neither tensors nor JSON, for :func:`unpack_objects` of another process.
+
+    These are the objects that a program gave to its run, and the classes of samples that no import finds.
+    """
+    samples = {part: type(each) for part, each in _samples(spec.dataset).items()}
+    own = {(SAMPLES, part): cls for part, cls in samples.items() if _import_name(cls) is None}
+    return objects.pickled(own)
+
+
+def unpack_objects(sent: bytes) -> None:
+    """Make the objects of the process that started this one known here, see :func:`fedcore.base.objects.lend`."""
+    objects.lend(sent)
+
+
 def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> WorkerSpec:
-    """Join what :func:`pack_worker_spec` split, without copying; objects of the caller's program are defined first."""
-    objects.define(meta["definitions"])
+    """Join what :func:`pack_worker_spec` split, without copying.
+
+    :func:`fedcore.engines.unpack_objects` comes first.
+    """
     config, groups = RunConfig.model_validate(meta["config"]), unflatten(tensors)
     dataset = _dataset(config, unflatten(groups.get("data", {})), meta["dataset"])
     if meta["partition_file"] is not None:
@@ -87,14 +96,16 @@ def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     return WorkerSpec(config, dataset, partition, Path(meta["state_dir"]))
 
 
-def _dataset(
-    config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], described: Mapping[str, Any] | None
-) -> Dataset:
-    if described is None:
-        return with_public(load_dataset(config.dataset, config.data_dir), config.public, config.seed, config.data_dir)
+def _samples(dataset: Dataset) -> dict[str, Samples]:
+    samples = dict(zip(PARTS, (dataset.train, dataset.test), strict=True))
+    if dataset.public is not None and dataset.public.samples is not dataset.train:
+        samples[PUBLIC] = dataset.public.samples
+    return samples
 
+
+def _dataset(config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], described: Mapping[str, Any]) -> Dataset:
     def samples(part: str) -> Samples:
-        cls: type[Samples] = registry.resolve("samples", described["classes"][part])
+        cls: type[Samples] = registry.resolve(SAMPLES, described["classes"][part] or part)
         return cls.from_tensors(tensors.get(part, {}), described[part])
 
     train, public = samples("train"), None
@@ -114,7 +125,7 @@ def _dataset(
     )
 
 
-def name_of_class(cls: type) -> str | None:
+def _import_name(cls: type) -> str | None:
     """Return the name by which another process imports a class; None where it cannot."""
     importable = cls.__module__ != "__main__" and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
     return f"module:{cls.__module__}.{cls.__name__}" if importable else None

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from fedcore.client.messages import unpack_task as unpack_task
     from fedcore.client.runtime import ClientRuntime as ClientRuntime
     from fedcore.client.worker_spec import WorkerSpec as WorkerSpec
+    from fedcore.client.worker_spec import pack_objects as pack_objects
     from fedcore.client.worker_spec import pack_worker_spec as pack_worker_spec
+    from fedcore.client.worker_spec import unpack_objects as unpack_objects
     from fedcore.client.worker_spec import unpack_worker_spec as unpack_worker_spec
     from fedcore.engines.dispatch import Dispatcher as Dispatcher
     from fedcore.engines.dispatch import Pair as Pair
@@ -62,7 +64,9 @@ _HOMES = {
     "pack_error": "client.messages",
     "pack_outcome": "client.messages",
     "pack_task": "client.messages",
+    "pack_objects": "client.worker_spec",
     "pack_worker_spec": "client.worker_spec",
+    "unpack_objects": "client.worker_spec",
     "remove_abandoned": "storage.owned_folder",
     "unpack_outcome": "client.messages",
     "unpack_task": "client.messages",

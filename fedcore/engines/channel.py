@@ -137,6 +137,18 @@ class Channel:
             frame = pack_frame({}, where)
         self.connection.sendall(b"".join(frame))
 
+    def send_bytes(self, content: bytes) -> None:
+        """Send bytes through the connection, whatever their number: in no file."""
+        self.connection.sendall(LENGTHS.pack(len(content), 0) + content)
+
+    def receive_bytes(self) -> bytes:
+        """Wait for bytes of :meth:`send_bytes`.
+
+        :raises EOFError: the other end is gone.
+        """
+        length, _ = LENGTHS.unpack(self._read(LENGTHS.size))
+        return bytes(self._read(length))
+
     def close(self) -> None:
         """Close the connection; a buffer that a process did not write to before it ended can be lent again."""
         self._give_back()

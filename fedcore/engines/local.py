@@ -25,7 +25,7 @@ from fedcore.base.subprocesses import command, environment
 from fedcore.base.tensors import bytes_of
 from fedcore.client.captured_steps import captures
 from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, pack_task
-from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec
+from fedcore.client.worker_spec import WorkerSpec, pack_objects, pack_worker_spec
 from fedcore.engines.buffers import Buffers
 from fedcore.engines.bundles import Pace, bundled, join_tasks, pack_bundle, split_outcomes
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair
@@ -102,12 +102,14 @@ def worker_environment() -> dict[str, str]:
 class _Worker:
     """One worker process and our end of its channel."""
 
-    def __init__(self, spool: Spool, buffers: Buffers) -> None:
+    def __init__(self, spool: Spool, buffers: Buffers, objects: bytes) -> None:
         self.since = time.monotonic()  # monotonic time of its start, or of its task's
         connection, theirs = socket_pair()
         with theirs:
             self.process = start_worker(theirs, spool.path)
         self.channel = Channel(connection, spool, buffers)
+        with contextlib.suppress(OSError):  # a dead worker is detected by _collect
+            self.channel.send_bytes(objects)
         self.task: ClientTask | None = None
         self.ready = False
 
@@ -132,6 +134,7 @@ class WorkerEngine:
         self._timeout = spec.config.client_timeout
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         tensors, meta = pack_worker_spec(spec, local=True)
+        self._objects = pack_objects(spec)
         self._folders = Spool.make_folders(bytes_of(tensors))
         self._spool = Spool(self._folders[0].path)
         self._buffers = Buffers(self._spool.path)
@@ -144,7 +147,7 @@ class WorkerEngine:
             raise
 
     def _new_worker(self) -> _Worker:
-        return _Worker(self._spool, self._buffers)
+        return _Worker(self._spool, self._buffers, self._objects)
 
     def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
         """Write a payload to shared memory, once for all workers."""

@@ -19,7 +19,7 @@ from fedcore.client.messages import (
     unpack_task,
 )
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.worker_spec import unpack_worker_spec
+from fedcore.client.worker_spec import unpack_objects, unpack_worker_spec
 from fedcore.engines.bundles import PROCESSOR_SECONDS, join_outcomes, split_tasks
 from fedcore.engines.channel import WORKER_SPEC, Channel, Spool
 
@@ -41,6 +41,7 @@ def serve(channel: Channel) -> None:
         channel.send("broken", {}, pack_error(error))
 
     try:
+        unpack_objects(channel.receive_bytes())
         runtime = ClientRuntime(unpack_worker_spec(*channel.spool.get(WORKER_SPEC)))
     except FedcoreError as error:
         broken(error)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,12 +14,9 @@ from torch import nn
 
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
-from fedcore.base.definitions import NotDefined, definitions
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import short_name
-from fedcore.base.objects import Definitions, Key, import_name, object_name
-from fedcore.base.program import main_source
-from fedcore.client.worker_spec import name_of_class
+from fedcore.base.objects import Key, import_name, object_name, pickled
 from fedcore.data import Dataset
 from fedcore.data.given import as_dataset
 from fedcore.hooks.plugin import Plugin
@@ -42,18 +37,17 @@ name."""
 class Given:
     """What a program gave to a run.
 
-    :param objects: by kind and name; ``definitions`` how another process makes them.
-    :param only_here: the reason why no other process can; empty where all can.
+    :param objects: by kind and name.
+    :param only_here: the reason why no other process can have them; empty where all can.
     """
 
     objects: Mapping[Key, Any] = field(default_factory=dict)
-    definitions: Definitions = field(default_factory=Definitions)
     only_here: str = ""
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Let the registry find the objects until the block ends."""
-        with objects.lent(self.objects, self.definitions):
+        with objects.lent(self.objects):
             yield
 
     def workers(self, config: RunConfig) -> dict[str, Any]:
@@ -165,40 +159,15 @@ def _name_of_value(value: Any) -> str:
 
 
 def _given(found: Mapping[Key, Any]) -> Given:
-    """Return objects with what makes them in another process."""
+    """Return objects as the registry gives them, and why other processes cannot have them, if so."""
     lent = {key: _usable(key, value) for key, value in found.items()}
-    code = {key: value for key, value in found.items() if _is_code(value)}
-    here = [value.__name__ for value in code.values() if value.__module__ == "__main__"]
-    reasons = (_only_here(key[0], value, lent[key]) for key, value in found.items())
-    reason = next(filter(None, reasons), "")
-    source = main_source() if here and not reason else ""
-    if source is None:
-        reason = "what was typed in this session, or a script that was edited since, has no source for other processes"
-    if reason:
-        return Given(lent, only_here=reason)
-    imports = [f"from {v.__module__} import {v.__name__}\n" for v in code.values() if v.__module__ != "__main__"]
-    try:
-        text = "".join(imports) + (definitions(source, here, vars(sys.modules["__main__"])) if source else "")
-    except (NotDefined, SyntaxError) as error:
-        return Given(lent, only_here=f"other processes cannot define {', '.join(sorted(here))}: {error}")
-    return Given(lent, Definitions(text, {key: value.__name__ for key, value in code.items()}))
-
-
-def _only_here(kind: str, value: Any, usable: Any) -> str:
-    """Return why other processes cannot have an object; empty where they may."""
-    if _is_code(value):
-        known = getattr(sys.modules["__main__"], value.__name__, None) is value or import_name(value) is not None
-        if value.__qualname__ == value.__name__ and known:
-            return ""
-        return f"the {kind} {value.__name__!r} is defined where other processes do not find it"
-    if kind == "dataset" and not callable(value):
-        return _unknown_samples(usable)
-    return f"the {kind} is a {type(value).__name__}, which other processes do not have"
-
-
-def _is_code(value: Any) -> bool:
-    """Whether an object is a class or a function."""
-    return inspect.isclass(value) or inspect.isfunction(value)
+    reason = ""
+    for (kind, name), value in lent.items():
+        try:
+            pickled({(kind, name): value})
+        except Exception as error:  # a program's objects can raise anything
+            reason = f"the {kind} {short_name(name)!r} cannot be sent to other processes ({error})"
+    return Given(lent, reason)
 
 
 def _usable(key: Key, value: Any) -> Any:
@@ -209,10 +178,3 @@ def _usable(key: Key, value: Any) -> Any:
         dataset = as_dataset(value, key[1])
         return lambda data_dir: dataset
     return value
-
-
-def _unknown_samples(loader: Callable[[Path | None], Dataset]) -> str:
-    """Return why other processes cannot have a data set's samples; empty where they can."""
-    dataset = loader(None)
-    unknown = [type(part).__name__ for part in (dataset.train, dataset.test) if name_of_class(type(part)) is None]
-    return f"other processes cannot import the class of samples {unknown[0]!r}" if unknown else ""

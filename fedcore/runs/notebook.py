@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
+import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from fedcore.base.program import notebook_shell
 from fedcore.runs.learning_curve import learning_curve
 from fedcore.runs.result import accuracies, headline
 
@@ -18,8 +18,9 @@ REDRAWN = 0.25
 
 def notebook_display() -> NotebookDisplay | None:
     """Return a display where this process is a notebook's kernel; None in a terminal or a script."""
-    shell = notebook_shell()
-    if shell is None or getattr(shell, "kernel", None) is None:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    if getattr(shell, "kernel", None) is None:
         return None
     shown = import_module("IPython.display")
     handle = shown.display(shown.HTML(""), display_id=True)

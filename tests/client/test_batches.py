@@ -66,21 +66,16 @@ def test_sequences_are_learned(go):
     assert result.metrics["global"]["accuracy"] > 0.6  # chance is a third
 
 
-def test_workers_map_the_samples_and_load_nothing(tmp_path, monkeypatch):
+def test_workers_map_the_samples(tmp_path):
     packed = pack_worker_spec(spec(tmp_path))
     assert {"data/train/values", "data/train/offsets", "data/test/labels"} <= set(packed[0])
-    monkeypatch.setattr("fedcore.client.worker_spec.load_dataset", lambda *_: pytest.fail("loaded again"))
     again = unpack_worker_spec(*packed).dataset
     assert (again.kind, again.input_shape, again.num_classes) == ("sequences", (VOCABULARY,), 3)
     assert again.train.values is packed[0]["data/train/values"]
 
 
-def test_samples_of_a_class_that_workers_cannot_import_are_loaded_by_name(tmp_path, go):
+def test_samples_of_a_class_that_workers_cannot_import_are_mapped_too(go):
     dataset = "module:tests.client.test_batches.from_a_script"
-    tensors, meta = pack_worker_spec(spec(tmp_path, dataset=dataset))
-    assert meta["dataset"] is None
-    assert not [name for name in tensors if name.startswith("data/")]
-    assert type(unpack_worker_spec(tensors, meta).dataset.train) is Unmapped
     here, there = (go(**{**WORDS, "dataset": dataset}, workers=workers) for workers in (0, 1))
     assert support.model_bytes(here) == support.model_bytes(there)
 

@@ -18,6 +18,7 @@ from fedcore.engines import (
     FailureKind,
     Outcome,
     WorkerSpec,
+    pack_objects,
     pack_task,
     pack_worker_spec,
 )
@@ -62,7 +63,10 @@ class RayEngine:
                 from fedcore_ray.nodes import check_nodes
 
                 check_nodes(self._cluster, spec.state_dir)
-            self._spec = self._cluster.put(pack(*pack_worker_spec(_from_anywhere(spec))))
+            self._spec: tuple[Any, bytes] = (
+                self._cluster.put(pack(*pack_worker_spec(_from_anywhere(spec)))),
+                pack_objects(spec),
+            )
             self._none_since = time.monotonic()  # when the last ready worker was lost
             for _ in range(self.workers):
                 self._dispatcher.workers.append(_Worker(self._cluster, self._spec, self._shared))
@@ -88,7 +92,7 @@ class RayEngine:
             worker.end()
         self._dispatcher.workers.clear()
         self._shared.clear()
-        self._spec = None
+        self._spec = (None, b"")
         self._cluster.release()
         self._last_words.take_back()
 
@@ -168,12 +172,12 @@ class _Worker:
     :ivar attempt: how many before it in its place were lost in a row, none of them ever ready.
     """
 
-    def __init__(self, cluster: Cluster, spec: Any, shared: Mapping[str, Any], attempt: int = 0) -> None:
+    def __init__(self, cluster: Cluster, spec: tuple[Any, bytes], shared: Mapping[str, Any], attempt: int = 0) -> None:
         self._cluster, self._shared, self.attempt = cluster, shared, attempt
         self.task: ClientTask | None = None
         self.ready, self.since = False, time.monotonic()
         self._actor = cluster.start_worker()
-        self.answer: Any = self._actor.set_up.remote(spec)
+        self.answer: Any = self._actor.set_up.remote(*spec)
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()

@@ -14,6 +14,7 @@ from fedcore.engines import (
     WorkerSpec,
     pack_error,
     pack_outcome,
+    unpack_objects,
     unpack_task,
     unpack_worker_spec,
 )
@@ -28,11 +29,15 @@ class Host:
         self._key: str | None = None
         self._shared: SharedPayload | None = None
 
-    def set_up(self, spec: Bytes) -> Bytes:
-        """Set the clients up, over the spec where it lies; says ``ready``, or ``broken`` and why."""
+    def set_up(self, spec: Bytes, objects: bytes) -> Bytes:
+        """Set the clients up, over the spec where it lies; says ``ready``, or ``broken`` and why.
+
+        :param objects: what the program gave to its run.
+        """
         torch.set_num_threads(1)
         self._limits = threadpool_limits(1)
         try:
+            unpack_objects(objects)
             self._runtime = ClientRuntime(_on_own_gpu(unpack_worker_spec(*view(spec))))
         except FedcoreError as error:
             return pack({}, ["broken", pack_error(error)])
