@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError, FedcoreError
+from fedcore.base.errors import ConfigError, FedcoreError, suggestion
 from fedcore.base.version import __version__
 from fedcore.cli import data, plugins, training
 from fedcore.cli.guard import guarded
@@ -35,6 +35,12 @@ class Commands(TyperGroup):
         group = _words_before(ctx)
         names = (name.removeprefix(group) for name in registry.available("command") if name.startswith(group))
         return [*own, *(name for name in names if " " not in name and name not in own)]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the arguments name; a wrong name is answered with near ones, of packages too."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}.{suggestion(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or None; a package's command is imported now, one that is not installed is named."""
