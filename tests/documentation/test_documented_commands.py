@@ -139,11 +139,12 @@ def told(result):
 @pytest.mark.parametrize("command", ALL, ids=ids)
 def test_the_command_exists_and_takes_these_options(command):
     here, rest = get_command(app), list(command.words)
+    context = Context(here)
     while hasattr(here, "get_command") and (rest or list(command.words) not in NAMED):
         assert rest, f"{command.line}: which command?"
-        found = here.get_command(Context(here), rest[0])
+        found = here.get_command(context, rest[0])
         assert found is not None, f"{command.line}: there is no {rest.pop(0)!r}"
-        here = found
+        here, context = found, Context(found, parent=context, info_name=rest[0])
         rest.pop(0)
     if rest:  # else it is only named
         here.make_context(here.name, rest)

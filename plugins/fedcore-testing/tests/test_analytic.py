@@ -32,13 +32,13 @@ from fedcore_testing import (
 )
 from fedcore_testing.analytic import W
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "write-a-method.md"
+TUTORIAL = Path(__file__).parents[3] / "docs" / "write-a-method.md"
 TOY = {**analytic_federation([[2, 0], [0, 4]], [1, 3]), "rounds": 1, "lr": 0.5}
 
 
 def test_the_tutorials_lines(tmp_path):
     (code,) = re.findall(
-        r"```python\n(from fedcore\.testing import Quadratic.*?)```", TUTORIAL.read_text("utf-8"), re.DOTALL
+        r"```python\n(from fedcore_testing import Quadratic.*?)```", TUTORIAL.read_text("utf-8"), re.DOTALL
     )
     exec(code, {"folder": tmp_path})  # noqa: S102 - our own page
 

@@ -12,6 +12,7 @@ import torch
 from fedcore import Plugin, hookimpl
 from fedcore.base.subprocesses import environment
 from fedcore.engines import local
+from fedcore.engines.channel import Channel, Spool
 from fedcore_testing import client_state, federate, forked_workers
 from fedcore_testing.forked import ForkedProcess, fork_server
 
@@ -115,8 +116,9 @@ def test_how_a_worker_ends_is_told(tmp_path, processes):
 def test_waiting_has_a_limit_and_killing_ends_it(tmp_path, processes):
     connection, theirs = local.socket_pair()
     with theirs:
-        process = local.start_worker(theirs, tmp_path)  # it waits for its specification: there is none
-    connection.close()
+        process = local.start_worker(theirs, tmp_path)
+    Channel(connection, Spool(tmp_path)).send_bytes(b"")
+    connection.close()  # it waits for its specification: there is none
     assert process.wait(60) == 1
     assert process.poll() == 1
     process.kill()  # it is gone: nothing happens

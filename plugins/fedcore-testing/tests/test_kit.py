@@ -922,7 +922,7 @@ def test_the_command_refuses_unknown_names(arguments, words):
 
 
 class Teaching(PluginOptions):
-    share: float = Field(0.5, ge=0, description="Weight of the public samples.")
+    share: float = Field(default=0.5, ge=0, description="Weight of the public samples.")
 
 
 class NeedsPublicByOption(Plugin[Teaching]):
@@ -947,7 +947,7 @@ def test_a_plugin_that_declares_in_init_that_it_uses_public_samples_passes():
 
 
 class Notes(PluginOptions):
-    wrong: bool = Field(False, description="Sends a number that is no tensor.")
+    wrong: bool = Field(default=False, description="Sends a number that is no tensor.")
 
 
 RUNS = []
