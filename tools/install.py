@@ -70,12 +70,13 @@ def requirements(profile: str, extras: Sequence[str] = ()) -> Iterator[list[str]
 
 
 def own_dependencies(package: Path) -> list[str]:
-    """Return what a package requires beside fedcore's: profile core leaves such packages out.
+    """Return what a package requires beyond fedcore, fedcore-zoo and SciPy, which scikit-learn requires.
 
-    SciPy is among fedcore's, as scikit-learn requires it.
+    Profile core leaves out the packages that require more.
     """
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [need for need in project["dependencies"] if not need.startswith(("fedcore", "scipy"))]
+    ours = ("fedcore", "torchvision", "scikit-learn", "scipy")
+    return [need for need in project["dependencies"] if not need.startswith(ours)]
 
 
 def find_uv() -> str | None:

@@ -105,10 +105,20 @@ PACKAGES = {
     ("dataset", "mutag"): "fedcore-graph",
     ("dataset", "proteins"): "fedcore-graph",
     ("dataset", "imdb-binary"): "fedcore-graph",
+    ("model", "simple-cnn"): "fedcore-zoo",
+    ("model", "fdcl-cnn"): "fedcore-zoo",
+    ("model", "fedcme-cnn"): "fedcore-zoo",
+    ("model", "fedlab-cnn"): "fedcore-zoo",
+    ("model", "fedlab-alexnet"): "fedcore-zoo",
+    ("model", "alexnet"): "fedcore-zoo",
+    ("model", "resnet50"): "fedcore-zoo",
+    ("model", "embedding-bag"): "fedcore-zoo",
     ("model", "gin"): "fedcore-graph",
     ("figure", "partition"): "fedcore-study",
     ("dataset prefix", "hf"): "fedcore-huggingface",
     ("model prefix", "hf"): "fedcore-huggingface",
+    ("model prefix", "torchvision"): "fedcore-zoo",
+    ("model prefix", "timm"): "fedcore-zoo",
 }
 """(kind, name) -> the distribution that provides a known name, for the hint where it is not installed."""
 

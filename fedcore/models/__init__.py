@@ -7,38 +7,17 @@ than tensors declares ``factory.takes = ("graphs",)``.
 """
 
 from fedcore.models.build import build_model, require_takes
-from fedcore.models.fedlab import fedlab_alexnet, fedlab_cnn
 from fedcore.models.head import move_split
+from fedcore.models.mlp import mlp
 from fedcore.models.split import ModelTask as ModelTask
 from fedcore.models.split import Outputs, has_batch_norm
 from fedcore.models.split import SplitModel as SplitModel
-from fedcore.models.zoo import (
-    PadTo,
-    UnitLength,
-    alexnet,
-    embedding_bag,
-    fdcl_cnn,
-    fedcme_cnn,
-    mlp,
-    resnet50,
-    simple_cnn,
-)
 
 __all__ = [
     "Outputs",
-    "PadTo",
-    "UnitLength",
-    "alexnet",
     "build_model",
-    "embedding_bag",
-    "fdcl_cnn",
-    "fedcme_cnn",
-    "fedlab_alexnet",
-    "fedlab_cnn",
     "has_batch_norm",
     "mlp",
     "move_split",
     "require_takes",
-    "resnet50",
-    "simple_cnn",
 ]

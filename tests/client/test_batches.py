@@ -101,7 +101,7 @@ def test_the_table_trains_from_the_command_line(tmp_path):
         (
             {"dataset": "digits", "model": "embedding-bag"},
             "model 'embedding-bag' takes batches of kind sequences, but those of data set 'digits' are tensor; models "
-            "for it: --model alexnet, ",
+            "for it: --model mlp, --model alexnet, ",
         ),
         ({"augment": True}, "has no augmentation; leave the flag out"),
         ({"dataset": "breast-cancer", "model": "simple-cnn"}, "Hint: --model mlp takes any shape"),

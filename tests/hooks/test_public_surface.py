@@ -22,6 +22,7 @@ SURFACE = {
     "fedcore.data": "data sets, samples, partitions",
     "fedcore.models": "models by name, their layers, and where a model splits",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
+    "fedcore_zoo": "networks of the papers, and their layers",
     "fedcore_testing": "tests of all these",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
 }
@@ -126,7 +127,7 @@ def test_only_public_names_are_imported(folder: Path) -> None:
     assert not wrong, "not public, see docs/reference/python.md:\n" + "\n".join(wrong)
 
 
-SHARED = ("fedcore_functional", "fedcore_testing")
+SHARED = ("fedcore_functional", "fedcore_testing", "fedcore_zoo")
 """Packages whose public names other packages may import."""
 
 

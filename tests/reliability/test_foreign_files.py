@@ -82,7 +82,7 @@ def test_code_that_a_file_names_is_not_imported(run: Path, tmp_path: Path, value
 
 def test_the_flag_allows_it_and_so_does_typing_the_name(run: Path, tmp_path: Path) -> None:
     small = ("--rounds", 1, "--clients", 2, "--local-epochs", 1, "--workers", 0, "--quiet")
-    typed = cli("train", "--model", "module:fedcore.models.zoo.mlp", *small, "--out", "mine")
+    typed = cli("train", "--model", "module:fedcore.models.mlp", *small, "--out", "mine")
     assert typed.exit_code == 0, typed.output
     assert RunDirectory(tmp_path / "mine").how_to_resume.endswith("mine --allow-code")
     assert cli("evaluate", "mine").exit_code == 2
@@ -201,12 +201,12 @@ def test_a_link_that_appears_while_a_run_is_under_way_is_not_written_through(run
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
-    change(run, model="module:fedcore.models.zoo.mlp", projection=False, plugins={})
+    change(run, model="module:fedcore.models.mlp", projection=False, plugins={})
     result = cli("evaluate", run, "--allow-code")
-    assert (result.exit_code, "model is 'module:fedcore.models.zoo.mlp'" in result.stderr) == (2, True)
+    assert (result.exit_code, "model is 'module:fedcore.models.mlp'" in result.stderr) == (2, True)
     for file in (run / "checkpoint").iterdir():  # config.yaml's words are the same, but the code is another
         tensors, meta = read_tensors(file)
-        meta["binding"]["settings"] |= {"model": "module:fedcore.models.zoo.mlp", "projection": False, "plugins": {}}
+        meta["binding"]["settings"] |= {"model": "module:fedcore.models.mlp", "projection": False, "plugins": {}}
         write_tensors(file, tensors, meta)
     result = cli("evaluate", run, "--allow-code")
     assert (result.exit_code, "is not of the model that config.yaml describes" in result.stderr) == (2, True)

@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_with_another_version_of_its_plugin_says_so(notes, mo
 def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_path, monkeypatch, file):
     """A module that was edited, or one beside it in its package."""
     (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("from fedcore.models.zoo import mlp\n")
+    (tmp_path / file).write_text("from fedcore.models import mlp\n")
     name = f"module:{file.removesuffix('.py').replace('/', '.')}.mlp"
     monkeypatch.syspath_prepend(tmp_path)
     assert not [note for note in notes(model=name) if "begun with" in note]

@@ -15,8 +15,8 @@ import yaml
 from safetensors.torch import load_file
 
 from fedcore.data import SequenceSamples, load_dataset
-from fedcore.models import embedding_bag
 from fedcore_export import export
+from fedcore_zoo import embedding_bag
 from tests import support
 from tests.support import weights
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedcore import ConfigError, Plugin, PluginConflictError, RoundFailedError, hookimpl
 from fedcore.data import load_dataset, load_partition
-from fedcore.models import UnitLength
+from fedcore_functional import UnitLength
 from fedcore_testing import (
     create_plugin,
     federate,

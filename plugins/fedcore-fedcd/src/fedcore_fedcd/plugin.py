@@ -23,8 +23,8 @@ from fedcore import (
     check_tensors,
     hookimpl,
 )
-from fedcore.models import UnitLength
 from fedcore_fedcd import equations as eq
+from fedcore_functional import UnitLength
 
 MOST_MATCHED = 8
 """Fine classes up to which centres are matched: 8! = 40,320 orders."""

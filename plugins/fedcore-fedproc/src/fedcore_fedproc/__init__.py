@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, ModelTask, Plugin, ServerContext, SplitModel, Step, hookimpl
-from fedcore.models import UnitLength
-from fedcore_functional import PrototypeExchange, PrototypeOptions, contrast_with
+from fedcore_functional import PrototypeExchange, PrototypeOptions, UnitLength, contrast_with
 
 __all__ = ["FedProc", "FedProcOptions"]
 

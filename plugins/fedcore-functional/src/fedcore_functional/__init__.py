@@ -12,6 +12,7 @@ from fedcore_functional.calibration import CalibrationOptions, calibrate_classif
 from fedcore_functional.classes import class_means, class_statistics
 from fedcore_functional.contrast import (
     ReadyPrototypes,
+    UnitLength,
     contrast_with,
     cosine_similarity_matrix,
     model_contrastive_loss,
@@ -52,6 +53,7 @@ __all__ = [
     "PrototypeExchange",
     "PrototypeOptions",
     "ReadyPrototypes",
+    "UnitLength",
     "add_prototypes",
     "calibrate_classifier",
     "check_prototypes",

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcore_functional.arithmetic import matmul, membership
 
@@ -14,6 +14,14 @@ _IGNORED = -100  # cross-entropy's own default
 
 MIN_NORM = 1e-8
 """Vectors shorter than this count as having this length in a cosine (PyTorch's and MOON's epsilon)."""
+
+
+class UnitLength(nn.Module):
+    """Scales features (B, d) to length 1; a zero vector stays one."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return features over their lengths, (B, d)."""
+        return F.normalize(features, dim=1)
 
 
 def cosine_similarity_matrix(a: Tensor, b: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedcore.base.errors import ConfigError, UnknownNameError
-from fedcore.data.vision import load_torchvision
-from fedcore.models.zoo import image_shape
+from fedcore import ConfigError, UnknownNameError
+from fedcore.data import load_torchvision
+from fedcore_zoo.networks import image_shape
 
 Factory = Callable[[int, tuple[int, ...]], nn.Module]
 

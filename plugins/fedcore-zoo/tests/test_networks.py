@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.base.errors import ConfigError
-from fedcore.models import ModelTask, PadTo, SplitModel, fedlab_alexnet, has_batch_norm, zoo
+from fedcore import ConfigError, ModelTask, SplitModel
+from fedcore.models import has_batch_norm
+from fedcore_zoo import PadTo, alexnet, fedlab_alexnet, resnet50
+from fedcore_zoo.networks import MaxPool2x2
 from tests.models.built import FEATURE_DIMS, build, check_outputs
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
@@ -40,9 +42,9 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, proje
 def test_parameter_counts_of_the_large_models() -> None:
     with torch.device("meta"):
         assert count(fedlab_alexnet(10, (3, 32, 32))) == 23_272_266
-        assert count(zoo.resnet50(10, (3, 32, 32))) == 23_520_842
-        assert count(zoo.alexnet(1000, (3, 224, 224))) == 61_100_840  # torchvision's
-        model = zoo.resnet50(100, (3, 32, 32))
+        assert count(resnet50(10, (3, 32, 32))) == 23_520_842
+        assert count(alexnet(1000, (3, 224, 224))) == 61_100_840  # torchvision's
+        model = resnet50(100, (3, 32, 32))
         ModelTask(100, (3, 32, 32), 0).ensure_projection(model)
     head = 2048 * 2048 + 2048 + 2048 * 256 + 256
     assert count(model) == (23_520_842 - 20_490) + head + 256 * 100 + 100
@@ -62,7 +64,7 @@ def test_shapes(name: str, shape: tuple[int, ...], classes: int) -> None:
 @pytest.mark.parametrize("name", ["alexnet", "fedlab-alexnet", "resnet50"])
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 7, 40), (3, 33, 31), (3, 130, 128)])
 def test_shapes_of_the_large_models(name: str, shape: tuple[int, ...]) -> None:
-    factory = {"alexnet": zoo.alexnet, "fedlab-alexnet": fedlab_alexnet, "resnet50": zoo.resnet50}[name]
+    factory = {"alexnet": alexnet, "fedlab-alexnet": fedlab_alexnet, "resnet50": resnet50}[name]
     width = 2048 if name == "resnet50" else 4096
     with torch.device("meta"):  # shapes only: no weight is drawn, nothing is computed
         for classes in (3, 10, 100) if shape == SHAPES[0] else (10,):
@@ -108,7 +110,7 @@ def test_pooling_without_gradients_gives_the_same_values(
     if min(shape[1:]) > 1:
         x[0, 0, 0, 0], x[1, 0, 1, 1] = torch.nan, -torch.inf
     x = x.contiguous(memory_format=memory_format)
-    pool = zoo.MaxPool2x2()
+    pool = MaxPool2x2()
     if min(shape[1:]) < 2:
         with pytest.raises(RuntimeError, match="too small"):
             pool(x)

@@ -1,6 +1,6 @@
-"""The models that come with fedcore: ``factory(num_classes, input_shape) -> SplitModel``.
+"""The papers' networks: ``factory(num_classes, input_shape) -> SplitModel``.
 
-All but ``mlp`` and ``embedding_bag`` take images: ``input_shape`` = (channels, height, width), of any number of
+All but ``embedding_bag`` take images: ``input_shape`` = (channels, height, width), of any number of
 channels. An image with a side shorter than the network needs is zero-padded around its centre. Weights are PyTorch's
 defaults unless said otherwise. None of them has a projection head: ``ModelTask.ensure_projection`` adds it.
 
@@ -11,7 +11,6 @@ and the ReLU processes a quarter of the values.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from itertools import pairwise
 
@@ -19,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError, SplitModel
 from fedcore.data import SequenceBatch
-from fedcore.models.split import SplitModel
 
 
 class PadTo(nn.Module):
@@ -44,14 +42,6 @@ class PadTo(nn.Module):
     def extra_repr(self) -> str:
         """Return what ``print(model)`` shows between the brackets."""
         return str(self.side)
-
-
-class UnitLength(nn.Module):
-    """Scales features (B, d) to length 1; a zero vector stays one."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return features over their lengths, (B, d)."""
-        return F.normalize(features, dim=1)
 
 
 class MaxPool2x2(nn.MaxPool2d):
@@ -186,23 +176,6 @@ def resnet50(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return SplitModel(base, entering, num_classes)
-
-
-def mlp(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
-    """Flatten, Linear 128, ReLU, Linear 64, ReLU; features (B, 64). Inputs of any shape.
-
-    Sized for scikit-learn's digits: 64 numbers in, 10 classes, 17,226 parameters.
-    """
-    base = nn.Sequential(
-        OrderedDict(
-            flatten=nn.Flatten(),  # (B, *input_shape) -> (B, product)
-            fc1=nn.Linear(math.prod(input_shape), 128),
-            relu1=nn.ReLU(),
-            fc2=nn.Linear(128, 64),
-            relu2=nn.ReLU(),
-        )
-    )
-    return SplitModel(base, 64, num_classes)
 
 
 def embedding_bag(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:

@@ -1,4 +1,4 @@
-"""The networks of the framework FedLab, for papers that ran on it; the same interface as :mod:`fedcore.models.zoo`."""
+"""Networks of the framework FedLab, for papers that ran on it; the interface of :mod:`fedcore_zoo.networks`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from fedcore.models.split import SplitModel
-from fedcore.models.zoo import MaxPool2x2, PadTo, image_shape
+from fedcore import SplitModel
+from fedcore_zoo.networks import MaxPool2x2, PadTo, image_shape
 
 
 def fedlab_cnn(num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:

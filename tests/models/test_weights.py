@@ -1,4 +1,4 @@
-"""Classifiers of other libraries by name, and weights to start from."""
+"""Weights to start from, in a safetensors file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import torch
 from safetensors.torch import save_file
 
 from fedcore import RunConfig
-from fedcore.base.errors import ConfigError, UnknownNameError
-from fedcore.data.vision import load_torchvision
+from fedcore.base.errors import ConfigError
+from fedcore.data import load_torchvision
 from fedcore.models import build_model
 from fedcore.models.weights import with_digest
 from fedcore.runs.resolve import resolve as prepare
-from fedcore_testing import check_model
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 
@@ -26,57 +25,6 @@ def plain(name="shufflenet_v2_x0_5", **options):
     with torch.random.fork_rng():
         torch.manual_seed(7)
         return load_torchvision().models.get_model(name, weights=None, **options).eval()
-
-
-class TestTorchvision:
-    def test_the_last_layer_is_the_classifier(self):
-        network = plain("resnet18", num_classes=4)
-        model = built("torchvision:resnet18")
-        assert model.classifier.weight.shape == network.fc.weight.shape == (4, 512)
-        names = {name.removeprefix("encoder.base.") for name in model.state_dict()}
-        assert names - {"classifier.weight", "classifier.bias"} == set(network.state_dict()) - {"fc.weight", "fc.bias"}
-
-    def test_it_keeps_the_contract_for_images_of_one_channel(self):
-        check_model(resolve_split(SMALL), num_classes=4, input_shape=(1, 32, 32))
-
-    @pytest.mark.parametrize(
-        ("name", "shape", "says"),
-        [
-            ("torchvision:resnet81", (3, 32, 32), "Did you mean 'resnet18'"),
-            ("torchvision:squeezenet1_1", (3, 64, 64), "does not end with a linear layer"),
-            (SMALL, (30,), "takes images"),
-            ("torchvison:resnet18", (3, 32, 32), "torchvision:NAME"),
-            ("hf:folder", (3, 32, 32), "pip install .*fedcore-huggingface|folder is no folder on this machine"),
-        ],
-    )
-    def test_what_cannot_be_built_is_said(self, name, shape, says):
-        with pytest.raises(ConfigError, match=says):
-            built(name, shape)
-
-
-def resolve_split(name):
-    def factory(num_classes, input_shape):
-        return build_model(name, num_classes=num_classes, input_shape=input_shape, seed=0, projection=False)[0]
-
-    return factory
-
-
-class TestTimm:
-    def test_an_image_of_any_size_and_number_of_channels(self):
-        load_torchvision()
-        model = built("timm:test_vit", (2, 64, 48))
-        x = torch.randn(2, 2, 64, 48, generator=torch.Generator().manual_seed(0))
-        features, logits = model.eval()(x)
-        assert (features.shape, logits.shape) == ((2, model.feature_dim), (2, 4))
-        with pytest.raises(UnknownNameError, match="model of timm"):
-            built("timm:resnet81")
-
-    def test_without_timm_it_is_named(self, monkeypatch):
-        import sys
-
-        monkeypatch.setitem(sys.modules, "timm", None)
-        with pytest.raises(ConfigError, match="pip install timm"):
-            built("timm:resnet18")
 
 
 class TestWeights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedcore.models import SplitModel
+from fedcore import SplitModel
 from tests.models.built import build
 
 
