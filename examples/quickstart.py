@@ -1,4 +1,4 @@
-"""Train two methods together on scikit-learn's bundled digits, and read the result.
+"""Train two methods together on the bundled digits, and read the result.
 
 python examples/quickstart.py [ROUNDS]
 """

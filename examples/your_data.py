@@ -18,7 +18,8 @@ from sklearn.datasets import load_wine
 from torch import nn
 
 import fedcore
-from fedcore.data import Dataset, TensorSamples, fixed_split
+from fedcore.data import Dataset, TensorSamples
+from fedcore_zoo import fixed_split
 
 
 def wine(data_dir: Path | None = None) -> Dataset:

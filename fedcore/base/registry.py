@@ -102,6 +102,7 @@ PACKAGES = {
     ("tracker", "tensorboard"): "fedcore-trackers",
     ("tracker", "mlflow"): "fedcore-trackers",
     ("tracker", "wandb"): "fedcore-trackers",
+    ("dataset", "breast-cancer"): "fedcore-zoo",
     ("dataset", "mutag"): "fedcore-graph",
     ("dataset", "proteins"): "fedcore-graph",
     ("dataset", "imdb-binary"): "fedcore-graph",

@@ -2,7 +2,7 @@
 
 from fedcore.data.assign import Partitioner, make_partition
 from fedcore.data.augment import augment
-from fedcore.data.datasets import fixed_split, load_dataset
+from fedcore.data.datasets import load_dataset
 from fedcore.data.files import read_npz
 from fedcore.data.index_lists import IndexLists
 from fedcore.data.official_files import default_data_dir
@@ -37,7 +37,6 @@ __all__ = [
     "check_offsets",
     "default_data_dir",
     "dirichlet_partition",
-    "fixed_split",
     "gather_runs",
     "load_dataset",
     "load_partition",

@@ -1,4 +1,4 @@
-"""Data sets by name: those bundled with scikit-learn, and torchvision's sets.
+"""Data sets by name, and torchvision's sets.
 
 A loader (entry-point group ``fedcore.datasets``) takes the data directory, None for the default, and returns
 a :class:`~fedcore.data.samples.Dataset`.
@@ -6,26 +6,17 @@ a :class:`~fedcore.data.samples.Dataset`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-import torch
 
 from fedcore.base.errors import PluginContractError
 from fedcore.base.registry import call, resolve
 from fedcore.data.files import imagefolder, npz
 from fedcore.data.official_files import expanded, read_cifar, read_idx
-from fedcore.data.rows import TensorSamples
 from fedcore.data.samples import Dataset
 from fedcore.data.split import Split, assemble
 from fedcore.data.vision import load_torchvision
-
-Array: TypeAlias = npt.NDArray[Any]
 
 BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 """Classes of EMNIST's balanced split, in the order of its labels."""
@@ -49,64 +40,6 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise PluginContractError.of(spec, f"returned {type(dataset).__name__}", kind="dataset", expected="a Dataset")
     return dataset
-
-
-def digits(data_dir: Path | None = None) -> Dataset:
-    """Return scikit-learn's bundled digits: (1, 8, 8), 10 classes, 1437 to train and 360 to test.
-
-    The split is stratified and fixed; it does not depend on the run's seed.
-    """
-    pixels, target, *parts = _bundled_digits()
-    images = torch.from_numpy(pixels / 16.0).to(torch.float32).unsqueeze(1)
-    labels = torch.from_numpy(target.astype(np.int64))
-    train, test = map(torch.from_numpy, parts)
-    return assemble(
-        "digits",
-        Split(images[train], labels[train]),
-        Split(images[test], labels[test]),
-        class_names=tuple(str(digit) for digit in range(10)),
-    )
-
-
-@functools.cache  # scikit-learn parses a text file each time
-def _bundled_digits() -> tuple[Array, Array, Array, Array]:
-    """Return pixels (n, 8, 8), labels (n,), and the positions to train and to test on; for reading only."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return bunch.images, bunch.target, *fixed_split(bunch.target, 0.2)
-
-
-def breast_cancer(data_dir: Path | None = None) -> Dataset:
-    """Return scikit-learn's bundled breast-cancer table: 30 numbers, 2 classes, 455 to train and 114 to test.
-
-    Measurements of cell nuclei (Wisconsin diagnostic data), normalised by the training rows' mean and standard
-    deviation. The split is stratified and fixed; it does not depend on the run's seed.
-    """
-    from sklearn.datasets import load_breast_cancer
-
-    bunch = load_breast_cancer()
-    train, test = fixed_split(bunch.target, 0.2)
-    mean, std = bunch.data[train].mean(axis=0), bunch.data[train].std(axis=0)  # float64, in NumPy's fixed order
-    rows = torch.from_numpy((bunch.data - mean) / std).to(torch.float32)
-    labels = torch.from_numpy(bunch.target.astype(np.int64))
-    return Dataset(
-        name="breast-cancer",
-        train=TensorSamples(rows[train], labels[train]),
-        test=TensorSamples(rows[test], labels[test]),
-        num_classes=2,
-        input_shape=(30,),
-        class_names=tuple(map(str, bunch.target_names)),
-        model="mlp",
-    )
-
-
-def fixed_split(labels: Any, test_size: float) -> tuple[Array, Array]:
-    """Return the positions of a stratified training and test part of ``labels`` (n,), always the same."""
-    from sklearn.model_selection import train_test_split
-
-    train, test = train_test_split(np.arange(len(labels)), test_size=test_size, stratify=labels, random_state=0)
-    return train, test
 
 
 def mnist(data_dir: Path | None = None) -> Dataset:

@@ -112,7 +112,7 @@ def test_plugins_show_is_taken_from_the_code(cli) -> None:
 
 def test_data_list(cli) -> None:
     found = json.loads(cli("data", "list", "--json").stdout)
-    assert found["dataset"]["digits"].startswith("Scikit-learn's bundled digits")
+    assert found["dataset"]["digits"].startswith("The bundled digits")
     assert {"dirichlet", "iid"} <= set(found["partitioner"])
     assert all(line and "`" not in line for lines in found.values() for line in lines.values())
     assert "imagefolder:DIR" in cli("data", "list").stdout

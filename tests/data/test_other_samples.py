@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedcore.base.errors import DataError
-from fedcore.data import SequenceSamples, TensorSamples, load_dataset
+from fedcore.data import SequenceSamples, TensorSamples
 from fedcore.data.sequences import gather_runs
-from fedcore_testing import check_dataset
 
 TEXTS = [[5, 1, 5], [], [2], [7, 7, 0, 3], [4]]
 LABELS = [0, 1, 0, 2, 1]
@@ -80,17 +79,3 @@ def test_labels_that_do_not_belong_to_the_samples_are_refused(labels):
         TensorSamples(torch.zeros(5, 2), labels)
     with pytest.raises(DataError, match=r"labels must be int64 of shape \(5,\)"):
         SequenceSamples(torch.arange(9), sequences().offsets, labels)
-
-
-def test_breast_cancer():
-    from fedcore.data.datasets import breast_cancer
-
-    check_dataset(breast_cancer)
-    dataset = load_dataset("breast-cancer")
-    assert (len(dataset.train), len(dataset.test), dataset.input_shape) == (455, 114, (30,))
-    rows = dataset.train.gather(torch.arange(455))
-    torch.testing.assert_close(rows.mean(dim=0), torch.zeros(30), atol=1e-5, rtol=0)
-    torch.testing.assert_close(rows.std(dim=0, correction=0), torch.ones(30), atol=1e-5, rtol=0)
-    # 357 of 569 are benign, in both parts alike.
-    assert torch.bincount(dataset.train.labels).tolist() == [170, 285]
-    assert torch.bincount(dataset.test.labels).tolist() == [42, 72]

@@ -22,7 +22,7 @@ SURFACE = {
     "fedcore.data": "data sets, samples, partitions",
     "fedcore.models": "models by name, their layers, and where a model splits",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
-    "fedcore_zoo": "networks of the papers, and their layers",
+    "fedcore_zoo": "networks of the papers and their layers, a fixed split",
     "fedcore_testing": "tests of all these",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
 }

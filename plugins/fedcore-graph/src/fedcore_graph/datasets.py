@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from fedcore.data import Dataset, default_data_dir, fixed_split
+from fedcore.data import Dataset, default_data_dir
 from fedcore_graph.tudataset import read_tudataset
+from fedcore_zoo import fixed_split
 
 TEST_SIZE = 0.1
 """The collection has no official split; a tenth is what ten-fold cross-validation, its custom, tests on."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fedcore import ConfigError
-from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble, fixed_split
+from fedcore.data import Dataset, SequenceSamples, Split, TensorSamples, assemble
 from fedcore_huggingface.spec import NoOptions, Options, parse
+from fedcore_zoo import fixed_split
 
 Table: TypeAlias = Any
 """A ``datasets.Dataset``, which has no types."""
