@@ -29,7 +29,6 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     from fedcore.data import files
 
     found["dataset"]["npz:FILE"] = output.first_line(files.npz)
-    found["dataset"]["imagefolder:DIR"] = output.first_line(files.imagefolder)
     for kind in ("dataset", "model"):
         for prefix in registry.available(f"{kind} prefix"):
             found[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)

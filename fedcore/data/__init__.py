@@ -2,10 +2,9 @@
 
 from fedcore.data.assign import Partitioner, make_partition
 from fedcore.data.augment import augment
-from fedcore.data.datasets import load_dataset
+from fedcore.data.datasets import default_data_dir, load_dataset
 from fedcore.data.files import read_npz
 from fedcore.data.index_lists import IndexLists
-from fedcore.data.official_files import default_data_dir
 from fedcore.data.owners import IntArray
 from fedcore.data.partition import DECLARED, Partition
 from fedcore.data.partition_file import load_partition
@@ -14,7 +13,6 @@ from fedcore.data.rows import TensorSamples, check_labels
 from fedcore.data.samples import JSON, Dataset, PublicSamples, ResidentSamples, Samples
 from fedcore.data.sequences import SequenceBatch, SequenceSamples, check_offsets, gather_runs
 from fedcore.data.split import Split, assemble
-from fedcore.data.vision import load_torchvision
 
 __all__ = [
     "DECLARED",
@@ -40,7 +38,6 @@ __all__ = [
     "gather_runs",
     "load_dataset",
     "load_partition",
-    "load_torchvision",
     "make_partition",
     "read_npz",
 ]

@@ -1,9 +1,7 @@
-"""Data sets in the user's own files: arrays in one ``.npz`` file, or images in one folder per class."""
+"""Data sets in the user's own files: arrays in one ``.npz`` file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,11 +11,8 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
-from fedcore.base.processors import cores
 from fedcore.data.samples import Dataset
 from fedcore.data.split import Split, assemble, first_ten, span, unused
-from fedcore.data.vision import load_torchvision
-from fedcore.storage.files import read_text, require_file
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -78,48 +73,6 @@ def how_to_number(y: Array) -> str:
     if y.ndim == 1 and y.dtype.kind in "OUS":
         return f". Names become labels by {RENUMBER}"
     return ""
-
-
-def imagefolder(path: Path) -> Dataset:
-    """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``, or where there is
-    no ``test``, ``val/CLASS/*``.
-
-    All images must have one size; they are read as RGB and normalised to -1..1, as MOON does for
-    Tiny-ImageNet, whose own layout (``val/images`` with ``val/val_annotations.txt``) is understood too.
-
-    :raises DataError: folders or images are missing, damaged or of different sizes.
-    """
-    if not (path / "train").is_dir():
-        raise DataError(f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it")
-    train_files, names = _class_folders(path / "train")
-    annotations = path / "val" / "val_annotations.txt"
-    if annotations.is_file():
-        held_out, test_files = annotations.parent, _annotated_files(annotations)
-    else:
-        folders = [path / name for name in ("test", "val") if (path / name).is_dir()]
-        if not folders:
-            raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set")
-        held_out = folders[0]
-        test_files, _ = _class_folders(held_out)
-    strange = sorted({label for _, label in test_files} - set(names))
-    if strange:
-        raise DataError(f"imagefolder: {path}: class {strange[0]!r} of the test images has no folder in train/")
-    number = {name: k for k, name in enumerate(names)}
-    train, test = (
-        Split(_decode([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
-        for files in (train_files, test_files)
-    )
-    others = [f"{folder.name}/" for folder in path.iterdir() if folder.is_dir() and folder.name[0] != "."]
-    half = (0.5, 0.5, 0.5)
-    return assemble(
-        f"imagefolder:{path.resolve().name}",
-        train,
-        test,
-        stats=(half, half),
-        num_classes=len(names),
-        class_names=tuple(names),
-        notes=unused(str(path), "folders", set(others) - {"train/", f"{held_out.name}/"}),
-    )
 
 
 def read_npz(path: Path) -> tuple[Split, Split]:
@@ -203,54 +156,3 @@ def _labels_from_array(y: Array, x: Array, where: str) -> Tensor:
     if int(y.min()) < 0 or int(y.max()) >= 2**31:
         raise DataError(f"{where}: labels must be 0..C-1; found {int(y.min())}..{int(y.max())}")
     return torch.from_numpy(y.astype(np.int64))
-
-
-def _class_folders(folder: Path) -> tuple[list[tuple[Path, str]], list[str]]:
-    """Return torchvision's view of a folder: (file, class name) in order, and the sorted class names."""
-    try:
-        found = load_torchvision().datasets.ImageFolder(str(folder))
-    except OSError as error:
-        raise DataError(f"imagefolder: {folder} must hold one folder of images per class: {error}") from error
-    return [(Path(file), found.classes[label]) for file, label in found.samples], list(found.classes)
-
-
-def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
-    """Return (file, class name) of Tiny-ImageNet's validation images: lines "file TAB class TAB box"."""
-    try:
-        lines = read_text(annotations).splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(f"imagefolder: cannot read {annotations}: {error}") from error
-    rows = [line.split("\t") for line in lines if line.strip()]
-    # Only a file name: an annotation must not lead out of the folder.
-    if not rows or any(len(row) < 2 or Path(row[0]).name != row[0] for row in rows):
-        raise DataError(f'imagefolder: {annotations} must hold lines "file TAB class ..."')
-    return [(annotations.parent / "images" / row[0], row[1]) for row in rows]
-
-
-def _decode(files: Sequence[Path]) -> Tensor:
-    """Return the images as (n, 3, H, W) uint8, read by torchvision's default loader."""
-    loader = load_torchvision().datasets.folder.default_loader
-
-    def read(file: Path) -> Array:
-        try:
-            require_file(file)
-            return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
-        except Exception as error:  # Pillow's decoders may raise anything on damaged files
-            raise DataError(f"imagefolder: cannot read {file}: {error}") from error
-
-    height, width = read(files[0]).shape[1:]
-    images = np.empty((len(files), 3, height, width), dtype=np.uint8)
-
-    def put(position: int) -> None:
-        image = read(files[position])
-        if image.shape[1:] != (height, width):
-            raise DataError(
-                f"imagefolder: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
-                f"{width}x{height}: resize all images to one size first"
-            )
-        images[position] = image
-
-    with ThreadPoolExecutor(max_workers=min(8, cores())) as pool:
-        for _ in pool.map(put, range(len(files))):
-            pass
-    return torch.from_numpy(images)

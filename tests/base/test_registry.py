@@ -53,3 +53,21 @@ def test_each_plugin_of_a_package_has_its_part_of_the_summary(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     rows = json.loads(CliRunner().invoke(app, ["plugins", "list", "--json"]).stdout)
     assert [row["summary"] for row in rows if row["package"] == "both-package"] == shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("dataset", "cifar10"),
+        ("dataset", "imagefolder:images"),
+        ("partitioner", "niid-bench"),
+        ("model", "simple-cnn"),
+        ("model", "torchvision:resnet18"),
+        ("model", "timm:resnet18"),
+    ],
+)
+def test_a_name_of_a_package_that_is_not_installed_is_answered_with_it(monkeypatch, kind, name):
+    monkeypatch.setattr(registry, "available", lambda kind: {})
+    with pytest.raises(ConfigError) as refused:
+        registry.resolve(kind, name)
+    assert f"{name!r} is in the package fedcore-zoo: {registry.how_to_install('fedcore-zoo')}" in str(refused.value)

@@ -115,7 +115,7 @@ def test_data_list(cli) -> None:
     assert found["dataset"]["digits"].startswith("The bundled digits")
     assert {"dirichlet", "iid"} <= set(found["partitioner"])
     assert all(line and "`" not in line for lines in found.values() for line in lines.values())
-    assert "imagefolder:DIR" in cli("data", "list").stdout
+    assert "imagefolder:NAME" in cli("data", "list").stdout
 
 
 def test_data_plot_takes_the_data_set_of_a_run_from_its_config(cli, tmp_path: Path) -> None:

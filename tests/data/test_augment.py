@@ -5,7 +5,7 @@ import torch
 
 from fedcore.base.errors import UnknownNameError
 from fedcore.data import augment
-from fedcore.data.vision import load_torchvision
+from fedcore_zoo import load_torchvision
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 SHIFT, SCALE = torch.tensor(MEAN).view(-1, 1, 1), torch.tensor(STD).view(-1, 1, 1)

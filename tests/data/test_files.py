@@ -1,11 +1,10 @@
-"""Data of one's own: npz files and folders of images."""
+"""Data of one's own: npz files."""
 
 import os
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from fedcore.base.errors import DataError
 from fedcore.data import load_dataset
@@ -110,30 +109,6 @@ def test_damaged_npz_files(tmp_path):
         load_dataset(f"npz:{tmp_path / 'b.npz'}")
 
 
-def write_image(path, size=(8, 6), colour=None):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    colour = colour or tuple(RNG.integers(0, 256, 3).tolist())
-    Image.new("RGB", size, colour).save(path)
-    return colour
-
-
-@pytest.mark.parametrize("held_out", ["test", "val"])
-def test_imagefolder(tmp_path, held_out):
-    red = write_image(tmp_path / "train/cat/1.png", colour=(255, 0, 51))
-    for name in ("cat/2.png", "dog/1.png"):
-        write_image(tmp_path / "train" / name)
-    Image.new("L", (8, 6), 102).save(tmp_path / "train/dog/grey.png")
-    write_image(tmp_path / held_out / "dog/3.png")  # without cats: still class 1
-    dataset = load_dataset(f"imagefolder:{tmp_path}")
-    assert (dataset.input_shape, dataset.num_classes) == ((3, 6, 8), 2)
-    assert dataset.class_names == ("cat", "dog")
-    assert dataset.train.labels.tolist() == [0, 0, 1, 1]
-    assert dataset.test.labels.tolist() == [1]
-    first, grey = dataset.train.gather(torch.tensor([0, 3]))
-    assert first[:, 2, 2].tolist() == pytest.approx([c / 127.5 - 1 for c in red], abs=1e-6)
-    assert grey.unique().tolist() == pytest.approx([102 / 127.5 - 1], abs=1e-6)
-
-
 def test_what_is_there_and_not_used_is_named(tmp_path):
     write_npz(tmp_path / "a.npz")
     assert load_dataset(f"npz:{tmp_path / 'a.npz'}").notes == ()
@@ -141,71 +116,6 @@ def test_what_is_there_and_not_used_is_named(tmp_path):
     (note,) = load_dataset(f"npz:{tmp_path / 'b.npz'}").notes
     assert note.startswith(f"{tmp_path / 'b.npz'}: arrays not used: 'x_val', 'z\\x1b00', ")
     assert note.endswith("'z\\x1b08' and 1 more")
-
-    for part in ("train", "test"):
-        write_image(tmp_path / "images" / part / "cat/1.png")
-    (tmp_path / "images" / ".cache").mkdir()
-    assert load_dataset(f"imagefolder:{tmp_path / 'images'}").notes == ()
-    write_image(tmp_path / "images/val/cat/1.png")
-    assert load_dataset(f"imagefolder:{tmp_path / 'images'}").notes == (
-        f"{tmp_path / 'images'}: folders not used: 'val/'",
-    )
-
-
-def test_imagefolder_in_tiny_imagenets_layout(tmp_path):
-    for name in ("n01", "n02"):
-        write_image(tmp_path / f"train/{name}/images/{name}_0.JPEG")
-    colours = [write_image(tmp_path / f"val/images/val_{i}.JPEG") for i in range(3)]
-    write_image(tmp_path / "test/images/test_0.JPEG")  # without labels, not the test set
-    rows = "val_0.JPEG\tn02\t0\t0\t9\t9\nval_2.JPEG\tn01\t0\t0\t9\t9\nval_1.JPEG\tn02\t0\t0\t9\t9\n"
-    (tmp_path / "val/val_annotations.txt").write_text(rows)
-    dataset = load_dataset(f"imagefolder:{tmp_path}")
-    assert dataset.class_names == ("n01", "n02")
-    assert dataset.test.labels.tolist() == [1, 0, 1]
-    assert dataset.notes == (f"{tmp_path}: folders not used: 'test/'",)
-    third = dataset.test.gather(torch.tensor([2]))[0, :, 0, 0]
-    assert third.tolist() == pytest.approx([c / 127.5 - 1 for c in colours[1]], abs=0.06)  # JPEG
-
-
-def test_wrong_imagefolders(tmp_path):
-    def refused(message):
-        with pytest.raises(DataError, match=message):
-            load_dataset(f"imagefolder:{tmp_path}")
-
-    refused("train is not a directory")
-    (tmp_path / "train").mkdir()
-    refused("one folder of images per class")
-    write_image(tmp_path / "train/cat/1.png")
-    refused("neither test/ nor val/")
-    write_image(tmp_path / "val/cow/1.png")
-    refused("'cow'")
-    (tmp_path / "val/cow").rename(tmp_path / "val/cat")
-    write_image(tmp_path / "train/cat/2.png", size=(8, 7))
-    refused("resize")
-    (tmp_path / "train/cat/2.png").write_bytes(b"not an image")
-    refused("cannot read")
-    write_image(tmp_path / "train/cat/2.png")
-    write_image(tmp_path / "val/cat/1.png", size=(9, 9))
-    refused("one size")
-    for text in ("", "no tabs", "../../etc/passwd\tcat"):
-        (tmp_path / "val/val_annotations.txt").write_text(text)
-        refused("must hold lines")
-    (tmp_path / "val/val_annotations.txt").write_text("gone.png\tcat")
-    refused("cannot read")
-
-
-@pytest.mark.parametrize("place", ["train/cat/1.png", "val/val_annotations.txt", "val/images/val_0.JPEG"])
-def test_a_pipe_among_images_is_not_waited_for(tmp_path, place):
-    for name in ("cat", "dog"):
-        write_image(tmp_path / f"train/{name}/1.png")
-    write_image(tmp_path / "val/images/val_0.JPEG")
-    (tmp_path / "val/val_annotations.txt").write_text("val_0.JPEG\tcat\t0\t0\t9\t9\n")
-    (tmp_path / place).unlink()
-    os.mkfifo(tmp_path / place)
-    with pytest.raises(
-        DataError, match=r"a pipe, not a file|neither test/ nor val/|folder in train|one folder of images"
-    ):
-        load_dataset(f"imagefolder:{tmp_path}")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])

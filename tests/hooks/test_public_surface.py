@@ -22,7 +22,7 @@ SURFACE = {
     "fedcore.data": "data sets, samples, partitions",
     "fedcore.models": "models by name, their layers, and where a model splits",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
-    "fedcore_zoo": "networks of the papers and their layers, a fixed split",
+    "fedcore_zoo": "data sets and networks of the papers, their layers, a fixed split, torchvision",
     "fedcore_testing": "tests of all these",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
 }
@@ -47,6 +47,10 @@ EXTENDS = {
     "fedcore-trackers": (
         {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.storage"},
         "its processes follow a run directory",
+    ),
+    "fedcore-zoo": (
+        {"fedcore.base", "fedcore.data", "fedcore.storage"},
+        "its data sets and its partition read files and check labels as the core does",
     ),
     "fedcore-export": (
         {"fedcore.base", "fedcore.cli", "fedcore.data", "fedcore.models", "fedcore.runs", "fedcore.storage"},

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
-from fedcore.data import load_torchvision
 from fedcore.models import build_model
 from fedcore.models.weights import with_digest
 from fedcore.runs.resolve import resolve as prepare
+from fedcore_zoo import load_torchvision
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 

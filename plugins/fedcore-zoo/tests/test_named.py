@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.data import load_torchvision
 from fedcore.models import build_model
 from fedcore_testing import check_model
+from fedcore_zoo import load_torchvision
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcore import ConfigError, SplitModel
-from fedcore.data import SequenceBatch, load_torchvision
+from fedcore.data import SequenceBatch
 from fedcore_huggingface.spec import NoOptions, parse
+from fedcore_zoo import load_torchvision
 
 WEIGHTS = "model.safetensors"
 

@@ -1,6 +1,7 @@
-"""Data sets and models for fedcore: the papers' networks, and those of torchvision and timm by name."""
+"""Data sets, models and a partition for fedcore: those of the papers, and torchvision's and timm's models by name."""
 
 from fedcore_zoo.bundled import breast_cancer, fixed_split
+from fedcore_zoo.datasets import cifar10, cifar100, emnist, emnist_balanced, fashion_mnist, mnist
 from fedcore_zoo.fedlab import fedlab_alexnet, fedlab_cnn
 from fedcore_zoo.networks import (
     PadTo,
@@ -12,18 +13,28 @@ from fedcore_zoo.networks import (
     resnet50,
     simple_cnn,
 )
+from fedcore_zoo.niid_bench import niid_bench
+from fedcore_zoo.vision import load_torchvision
 
 __all__ = [
     "PadTo",
     "alexnet",
     "breast_cancer",
+    "cifar10",
+    "cifar100",
     "embedding_bag",
+    "emnist",
+    "emnist_balanced",
+    "fashion_mnist",
     "fdcl_cnn",
     "fedcme_cnn",
     "fedlab_alexnet",
     "fedlab_cnn",
     "fixed_split",
     "image_shape",
+    "load_torchvision",
+    "mnist",
+    "niid_bench",
     "resnet50",
     "simple_cnn",
 ]

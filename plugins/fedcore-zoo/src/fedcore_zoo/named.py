@@ -12,8 +12,8 @@ from collections.abc import Callable
 from torch import nn
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.data import load_torchvision
 from fedcore_zoo.networks import image_shape
+from fedcore_zoo.vision import load_torchvision
 
 Factory = Callable[[int, tuple[int, ...]], nn.Module]
 

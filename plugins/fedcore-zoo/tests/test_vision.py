@@ -12,8 +12,8 @@ def run_python(code, path=None):
 
 def test_torchvision_is_imported_late_and_always_works():
     code = (
-        "import sys, fedcore.data; assert not any(m.startswith('torchvision') for m in sys.modules);"
-        "from fedcore.data.vision import load_torchvision as load;"
+        "import sys, fedcore.data, fedcore_zoo; assert not any(m.startswith('torchvision') for m in sys.modules);"
+        "from fedcore_zoo.vision import load_torchvision as load;"
         "assert load() is load() is sys.modules['torchvision'];"
         "import torchvision.transforms.functional, torchvision.datasets"
     )
@@ -25,7 +25,7 @@ def test_a_working_torchvision_is_left_alone(tmp_path):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision/__init__.py").write_text("")
     code = (
-        "import torch, fedcore.data.vision as v; t = v.load_torchvision(); print(t.__file__);"
+        "import torch, fedcore_zoo.vision as v; t = v.load_torchvision(); print(t.__file__);"
         "assert not v._declared and not hasattr(torch.ops.torchvision, 'nms')"
     )
     result = run_python(code, tmp_path)
@@ -37,5 +37,5 @@ def test_a_torchvision_broken_otherwise_is_explained(tmp_path):
     (tmp_path / "torchvision").mkdir()
     broken = "raise RuntimeError('operator torchvision::roi_align does not exist')"
     (tmp_path / "torchvision/__init__.py").write_text(broken)
-    result = run_python("import fedcore.data.vision as v; v.load_torchvision()", tmp_path)
+    result = run_python("import fedcore_zoo.vision as v; v.load_torchvision()", tmp_path)
     assert "ConfigError: torchvision cannot be imported: operator torchvision::roi_align" in result.stderr

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.data.assign import partition
 from tests.data.test_partitioners import LABELS, naive_dirichlet
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,33 +10,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcore.base.errors import DataError
-from fedcore.data.files import read_npz
-from fedcore.data.split import Split, span
-from fedcore.data.vision import load_torchvision
+from fedcore import DataError
+from fedcore.data import Split, default_data_dir, read_npz
+from fedcore.data.split import span
+from fedcore_zoo.vision import load_torchvision
 
 _DOWNLOAD_TIMEOUT = 15.0  # seconds without an answer; torchvision sets none and could hang behind a firewall
 _LAYOUT_HINT = (
     "Run once with network access (torchvision downloads them), copy the files there by hand (unpacked), or "
     "point --data-dir (or FEDCORE_DATA) to a directory with these files."
 )
-
-
-def default_data_dir() -> Path:
-    """Return the directory named by FEDCORE_DATA, else ``~/.cache/fedcore/data``.
-
-    :raises DataError: the path names the home of a user that does not exist.
-    """
-    named = os.environ.get("FEDCORE_DATA")
-    return expanded(named or "~/.cache/fedcore/data", f"FEDCORE_DATA={named}")
-
-
-def expanded(path: str, source: str) -> Path:
-    """Return a path with its ``~`` replaced by a home."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise DataError(f"{source}: there is no such user's home; write the full path") from None
 
 
 def read_idx(

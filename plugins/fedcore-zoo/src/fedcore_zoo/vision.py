@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

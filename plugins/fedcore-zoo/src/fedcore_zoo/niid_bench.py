@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.data.owners import MIN_SIZE, IntArray, check_alpha, checked_labels
 from fedcore.data.partitioners import MAX_REDRAWS, capped_counts
 

@@ -1,0 +1,125 @@
+"""Images of one's own, in one folder per class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedcore import DataError
+from fedcore.data import Dataset, Split, assemble
+from fedcore.data.datasets import expanded
+from fedcore.data.split import unused
+from fedcore.engines import cores
+from fedcore.storage.files import read_text, require_file
+from fedcore_zoo.vision import load_torchvision
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def imagefolder(name: str) -> Callable[[Path | None], Dataset]:
+    """Images in a folder: ``imagefolder:DIR`` with train/CLASS/* and test/CLASS/* or val/CLASS/*.
+
+    :raises DataError: the path names the home of a user that does not exist.
+    """
+    path = expanded(name, f"imagefolder:{name}")
+    return lambda data_dir: read_folder(path)
+
+
+def read_folder(path: Path) -> Dataset:
+    """Return images in one folder per class: ``train/CLASS/*`` and ``test/CLASS/*``, or where there is
+    no ``test``, ``val/CLASS/*``.
+
+    All images must have one size; they are read as RGB and normalised to -1..1, as MOON does for
+    Tiny-ImageNet, whose own layout (``val/images`` with ``val/val_annotations.txt``) is understood too.
+
+    :raises DataError: folders or images are missing, damaged or of different sizes.
+    """
+    if not (path / "train").is_dir():
+        raise DataError(f"imagefolder: {path / 'train'} is not a directory; expected train/ and test/ or val/ in it")
+    train_files, names = _class_folders(path / "train")
+    annotations = path / "val" / "val_annotations.txt"
+    if annotations.is_file():
+        held_out, test_files = annotations.parent, _annotated_files(annotations)
+    else:
+        folders = [path / name for name in ("test", "val") if (path / name).is_dir()]
+        if not folders:
+            raise DataError(f"imagefolder: {path} holds neither test/ nor val/, the folder of the test set")
+        held_out = folders[0]
+        test_files, _ = _class_folders(held_out)
+    strange = sorted({label for _, label in test_files} - set(names))
+    if strange:
+        raise DataError(f"imagefolder: {path}: class {strange[0]!r} of the test images has no folder in train/")
+    number = {name: k for k, name in enumerate(names)}
+    train, test = (
+        Split(_decode([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
+        for files in (train_files, test_files)
+    )
+    others = [f"{folder.name}/" for folder in path.iterdir() if folder.is_dir() and folder.name[0] != "."]
+    half = (0.5, 0.5, 0.5)
+    return assemble(
+        f"imagefolder:{path.resolve().name}",
+        train,
+        test,
+        stats=(half, half),
+        num_classes=len(names),
+        class_names=tuple(names),
+        notes=unused(str(path), "folders", set(others) - {"train/", f"{held_out.name}/"}),
+    )
+
+
+def _class_folders(folder: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+    """Return torchvision's view of a folder: (file, class name) in order, and the sorted class names."""
+    try:
+        found = load_torchvision().datasets.ImageFolder(str(folder))
+    except OSError as error:
+        raise DataError(f"imagefolder: {folder} must hold one folder of images per class: {error}") from error
+    return [(Path(file), found.classes[label]) for file, label in found.samples], list(found.classes)
+
+
+def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
+    """Return (file, class name) of Tiny-ImageNet's validation images: lines "file TAB class TAB box"."""
+    try:
+        lines = read_text(annotations).splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"imagefolder: cannot read {annotations}: {error}") from error
+    rows = [line.split("\t") for line in lines if line.strip()]
+    # Only a file name: an annotation must not lead out of the folder.
+    if not rows or any(len(row) < 2 or Path(row[0]).name != row[0] for row in rows):
+        raise DataError(f'imagefolder: {annotations} must hold lines "file TAB class ..."')
+    return [(annotations.parent / "images" / row[0], row[1]) for row in rows]
+
+
+def _decode(files: Sequence[Path]) -> Tensor:
+    """Return the images as (n, 3, H, W) uint8, read by torchvision's default loader."""
+    loader = load_torchvision().datasets.folder.default_loader
+
+    def read(file: Path) -> Array:
+        try:
+            require_file(file)
+            return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
+        except Exception as error:  # Pillow's decoders may raise anything on damaged files
+            raise DataError(f"imagefolder: cannot read {file}: {error}") from error
+
+    height, width = read(files[0]).shape[1:]
+    images = np.empty((len(files), 3, height, width), dtype=np.uint8)
+
+    def put(position: int) -> None:
+        image = read(files[position])
+        if image.shape[1:] != (height, width):
+            raise DataError(
+                f"imagefolder: {files[position]} is {image.shape[2]}x{image.shape[1]}, but {files[0]} is "
+                f"{width}x{height}: resize all images to one size first"
+            )
+        images[position] = image
+
+    with ThreadPoolExecutor(max_workers=min(8, cores())) as pool:
+        for _ in pool.map(put, range(len(files))):
+            pass
+    return torch.from_numpy(images)
