@@ -1,7 +1,6 @@
-"""Data sets, partitions among clients, and augmentation."""
+"""Data sets, and partitions among clients."""
 
 from fedcore.data.assign import Partitioner, make_partition
-from fedcore.data.augment import augment
 from fedcore.data.datasets import default_data_dir, load_dataset
 from fedcore.data.files import read_npz
 from fedcore.data.index_lists import IndexLists
@@ -30,7 +29,6 @@ __all__ = [
     "Split",
     "TensorSamples",
     "assemble",
-    "augment",
     "check_labels",
     "check_offsets",
     "default_data_dir",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError
-from fedcore.data.augment import apply_augmentation, draw_augmentation
+from fedcore.base.registry import resolve
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -160,7 +160,7 @@ class Dataset:
     """A training set, split among the clients, and a test set, which only the server uses.
 
     ``input_shape`` is the argument of model factories: the shape of one sample, (C, H, W) for images; other kinds of
-    samples define their own. ``augmentation`` names an entry of :mod:`fedcore.data.augment`, None without augmentation.
+    samples define their own. ``augmentation`` is the name of an :class:`Augmentation`, None without one.
     ``model`` is the model of ``--model auto``, None for the rule for images. ``public`` are the run's public samples.
     ``sources`` (n,) int64 numbers where each training sample comes from, a writer or a hospital, for the partition
     ``natural``. ``notes`` are lines for the user, such as what a file holds that is not used.
@@ -207,15 +207,28 @@ class Picked(NamedTuple):
                 own.copy_(value)
 
 
+class Augmentation(Protocol):
+    """Random changes of training images, installed under the entry point group ``fedcore.augmentations``."""
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return the random numbers for ``n`` images from ``generator`` alone, (n, numbers) float32 on the CPU."""
+
+    def apply(self, x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+        """Return images (B, C, H, W), normalised by ``mean`` and ``std``, changed by ``drawn`` (B, numbers).
+
+        Capture-safe: no host synchronisation.
+        """
+
+
 class ClientData:
     """Samples of one client by position 0..n-1, in data-set order.
 
     :param indices: positions in ``samples`` that belong to the client, int64 (n,).
-    :param augmentation: name of the augmentation that training batches get; None for none.
+    :param augmentation: what training batches get; None without augmentation.
     """
 
     def __init__(
-        self, samples: Samples, indices: Tensor, device: torch.device, augmentation: str | None = None
+        self, samples: Samples, indices: Tensor, device: torch.device, augmentation: Augmentation | None = None
     ) -> None:
         self._samples = samples
         self._indices, self._count = indices.to(device), len(indices)
@@ -234,7 +247,8 @@ class ClientData:
     @classmethod
     def training(cls, dataset: Dataset, indices: Tensor, device: torch.device, *, augmented: bool) -> ClientData:
         """Return a client's training part."""
-        return cls(dataset.train, indices, device, dataset.augmentation if augmented else None)
+        augmentation = resolve("augmentation", dataset.augmentation) if augmented and dataset.augmentation else None
+        return cls(dataset.train, indices, device, augmentation)
 
     def __len__(self) -> int:
         return self._count
@@ -254,7 +268,7 @@ class ClientData:
         labels = self._labels_of(rows)
         drawn: Iterator[Tensor | None] = repeat(None)
         if self._augmentation is not None:
-            drawn = iter(draw_augmentation(self._augmentation, len(order), stream()).to(self._device).split(size))
+            drawn = iter(self._augmentation.draw(len(order), stream()).to(self._device).split(size))
         if len(order) <= size:
             yield Picked(positions, rows, labels, next(drawn))
             return
@@ -272,7 +286,7 @@ class ClientData:
             return x
         assert self._augmentation is not None
         assert isinstance(self._samples, ResidentSamples)
-        return apply_augmentation(self._augmentation, x, picked.drawn, self._samples.mean, self._samples.std)
+        return self._augmentation.apply(x, picked.drawn, self._samples.mean, self._samples.std)
 
 
 def _normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -74,6 +74,8 @@ def resolve(config: RunConfig, plugins: PluginSet | None = None) -> ResolvedRun:
     dataset = with_public(load_dataset(config.dataset, config.data_dir), config.public, config.seed, config.data_dir)
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
+    if config.augment:
+        registry.resolve("augmentation", str(dataset.augmentation))
     model = usual_model(dataset) if config.model == "auto" else config.model
     resolved: dict[str, Any] = {
         "plugins": plugin_options(config, plugins),

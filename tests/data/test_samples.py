@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedcore.base.errors import DataError
-from fedcore.data import ResidentSamples, samples
+from fedcore.base.errors import DataError, UnknownNameError
+from fedcore.data import Dataset, ResidentSamples, samples
 
 MEAN, STD = (0.3, 0.5, 0.1), (0.2, 0.25, 0.7)
 
@@ -75,3 +75,12 @@ def test_another_process_rebuilds_them_from_a_mapped_file(pixels, labels, tmp_pa
 def test_wrong_shapes_and_types_are_refused(images, labels, mean):
     with pytest.raises(DataError):
         ResidentSamples(images, labels, mean, (1.0,))
+
+
+def test_an_augmentation_that_no_package_provides_is_refused(pixels, labels):
+    whole = ResidentSamples.from_pixels(pixels, labels, MEAN, STD)
+    dataset = Dataset("own", whole, whole, 4, (3, 5, 4), augmentation="cifar-10")
+    part = torch.arange(4), torch.device("cpu")
+    assert not samples.ClientData.training(dataset, *part, augmented=False).varies
+    with pytest.raises(UnknownNameError, match="unknown augmentation 'cifar-10'"):
+        samples.ClientData.training(dataset, *part, augmented=True)

@@ -3,7 +3,8 @@
 Each augmentation maps every output pixel to an input pixel or to black, and gathers once: crop, flip and rotation
 only move pixels, so their composition is exact. Source: QinbinLi/MOON,
 ``utils.py`` and ``datasets.py`` (CIFAR-10: reflecting pad 4, random crop, flip; CIFAR-100: zero pad 4, random
-crop, flip, rotation by up to 15 degrees).
+crop, flip, rotation by up to 15 degrees). All numbers come from the CPU generator, so they do not depend on the device
+of the images.
 """
 
 from __future__ import annotations
@@ -15,36 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import UnknownNameError
-
 PAD = 4
 MAX_DEGREES = 15.0
-
-
-def augment(name: str, x: Tensor, generator: torch.Generator, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return ``x`` (B, C, H, W), normalised by ``mean`` and ``std`` per channel, augmented as ``name`` says.
-
-    :raises UnknownNameError: no augmentation of that name.
-    """
-    return apply_augmentation(name, x, draw_augmentation(name, len(x), generator).to(x.device), mean, std)
-
-
-def draw_augmentation(name: str, n: int, generator: torch.Generator) -> Tensor:
-    """Return the random numbers that augment ``n`` images, (n, numbers) float32 on the CPU: crop, flip, angle if used.
-
-    All numbers come from the CPU ``generator``, so they do not depend on the device of the images.
-
-    :raises UnknownNameError: no augmentation of that name.
-    """
-    return _named(name)[0](n, generator)
-
-
-def apply_augmentation(name: str, x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return ``x`` (B, C, H, W) augmented by ``drawn`` (B, numbers) on its device; capture-safe.
-
-    :raises UnknownNameError: no augmentation of that name.
-    """
-    return _named(name)[1](x, drawn, mean, std)
 
 
 def _draw_crop_and_flip(n: int, generator: torch.Generator) -> Tensor:
@@ -86,23 +59,6 @@ def _cifar100(x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[flo
     )
 
 
-class _Augmentation(NamedTuple):
-    draw: Callable[[int, torch.Generator], Tensor]
-    apply: Callable[[Tensor, Tensor, Sequence[float], Sequence[float]], Tensor]
-
-
-AUGMENTATIONS = {
-    "cifar10": _Augmentation(_draw_crop_and_flip, _cifar10),
-    "cifar100": _Augmentation(_draw_crop_flip_and_angle, _cifar100),
-}
-
-
-def _named(name: str) -> _Augmentation:
-    if name not in AUGMENTATIONS:
-        raise UnknownNameError("augmentation", name, AUGMENTATIONS)
-    return AUGMENTATIONS[name]
-
-
 def _reflect(position: Tensor, size: int) -> Tensor:
     """Return positions outside 0..size-1 mirrored at the border pixel, which is not repeated."""
     position = position.abs()
@@ -136,3 +92,14 @@ def _gather_pixels(x: Tensor, source: Tensor) -> Tensor:
     batch, channels = x.shape[:2]
     index = source.reshape(batch, 1, -1).expand(-1, channels, -1)
     return x.flatten(2).gather(2, index).view(x.shape)
+
+
+class Augmentation(NamedTuple):
+    """What the core calls: ``draw(n, generator)``, and ``apply(x, drawn, mean, std)``, which is capture-safe."""
+
+    draw: Callable[[int, torch.Generator], Tensor]
+    apply: Callable[[Tensor, Tensor, Sequence[float], Sequence[float]], Tensor]
+
+
+CIFAR10 = Augmentation(_draw_crop_and_flip, _cifar10)
+CIFAR100 = Augmentation(_draw_crop_flip_and_angle, _cifar100)
