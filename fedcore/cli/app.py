@@ -36,14 +36,8 @@ class Commands(TyperGroup):
         names = (name.removeprefix(group) for name in registry.available("command") if name.startswith(group))
         return [*own, *(name for name in names if " " not in name and name not in own)]
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the arguments name; a wrong name is answered with near ones, of packages too."""
-        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(f"No such command {args[0]!r}.{suggestion(args[0], self.list_commands(ctx))}")
-        return super().resolve_command(ctx, args)
-
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None; a package's command is imported now, one that is not installed is named."""
+        """Return a command; a package's is imported now. One that is not installed, or near a wrong name, is named."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -51,7 +45,9 @@ class Commands(TyperGroup):
         if name not in registry.available("command"):
             package = registry.package_of("command", name)
             if package is None:
-                return None
+                if cmd_name.startswith("-") or ctx.resilient_parsing:  # an option in its place, or completion
+                    return None
+                return ctx.fail(f"No such command {cmd_name!r}.{suggestion(cmd_name, self.list_commands(ctx))}")
             raise ConfigError(f"{name!r} needs the package {package}: {registry.how_to_install(package)}")
         try:
             command = get_command(registry.resolve("command", name))

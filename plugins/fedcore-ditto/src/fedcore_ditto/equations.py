@@ -12,6 +12,9 @@ from torch.nn import functional as F
 from fedcore import SplitModel
 from fedcore_functional import proximal_term
 
+KNOWN = ("torch.nn.modules.", "fedcore.", "fedcore_functional.", "fedcore_zoo.")
+"""How the modules begin whose networks draw random numbers by :data:`DRAWING` alone."""
+
 DRAWING = (
     nn.modules.dropout._DropoutNd,
     nn.FractionalMaxPool2d,
@@ -46,9 +49,8 @@ def logits_with(model: SplitModel, tensors: Mapping[str, Tensor], x: Any) -> Ten
 def may_draw(model: nn.Module) -> bool:
     """Say whether a forward pass in training mode may draw random numbers.
 
-    Of modules that are neither torch's nor the core's nothing is known: they may.
+    Of modules that are neither torch's nor fedcore's nothing is known: they may.
     """
     return any(
-        isinstance(module, DRAWING) or not type(module).__module__.startswith(("torch.nn.modules.", "fedcore."))
-        for module in model.modules()
+        isinstance(module, DRAWING) or not type(module).__module__.startswith(KNOWN) for module in model.modules()
     )

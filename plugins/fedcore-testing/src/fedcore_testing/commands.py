@@ -137,7 +137,7 @@ def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verd
     outcome = "breaks the contract" if counts["failed"] else "keeps the contract"
     said = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     seconds = output.duration(sum(v.seconds for v in found))
-    console.print(Text(f"\n{output.clean(name)} {outcome}: {said} in {seconds}", style="bold"))
+    console.print(Text(f"\n{output.clean(name)} {outcome}: {said} in {seconds}", style="bold"), soft_wrap=True)
     return found
 
 
