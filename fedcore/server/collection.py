@@ -52,7 +52,7 @@ class Collector:
     def take(self, task: ClientTask, outcome: Outcome) -> bool:
         """Accept one outcome, or record why not; returns whether it was accepted. A rejected update changes nothing.
 
-        An update for which a plugin raises is rejected too, so that no client can stop the run.
+        An update for which a plugin raises is rejected, too; :func:`require_enough` ends a round in which all are.
         """
         began, accepted = time.perf_counter(), False
         if isinstance(outcome, ClientFailure):
