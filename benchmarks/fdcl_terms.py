@@ -26,7 +26,7 @@ from fedcore.data.samples import ClientData, Dataset
 from fedcore.models.split import Outputs
 from fedcore.runs.client_models import own_model
 from fedcore.runs.evaluation import loaded
-from fedcore.runs.start import reopen
+from fedcore.runs.run import Run
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCLOptions
 from fedcore_testing.federation import data_of
@@ -77,10 +77,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    opened = reopen(args.run, allow_code=False)
-    state, config = opened.last_state(), opened.config
+    run = Run.open(args.run, allow_code=False)
+    state, config = run.last_state(), run.config
     options = FDCLOptions(**config.plugins["fdcl"])
-    received = loaded(copy.deepcopy(opened.setup.model), state)
+    received = loaded(copy.deepcopy(run.setup.model), state)
     samples, partition = data_of(args.run)
     lr = config.learning_rate(state.round)
     print(f"after round {state.round}, test accuracy {accuracy(received, samples):.2f} %\n")
@@ -88,7 +88,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     clients = []
     for client in args.clients:
-        own = own_model(opened, client)
+        own = own_model(run, client)
         if not own.took_part:
             parser.error(f"client {client} has not taken part yet")
         data = ClientData(samples.train, partition.train[client], CPU)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from fedcore.hooks.plugin import PluginOptions as PluginOptions
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
-    from fedcore.runs.client_models import client_model as client_model
     from fedcore.runs.experiment import Interrupted as Interrupted
+    from fedcore.runs.experiment import client_model as client_model
     from fedcore.runs.experiment import evaluate_run as evaluate_run
     from fedcore.runs.experiment import load_run as load_run
     from fedcore.runs.experiment import resume as resume
@@ -76,7 +76,7 @@ _HOMES = {
     "UnknownNameError": "base.errors",
     "check_changes": "base.tensors",
     "check_tensors": "base.tensors",
-    "client_model": "runs.client_models",
+    "client_model": "runs.experiment",
     "evaluate_run": "runs.experiment",
     "generator": "base.seeding",
     "hookimpl": "hooks.hookspecs",

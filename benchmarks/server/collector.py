@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fedcore import ClientUpdate, Plugin, ServerContext, hookimpl
 from fedcore.client.messages import ClientResult, ClientTask, pack_update
+from fedcore.client.setup import Setup
 from fedcore.models import SplitModel
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.collection import Collector
@@ -98,10 +99,9 @@ def counted(copied: dict[str, int]) -> Iterator[None]:
 
 def measured(plugin: type[Plugin], clients: int, folder: Path) -> dict[str, Any]:
     """Take one update of every client; returns what it cost."""
-    run = resolve(small_config(folder, plugin, clients=clients, model=wide, partition="iid"))
-    setup = run.set_up()
-    partition = resolve_partition(setup.config, run.dataset)
-    federation = Federation(setup, run.dataset, partition, None, RemoteClientStore(folder))  # type: ignore[arg-type]
+    config, dataset = resolve(small_config(folder, plugin, clients=clients, model=wide, partition="iid"))
+    setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
+    federation = Federation(setup, dataset, partition, None, RemoteClientStore(folder))  # type: ignore[arg-type]
     model = dict(setup.model.state_dict())
     current = Round(federation, ServerState(model=model), 0)
     current.cohort = list(range(clients))

@@ -42,6 +42,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
+        self._locked = False
         self._missing: list[Path] = []  # folders that were not there before, innermost first
         self.metrics = RecordFile(path / "metrics.jsonl", lambda: self.mark)
         self.sessions = RecordFile(path / "sessions.jsonl", lambda: self.mark)
@@ -171,10 +172,13 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from going on with this run until the block ends.
+        """Keep other processes from going on with this run until the block ends; may be entered again inside.
 
         :raises RunDirectoryError: one is at work.
         """
+        if self._locked:
+            yield
+            return
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:  # a process that could not begin a run here has deleted it
@@ -188,9 +192,11 @@ class RunDirectory:
             ) from None
         except OSError:  # a network file system that cannot lock folders
             pass
+        self._locked = True
         try:
             yield
         finally:
+            self._locked = False
             os.close(descriptor)
 
     def append_metrics(self, record: dict[str, Any]) -> int:

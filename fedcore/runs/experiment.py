@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, RunDirectoryError
-from fedcore.base.tensors import copy_into
+from fedcore.base.errors import ConfigError
 from fedcore.base.threads import one_thread
 from fedcore.base.user_modules import refuse_while_importing
 from fedcore.data import Partition
-from fedcore.models.placement import Placement, resolve_device
-from fedcore.runs.cautions import (
-    data_cautions,
-    evaluation_cautions,
-    option_cautions,
-    schedule_cautions,
-    version_cautions,
-)
-from fedcore.runs.checkpoint import Note
+from fedcore.runs.client_models import own_model
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, given_again, name_objects
 from fedcore.runs.notebook import notebook_display
-from fedcore.runs.opened import OpenedRun
-from fedcore.runs.provenance import session
-from fedcore.runs.resolve import ResolvedRun
 from fedcore.runs.result import RunResult
-from fedcore.runs.start import Make, begin, federation, reopen
-from fedcore.runs.tracking import tracked
+from fedcore.runs.run import Make, Run, noting, only_notes
 from fedcore.runs.training import Experiment, Interrupted
 from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
 
-__all__ = [
-    "Experiment",
-    "Interrupted",
-    "RunResult",
-    "evaluate_run",
-    "go_on",
-    "load_run",
-    "resume",
-    "run",
-    "started",
-]
-
-UNFINISHED = (
-    "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
-    "one before it is computed again"
-)
+__all__ = ["Experiment", "Interrupted", "RunResult", "evaluate_run", "load_run", "resume", "run", "started"]
 
 
 def run(
-    config: RunConfig | ResolvedRun | None = None,
+    config: RunConfig | None = None,
     *,
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
@@ -82,42 +55,37 @@ def run(
     :param engine: makes the engine in place of the configured one; for engines that are objects of the caller's.
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``); by default a
         notebook shows the progress.
-    :raises ConfigError: and its kin, before anything is written.
+    :raises ConfigError: or a subclass. Nothing has been written by then.
     :raises RoundFailedError: too few usable updates; the directory holds the last finished round.
-    :raises Interrupted: Ctrl-C; likewise. Without a finished round no error leaves a directory.
+    :raises Interrupted: Ctrl-C; the directory holds the last finished round, too. Without a finished round no error
+        leaves a directory.
     """
     refuse_while_importing()
     config, given, notify = RunConfig() if config is None else config, Given(), notify or notebook_display()
-    if not isinstance(config, (RunConfig, ResolvedRun)):
+    if not isinstance(config, RunConfig):
         raise ConfigError(f"fedcore.run got a {type(config).__name__}; give a RunConfig: fedcore.RunConfig(rounds=5)")
     if model is not None or plugins is not None or dataset is not None:
-        if isinstance(config, ResolvedRun):
-            raise ConfigError("a resolved run has its model, plugins and data set; give objects with a RunConfig")
         config, given = name_objects(config, model, plugins, dataset)
         changed = given.workers(config)
         config = config.model_copy(update=changed)
         if changed:
-            _noting(notify or _only_notes)(given.note)
+            noting(notify or only_notes)(given.note)
     with (
         one_thread(),
         given.lent(),
-        started(config, notify=notify, engine=engine, partition=partition) as (experiment, state),
+        Run.new(config, partition=partition, reached=engine is not None) as new,
     ):
-        return experiment.train(state)
+        return new.train(notify=notify, make=engine)
 
 
 @contextmanager
 def started(
-    config: RunConfig | ResolvedRun,
-    *,
-    notify: Notify | None = None,
-    engine: Make | None = None,
-    partition: Partition | None = None,
+    config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
 ) -> Iterator[tuple[Experiment, ServerState]]:
     """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
-    with one_thread(), begin(config, partition, reached=engine is not None) as opened:
-        initial = opened.initial()
-        with _running(opened, initial, notify, engine) as experiment:
+    with one_thread(), Run.new(config, partition=partition, reached=engine is not None) as new:
+        initial = new.initial()
+        with new.started(initial, notify, engine) as experiment:
             yield experiment, initial
 
 
@@ -145,7 +113,7 @@ def resume(
     :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
         directory.
     :param engine: as in :func:`run`.
-    :param changes: options of :data:`fedcore.runs.start.CHANGEABLE` with other values from here on, recorded in
+    :param changes: options of :data:`fedcore.runs.run.CHANGEABLE` with other values from here on, recorded in
         config.yaml. With more rounds the bits are those of a run of so many if neither the learning rate's schedule
         nor a method looks at their number.
     :param out: copy the run to this new directory and resume the copy; ``path`` stays unchanged.
@@ -157,34 +125,13 @@ def resume(
     saved, given = given_again(path, model, plugins, dataset)
     if saved is not None and (changed := given.workers(saved)):
         changes = {**(changes or {}), **changed}
-        _noting(notify)(given.note)
+        noting(notify)(given.note)
+    reached = engine is not None
     with one_thread(), given.lent():
-        opened = reopen(
-            path,
-            allow_code=allow_code,
-            allow_outside=allow_outside,
-            reached=engine is not None,
-            changes=changes,
-            out=out,
+        reopened = Run.open(
+            path, allow_code=allow_code, allow_outside=allow_outside, reached=reached, changes=changes, out=out
         )
-        return go_on(opened, notify=notify, engine=engine)
-
-
-def go_on(opened: OpenedRun, *, notify: Notify | None = None, engine: Make | None = None) -> RunResult:
-    """Train what is left of a reopened run; see :func:`resume`."""
-    note = _noting(notify)
-    with one_thread(), opened.directory.lock():
-        finished = opened.directory.read_summary(note) is not None
-        state = opened.recover(note) or opened.initial()
-        if finished and state.phase != "done" and not opened.changed:
-            note(UNFINISHED)
-        if "rounds" in opened.changed:
-            before, _ = opened.changed["rounds"]
-            for caution in schedule_cautions(before, opened.config, state.round):
-                note(caution)
-        with _running(opened, state, notify, engine) as experiment:
-            opened.record_changes(state)
-            return experiment.train(state)
+        return reopened.train(notify=notify, make=engine)
 
 
 def evaluate_run(
@@ -203,18 +150,8 @@ def evaluate_run(
     :param allow_code: as for :func:`resume`.
     :raises RunDirectoryError: there is no checkpoint.
     """
-    path = Path(path)
-    _, given = given_again(path, model, plugins, dataset)
-    with one_thread(), given.lent():
-        opened, note = reopen(path, allow_code=allow_code), _noting(notify)
-        state = opened.last_state(note)
-        recorded = sum("round" in record for record in opened.directory.read_metrics())
-        if state.phase != "done" and opened.directory.read_summary(note) is not None:
-            note(UNFINISHED)
-        elif recorded > state.round:
-            note(f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated")
-        with federation(opened) as running:
-            return Experiment(running, opened.directory, _silent).final_metrics(state)
+    with _reopened(path, model, plugins, dataset, allow_code) as reopened:
+        return reopened.evaluate(notify=notify)
 
 
 def load_run(
@@ -230,57 +167,44 @@ def load_run(
     :param model: as for :func:`resume`, likewise ``plugins``, ``dataset`` and ``allow_code``.
     :raises RunDirectoryError: there is no finished run in ``path``, or its files do not belong together.
     """
-    path = Path(path)
-    _, given = given_again(path, model, plugins, dataset)
-    with one_thread(), given.lent():
-        opened = reopen(path, allow_code=allow_code)
-        damage: list[str] = []
-        summary = opened.directory.read_summary(damage.append)
-        if summary is None:
-            problem = damage[0] if damage else f"{path} is not finished; go on with it"
-            raise RunDirectoryError(f"{problem}: {opened.directory.how_to_resume}")
-        opened.directory.note_damaged_metrics(_noting(_only_notes))
-        network = Placement.plain().model(opened.setup.model).eval()
-        copy_into(network.state_dict(), opened.directory.read_model())
-        return RunResult(summary["metrics"], network, opened.directory.path, summary, opened.config)
+    with _reopened(path, model, plugins, dataset, allow_code) as reopened:
+        return reopened.result()
+
+
+def client_model(
+    path: Path | str,
+    client: int,
+    *,
+    model: ModelObject | None = None,
+    plugins: PluginObjects | None = None,
+    dataset: DatasetObject | None = None,
+    allow_code: bool = False,
+) -> nn.Module:
+    """Return a client's own model after a run's last checkpoint, on the CPU, in eval mode; writes nothing.
+
+    It is the model of the protocol ``personal``, and returns (features, logits). A client that never trained has the
+    global one.
+
+    :param client: its number, from 0.
+    :param model: as for :func:`resume`, as are ``plugins``, ``dataset`` and ``allow_code``.
+    :raises ConfigError: the run's methods give clients no model of their own, or it has no such client.
+    :raises RunDirectoryError: there is no run in ``path``, or it has no checkpoint.
+    :raises PluginCallError: ``personal_model`` raised.
+    """
+    with _reopened(path, model, plugins, dataset, allow_code) as reopened:
+        return own_model(reopened, client).network
 
 
 @contextmanager
-def _running(opened: OpenedRun, state: ServerState, notify: Notify | None, make: Make | None) -> Iterator[Experiment]:
-    notify = notify or _only_notes
-    notes: Any = opened.partition.info["notes"]
-    cautions = [*version_cautions(opened.config, opened.file.versions), *data_cautions(opened.dataset)]
-    cautions += [] if state.round else evaluation_cautions(opened.setup, opened.partition)
-    cautions += option_cautions(opened.config)
-    notify(
-        "start",
-        {
-            "directory": opened.directory.path,
-            "config": opened.config,
-            "round": state.round,
-            "notes": [*notes, *cautions],
-        },
-    )
-    with (
-        tracked(opened.config, opened.directory.path, notify) as notify,
-        federation(opened, make) as running,
-    ):
-        recorded = session(opened.config, opened.setup.model, resolve_device(opened.config.device))
-        opened.directory.sessions.append(recorded)
-        with Experiment(running, opened.directory, notify) as experiment:
-            yield experiment
-
-
-def _noting(notify: Notify | None) -> Note:
-    """Return a message callback that calls ``notify``."""
-    return lambda message: (notify or _silent)("note", {"message": message})
-
-
-def _only_notes(event: str, details: Mapping[str, Any]) -> None:
-    """Tell a caller that passed no ``notify``, for example that a tracker was switched off."""
-    if event == "note":
-        warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
-
-
-def _silent(event: str, details: Mapping[str, Any]) -> None:
-    """Ignore all events."""
+def _reopened(
+    path: Path | str,
+    model: ModelObject | None,
+    plugins: PluginObjects | None,
+    dataset: DatasetObject | None,
+    allow_code: bool,
+) -> Iterator[Run]:
+    """Open a run that is only looked at, with the objects that its configuration has names for."""
+    path = Path(path)
+    _, given = given_again(path, model, plugins, dataset)
+    with one_thread(), given.lent():
+        yield Run.open(path, allow_code=allow_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,78 +12,44 @@ from fedcore.base import registry
 from fedcore.base.choices import public_share
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
-from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
 from fedcore.data.public import public_rows, with_public
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
-from fedcore.models import SplitModel
 from fedcore.models.placement import resolve_device
 from fedcore.models.weights import with_digest
-from fedcore.runs.autotune import tuned
 
 
-@dataclass(frozen=True)
-class ResolvedRun:
-    """A run that can be set up.
+def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:
+    """Replace every ``auto`` and load the data; checks names before any long work.
 
-    :param config: with every ``auto`` replaced, but for the memory format with ``autotune``.
-    :param plugins: those of the configuration, for the set-up of one run.
+    :param dataset: the configured data set, if it is loaded already.
+    :returns: the configuration with all options of its plugins and engine, and the data set. ``auto`` is left of the
+        memory format alone, with ``autotune``.
+    :raises ConfigError: or a subclass: an unknown name or option, or options that cannot be combined.
     """
-
-    config: RunConfig
-    dataset: Dataset
-    plugins: PluginSet
-
-    def updated(self, **values: Any) -> ResolvedRun:
-        """Return the run with other values of options that need no resolving."""
-        return replace(self, config=self.config.model_copy(update=values))
-
-    def set_up(self) -> Setup:
-        """Build the set-up, with the memory format measured where ``autotune`` asks for it; call it once.
-
-        :raises ConfigError: and its kin, for everything that cannot be combined or does not fit.
-        """
-
-        def tune(config: RunConfig, model: SplitModel) -> RunConfig:
-            return tuned(config, model, self.dataset)
-
-        return Setup.build(self.config, self.dataset, self.plugins, tune if self.config.autotune else None)
-
-
-def resolve_config(config: RunConfig) -> tuple[RunConfig, Dataset]:
-    """Return the resolved configuration and the data set, for callers that start no run."""
-    found = resolve(config)
-    return found.config, found.dataset
-
-
-def resolve(config: RunConfig, plugins: PluginSet | None = None) -> ResolvedRun:
-    """Replace every ``auto``, create the plugins and load the data; checks names before any long work.
-
-    :param plugins: the configuration's, where they are created already.
-    :raises ConfigError: and its kin, an unknown name or option, or what cannot be combined.
-    """
-    plugins = plugins or PluginSet.create(config.plugins)
+    plugins = PluginSet.create(config.plugins)
     engine_options = resolve_engine(config)
     device = resolve_device(config.device)
     if config.precision == "tf32" and device.type != "cuda":
         raise ConfigError("--precision tf32 needs a CUDA device; on a CPU use float32 or bf16")
     if config.model != "auto":
         registry.resolve("model", config.model)
-    dataset = with_public(load_dataset(config.dataset, config.data_dir), config.public, config.seed, config.data_dir)
+    if dataset is None:
+        dataset = load_dataset(config.dataset, config.data_dir)
+        dataset = with_public(dataset, config.public, config.seed, config.data_dir)
     if config.augment and dataset.augmentation is None:
         raise ConfigError(f"--augment: data set {config.dataset!r} has no augmentation; leave the flag out")
     if config.augment:
         registry.resolve("augmentation", str(dataset.augmentation))
-    model = usual_model(dataset) if config.model == "auto" else config.model
     resolved: dict[str, Any] = {
         "plugins": plugin_options(config, plugins),
         "engine_options": engine_options,
-        "model": model,
+        "model": usual_model(dataset) if config.model == "auto" else config.model,
         "device": str(device),
         "weights": None if config.weights is None else with_digest(config.weights),
     }
-    return ResolvedRun(config.model_copy(update=resolved), dataset, plugins)
+    return config.model_copy(update=resolved), dataset
 
 
 def resolve_engine(config: RunConfig) -> dict[str, Any]:

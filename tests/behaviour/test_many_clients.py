@@ -14,8 +14,8 @@ from fedcore.base.seeding import choose, generator
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.experiment import resume
-from fedcore.runs.resolve import resolve_config, resolve_partition
-from fedcore.runs.start import reopen
+from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.run import Run
 from fedcore.runs.training import Experiment
 from fedcore.storage.manifest import Manifest
 from fedcore.storage.serial import read_tensors, write_tensors
@@ -69,7 +69,7 @@ def test_a_damaged_manifest_is_refused(clients, versions):
 
 
 def test_a_site_carries_the_partition_as_it_is(tmp_path):
-    config, dataset = resolve_config(support.config(tmp_path, clients=5, client_test_fraction=0.2))
+    config, dataset = resolve(support.config(tmp_path, clients=5, client_test_fraction=0.2))
     partition = resolve_partition(config, dataset)
     write_tensors(tmp_path / "site", *pack_worker_spec(WorkerSpec(config, dataset, partition, tmp_path)))
     again = unpack_worker_spec(*read_tensors(tmp_path / "site")).partition
@@ -77,7 +77,7 @@ def test_a_site_carries_the_partition_as_it_is(tmp_path):
 
 
 def test_workers_of_this_machine_read_the_partitions_file(tmp_path, monkeypatch):
-    config, dataset = resolve_config(support.config(tmp_path, clients=5, client_test_fraction=0.2))
+    config, dataset = resolve(support.config(tmp_path, clients=5, client_test_fraction=0.2))
     monkeypatch.setattr(partition_module, "MAX_IN_JSON", 0)
     partition = resolve_partition(config, dataset).save(tmp_path / "partition.json")
     spec = WorkerSpec(config, dataset, partition, tmp_path)
@@ -92,9 +92,9 @@ def test_workers_of_this_machine_read_the_partitions_file(tmp_path, monkeypatch)
 def test_a_copy_of_a_run_reads_its_own_partition(tmp_path, monkeypatch):
     monkeypatch.setattr(partition_module, "MAX_IN_JSON", 0)
     result = support.run(tmp_path, rounds=1)
-    opened = reopen(result.directory, allow_code=True, out=tmp_path / "copy")
+    opened = Run.open(result.directory, allow_code=True, out=tmp_path / "copy")
     assert opened.partition.file.parent == tmp_path / "copy"
-    assert opened.partition.sha256 == reopen(result.directory, allow_code=True).partition.sha256
+    assert opened.partition.sha256 == Run.open(result.directory, allow_code=True).partition.sha256
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ TINY = {"workers": 0, "device": "cpu", "dataset": "digits"}
 
 
 def test_clients_that_share_windows_of_samples(tmp_path):
-    config, dataset = resolve_config(scaled_config("fedavg", 150, {**TINY, "seed": 4}))
+    config, dataset = resolve(scaled_config("fedavg", 150, {**TINY, "seed": 4}))
     partition = resolve_partition(config, dataset)
     assert set(partition.train.sizes.tolist()) == {10}
     held = partition.train.positions

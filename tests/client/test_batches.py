@@ -10,7 +10,7 @@ from fedcore.cli.app import app
 from fedcore.client.runtime import captures
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
 from fedcore.data import Dataset, SequenceSamples
-from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.runs.resolve import resolve, resolve_partition
 from tests import support
 
 WORDS = {"dataset": "module:tests.client.test_batches.words", "model": "auto", "clients": 3, "lr": 0.5}
@@ -48,7 +48,7 @@ def from_a_script(data_dir=None):
 
 
 def spec(tmp_path, **options):
-    config, dataset = resolve_config(support.config(tmp_path, **{**WORDS, **options}))
+    config, dataset = resolve(support.config(tmp_path, **{**WORDS, **options}))
     return WorkerSpec(config, dataset, resolve_partition(config, dataset), tmp_path)
 
 

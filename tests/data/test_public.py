@@ -35,14 +35,14 @@ class Uses(Plugin):
 
 
 def resolved(**options):
-    run = resolve(RunConfig(dataset="digits", clients=4, workers=0, **options))
-    return run, resolve_partition(run.config, run.dataset)
+    config, dataset = resolve(RunConfig(dataset="digits", clients=4, workers=0, **options))
+    return config, dataset, resolve_partition(config, dataset)
 
 
 @pytest.mark.parametrize("options", [{}, {"samples": 500}, {"client_test_fraction": 0.2}])
 def test_a_share_is_no_clients_and_in_proportion_to_the_classes(options):
-    run, partition = resolved(public=0.1, partition="iid", **options)
-    public = run.dataset.public
+    _, dataset, partition = resolved(public=0.1, partition="iid", **options)
+    public = dataset.public
     held = torch.cat([partition.train.positions, partition.test.positions])
     assert len(public) == 144
     assert not torch.isin(public.rows, held).any()
@@ -50,17 +50,15 @@ def test_a_share_is_no_clients_and_in_proportion_to_the_classes(options):
     counts = torch.bincount(public.labels, minlength=10)
     assert counts.min() >= 13
     assert partition.info["public"] == 144
-    assert resolved(public=0.1, partition="iid", **options)[1].sha256 == partition.sha256
-    assert (
-        resolved(public=0.1, partition="iid", seed=1, **options)[0].dataset.public.rows.tolist() != public.rows.tolist()
-    )
+    assert resolved(public=0.1, partition="iid", **options)[2].sha256 == partition.sha256
+    assert resolved(public=0.1, partition="iid", seed=1, **options)[1].public.rows.tolist() != public.rows.tolist()
 
 
 def test_without_public_nothing_changes():
-    run, partition = resolved()
-    assert run.dataset.public is None
+    config, dataset, partition = resolved()
+    assert dataset.public is None
     assert "public" not in partition.info
-    assert digest(run.config) != digest(run.config.model_copy(update={"public": "0.1"}))
+    assert digest(config) != digest(config.model_copy(update={"public": "0.1"}))
 
 
 @pytest.mark.parametrize("public", ["0.2", "digits"])
@@ -78,9 +76,9 @@ def test_server_clients_and_workers_see_the_same(go, public):
 
 @pytest.mark.parametrize("public", ["0.2", "digits"])
 def test_workers_rebuild_them(tmp_path, public):
-    run, partition = resolved(public=public)
-    spec = unpack_worker_spec(*pack_worker_spec(WorkerSpec(run.config, run.dataset, partition, tmp_path)))
-    ours, theirs = run.dataset.public, spec.dataset.public
+    config, dataset, partition = resolved(public=public)
+    spec = unpack_worker_spec(*pack_worker_spec(WorkerSpec(config, dataset, partition, tmp_path)))
+    ours, theirs = dataset.public, spec.dataset.public
     positions = torch.arange(len(ours))
     assert torch.equal(ours.inputs(positions), theirs.inputs(positions))
     assert torch.equal(ours.labels, theirs.labels)
@@ -94,9 +92,9 @@ def test_worker_processes_give_the_same_bits(go, public):
 
 
 def test_another_data_set_is_part_of_what_a_run_is_bound_to():
-    plain, other = resolved()[0].dataset, resolved(public="digits")[0].dataset
+    plain, other = resolved()[1], resolved(public="digits")[1]
     assert data_digest(plain) != data_digest(other)
-    assert data_digest(plain) == data_digest(resolved(public="0.1")[0].dataset)  # bound by the option and the partition
+    assert data_digest(plain) == data_digest(resolved(public="0.1")[1])  # bound by the option and the partition
 
 
 def test_what_is_refused(go, tmp_path):
@@ -107,10 +105,10 @@ def test_what_is_refused(go, tmp_path):
     for share in (0, 1, 1.5, "-0.1"):
         with pytest.raises(ConfigError, match=r"--public: a share of the training set is above 0 and below 1"):
             RunConfig.create({"public": share})
-    _, partition = resolved()
+    *_, partition = resolved()
     partition.save(tmp_path / "split.json")
     with pytest.raises(ConfigError, match=r"gives 144 of these samples to clients"):
         resolved(public=0.1, partition=str(tmp_path / "split.json"))
-    _, apart = resolved(public=0.1)
+    *_, apart = resolved(public=0.1)
     apart.save(tmp_path / "apart.json")
-    assert resolved(public=0.1, partition=str(tmp_path / "apart.json"))[1].sha256 == apart.sha256
+    assert resolved(public=0.1, partition=str(tmp_path / "apart.json"))[2].sha256 == apart.sha256

@@ -156,7 +156,7 @@ def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
     built = []
 
     def stop_here(config, **_):
-        config, dataset = prepare.resolve_config(config)
+        config, dataset = prepare.resolve(config)
         built.append(Setup.build(config, dataset))
         raise SystemExit
 

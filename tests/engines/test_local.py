@@ -10,7 +10,7 @@ from fedcore.base.errors import ConfigError, StorageError
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines import local
 from fedcore.engines.channel import Spool
-from fedcore.runs.resolve import resolve_config, resolve_partition
+from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore_testing import federate, model_bytes, records, small_config
 from tests.reliability.processes import alive, descendants, spools
 
@@ -32,7 +32,7 @@ def started(monkeypatch):
 
 
 def spec(tmp_path, **options):
-    config, dataset = resolve_config(small_config(tmp_path, **options))
+    config, dataset = resolve(small_config(tmp_path, **options))
     return WorkerSpec(config, dataset, resolve_partition(config, dataset), tmp_path)
 
 

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.client.setup import Setup
 from fedcore.models import build_model
 from fedcore.models.weights import with_digest
 from fedcore.runs.resolve import resolve as prepare
@@ -63,12 +64,12 @@ class TestWeights:
     def test_a_run_is_bound_to_the_content(self, tmp_path):
         other, _ = build_model("mlp", num_classes=10, input_shape=(1, 8, 8), seed=5, projection=False)
         save_file(other.state_dict(), tmp_path / "own.safetensors")
-        run = prepare(RunConfig(weights=str(tmp_path / "own.safetensors"), device="cpu"))
-        name = run.config.weights
+        config, dataset = prepare(RunConfig(weights=str(tmp_path / "own.safetensors"), device="cpu"))
+        name = config.weights
         assert name.startswith(f"{tmp_path / 'own.safetensors'}#")
-        model = run.set_up().model
+        model = Setup.build(config, dataset).model
         assert torch.equal(model.state_dict()["encoder.base.fc1.weight"], other.state_dict()["encoder.base.fc1.weight"])
-        assert prepare(RunConfig(weights=name, device="cpu")).config.weights == name
+        assert prepare(RunConfig(weights=name, device="cpu"))[0].weights == name
         save_file({"a": torch.zeros(1)}, tmp_path / "own.safetensors")
         with pytest.raises(ConfigError, match="not the one that the run was begun with"):
             prepare(RunConfig(weights=name, device="cpu"))

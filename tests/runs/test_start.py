@@ -1,4 +1,4 @@
-"""One way to start a run: plugins created once, the set-up built once with the final configuration."""
+"""Begin a run, open it again, copy it: whose directory it is, what is written, what a failure leaves."""
 
 from __future__ import annotations
 
@@ -12,86 +12,64 @@ import pytest
 
 from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
 from fedcore.client.setup import Setup
-from fedcore.hooks.plugins import PluginSet
 from fedcore.runs import directory
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
-from fedcore.runs.resolve import ResolvedRun
-from fedcore.runs.start import begin, reopen
+from fedcore.runs.run import Run
 from fedcore_testing.federation import small_config
 
-
-@pytest.fixture
-def counted(monkeypatch):
-    """Count the sets of plugins and the set-ups that are made."""
-    made = {"plugins": 0, "setups": []}
-    create, build = PluginSet.create.__func__, Setup.build.__func__
-
-    def creating(cls, choices):
-        made["plugins"] += 1
-        return create(cls, choices)
-
-    def building(cls, *arguments):
-        made["setups"].append(build(cls, *arguments))
-        return made["setups"][-1]
-
-    monkeypatch.setattr(PluginSet, "create", classmethod(creating))
-    monkeypatch.setattr(Setup, "build", classmethod(building))
-    return made
+SET_UP = Setup, "build"
 
 
 def files_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_new_run_and_a_reopened_one_are_set_up_once(tmp_path, counted):
+def test_an_opened_run_has_the_configuration_that_the_new_one_was_trained_with(tmp_path):
     config = small_config(tmp_path, autotune=True, model="simple-cnn", dataset="digits")
-    with begin(config) as first:
-        assert (counted["plugins"], counted["setups"]) == (1, [first.setup])
+    with Run.new(config) as first:
         assert first.config.out == first.directory.path
         assert first.config.memory_format != "auto"
-    again = reopen(first.directory.path, allow_code=False)
-    assert (counted["plugins"], counted["setups"][1:]) == (2, [again.setup])
-    assert again.config == first.config
+    assert Run.open(first.directory.path, allow_code=False).config == first.config
 
 
 def test_a_copy_is_set_up_with_its_own_directory(tmp_path):
-    with begin(small_config(tmp_path)) as first:
+    with Run.new(small_config(tmp_path)) as first:
         with pytest.raises(RunDirectoryError, match="another process is training in"):
-            reopen(first.directory.path, allow_code=False, out=tmp_path / "copy")
+            Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy")
         assert not (tmp_path / "copy").exists()
-    copy = reopen(first.directory.path, allow_code=False, out=tmp_path / "copy")
+    copy = Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy")
     assert copy.config.out == copy.directory.path == tmp_path / "copy"
     assert copy.changed == {"out": (str(first.directory.path), str(tmp_path / "copy"))}
     assert copy.directory.partition_file.exists()
 
 
-def test_a_directory_that_holds_something_is_refused_before_the_set_up(tmp_path, counted):
-    with (
-        begin(small_config(tmp_path)) as first,
-        pytest.raises(RunDirectoryError, match="exists already"),
-        begin(small_config(tmp_path, out=first.directory.path)),
-    ):
-        pass
-    assert len(counted["setups"]) == 1
+def test_a_directory_that_holds_something_is_refused_before_the_set_up(tmp_path, monkeypatch):
+    with Run.new(small_config(tmp_path)) as first:
+        monkeypatch.setattr(*SET_UP, None)
+        with (
+            pytest.raises(RunDirectoryError, match="exists already"),
+            Run.new(small_config(tmp_path, out=first.directory.path)),
+        ):
+            pass
 
 
 @pytest.mark.parametrize(("finished", "words"), [(False, "another process is training in"), (True, "exists already")])
 def test_of_two_runs_begun_in_one_directory_the_second_leaves_the_first_alone(tmp_path, monkeypatch, finished, words):
     """Both have found it free, and the first is at work, or done, before the second writes anything."""
-    config, set_up, files = small_config(tmp_path, rounds=1), ResolvedRun.set_up, {}
+    config, build, files = small_config(tmp_path, rounds=1), vars(Setup)["build"], {}
     with contextlib.ExitStack() as at_work:
 
-        def overtaken(run):
-            monkeypatch.setattr(ResolvedRun, "set_up", set_up)
+        def overtaken(*arguments, **named):
+            monkeypatch.setattr(*SET_UP, build)
             experiment, state = at_work.enter_context(started(config))
             if finished:
                 experiment.train(state)
                 at_work.close()
             files.update(files_of(config.out))
-            return set_up(run)
+            return Setup.build(*arguments, **named)
 
-        monkeypatch.setattr(ResolvedRun, "set_up", overtaken)
+        monkeypatch.setattr(*SET_UP, overtaken)
         with pytest.raises(RunDirectoryError, match=words), started(config):
             pass
         assert files
@@ -109,28 +87,28 @@ def unnamed(tmp_path, monkeypatch):
 
 def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(unnamed, monkeypatch):
     """The second begins while the first is being set up."""
-    set_up, paths = ResolvedRun.set_up, []
+    build, paths = vars(Setup)["build"], []
     with contextlib.ExitStack() as at_work:
 
-        def overtaken(run):
-            monkeypatch.setattr(ResolvedRun, "set_up", set_up)
-            paths.append(at_work.enter_context(begin(unnamed)).directory.path.name)
-            return set_up(run)
+        def overtaken(*arguments, **named):
+            monkeypatch.setattr(*SET_UP, build)
+            paths.append(at_work.enter_context(Run.new(unnamed)).directory.path.name)
+            return Setup.build(*arguments, **named)
 
-        monkeypatch.setattr(ResolvedRun, "set_up", overtaken)
-        first = at_work.enter_context(begin(unnamed))
+        monkeypatch.setattr(*SET_UP, overtaken)
+        first = at_work.enter_context(Run.new(unnamed))
         assert [first.directory.path.name, *paths] == ["20260102-030405-fedavg", "20260102-030405-fedavg-1"]
         assert first.config.out == first.directory.path
 
 
-@pytest.mark.parametrize("where", [(ResolvedRun, "set_up"), (RunDirectory, "write_config")])
+@pytest.mark.parametrize("where", [SET_UP, (RunDirectory, "write_config")])
 def test_a_run_that_fails_before_it_has_begun_gives_its_default_directory_back(unnamed, monkeypatch, where):
-    def fails(*arguments):
+    def fails(*arguments, **named):
         assert [path.name for path in Path("runs").iterdir()] == ["20260102-030405-fedavg"]
         raise ConfigError("no such device")
 
     monkeypatch.setattr(*where, fails)
-    with pytest.raises(ConfigError, match="no such device"), begin(unnamed):
+    with pytest.raises(ConfigError, match="no such device"), Run.new(unnamed):
         pass
     assert not Path("runs").exists()
 
@@ -139,7 +117,7 @@ def test_a_default_directory_that_cannot_be_made_is_named(unnamed):
     Path("runs").write_text("")
     with (
         pytest.raises(RunDirectoryError, match=r"runs.20260102-030405-fedavg cannot be made: .*directory"),
-        begin(unnamed),
+        Run.new(unnamed),
     ):
         pass
 
@@ -151,16 +129,16 @@ def test_a_run_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(RunDirectory, "write_config", full)
     with (
         pytest.raises(StorageError, match="No space left"),
-        begin(small_config(tmp_path, out=tmp_path / "deep" / "run")),
+        Run.new(small_config(tmp_path, out=tmp_path / "deep" / "run")),
     ):
         pass
     assert not (tmp_path / "deep").exists()
 
 
 def test_a_copy_is_on_the_disk(tmp_path, monkeypatch):
-    with begin(small_config(tmp_path)) as first:
+    with Run.new(small_config(tmp_path)) as first:
         first.directory.sessions.append({})  # one that has trained stays
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    copy = reopen(first.directory.path, allow_code=False, out=tmp_path / "copy").directory.path
+    copy = Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy").directory.path
     assert {path.stat().st_ino for path in [copy, *copy.rglob("*")]} <= set(synced)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
+from fedcore.client.setup import Setup
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.context import RoundContext, ScopeContext
 from fedcore.server.scope import MESSAGE_LENGTH, Federation, Round, ServerScope, in_order
@@ -40,10 +41,9 @@ class Silent:
 
 @pytest.fixture
 def federation(tmp_path):
-    run = resolve(small_config(tmp_path, clients=4, system={"availability": 0.5}))
-    setup = run.set_up()
-    partition = resolve_partition(setup.config, run.dataset)
-    return Federation(setup, run.dataset, partition, Silent(), RemoteClientStore(tmp_path / "clients"))
+    config, dataset = resolve(small_config(tmp_path, clients=4, system={"availability": 0.5}))
+    setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
+    return Federation(setup, dataset, partition, Silent(), RemoteClientStore(tmp_path / "clients"))
 
 
 @pytest.fixture

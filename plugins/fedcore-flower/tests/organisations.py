@@ -12,7 +12,7 @@ import torch
 
 from fedcore.data import Partition, TensorSamples, load_dataset, make_partition
 from fedcore.runs import experiment
-from fedcore.runs.resolve import resolve_config
+from fedcore.runs.resolve import resolve
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Trouble
@@ -136,7 +136,7 @@ def run_over(link, folder: Path, *plugins, make=None, **options):
 
 def resolved(folder: Path, *plugins, **options):
     folder.mkdir(parents=True, exist_ok=True)
-    config, dataset = resolve_config(small_config(folder, *plugins, **{**SETTINGS, **options}))
+    config, dataset = resolve(small_config(folder, *plugins, **{**SETTINGS, **options}))
     return config, dataset
 
 

@@ -16,7 +16,7 @@ from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.version import __version__
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import build_model
-from fedcore.runs.opened import OpenedRun
+from fedcore.runs.run import Run
 
 _ROUNDING = 1e-4
 """How far normalised and restored float32 brightness may lie outside of 0..1."""
@@ -32,7 +32,7 @@ class ExportedFile:
 
 
 def model_card(
-    opened: OpenedRun,
+    run: Run,
     summary: Mapping[str, Any],
     sessions: Sequence[Mapping[str, Any]],
     files: Sequence[ExportedFile],
@@ -46,7 +46,7 @@ def model_card(
     :param sessions: the record of the process that finished the run, see :func:`fedcore.runs.provenance.session`;
         none where it is missing.
     """
-    config, dataset = opened.config, opened.dataset
+    config, dataset = run.config, run.dataset
     name = method(config.plugins)
     front = {
         "library_name": "fedcore",
@@ -64,7 +64,7 @@ def model_card(
         "## Input and output",
         "\n".join(_input(dataset)),
         "## Use",
-        "\n\n".join(_use(opened, model, {file.name for file in files})),
+        "\n\n".join(_use(run, model, {file.name for file in files})),
         "## Training",
         f"Every option that can change the result (digest {digest(config)}):",
         f"```yaml\n{yaml.safe_dump(settings(config), sort_keys=False)}```",
@@ -138,7 +138,7 @@ def _normalisation(samples: ResidentSamples) -> str:
     return f"Numbers as in the training data, which are from {smallest:.4g} to {largest:.4g}, {then}"
 
 
-def _use(opened: OpenedRun, model: nn.Module, files: set[str]) -> Iterator[str]:
+def _use(run: Run, model: nn.Module, files: set[str]) -> Iterator[str]:
     if "model.pt2" in files:
         yield _code("import torch", 'program = torch.export.load("model.pt2").module()', "logits = program(x)")
     if "model.onnx" in files:
@@ -146,7 +146,7 @@ def _use(opened: OpenedRun, model: nn.Module, files: set[str]) -> Iterator[str]:
         yield _code("import onnxruntime", load, '(logits,) = session.run(None, {"x": x.numpy()})')
     if not files & {"model.pt", "model.safetensors"}:
         return
-    config, dataset = opened.config, opened.dataset
+    config, dataset = run.config, run.dataset
     weights = ("import torch", 'weights = torch.load("model.pt", weights_only=True)')
     if "model.safetensors" in files:
         weights = ("from safetensors.torch import load_file", 'weights = load_file("model.safetensors")')

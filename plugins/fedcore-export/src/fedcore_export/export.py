@@ -26,8 +26,7 @@ from fedcore.data import Dataset
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.runs.client_models import own_model
-from fedcore.runs.opened import OpenedRun
-from fedcore.runs.start import reopen
+from fedcore.runs.run import Run
 from fedcore.storage.files import read_bytes, storing, write_text
 from fedcore.storage.serial import read_tensors
 from fedcore_export.card import ExportedFile, model_card
@@ -82,18 +81,18 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} exists already; name a new folder")
     with one_thread():
-        opened = reopen(path, allow_code=allow_code)
-        summary = opened.directory.read_summary()
+        run = Run.open(path, allow_code=allow_code)
+        summary = run.directory.read_summary()
         if summary is None:
             raise RunDirectoryError(
                 f"{path} is not finished, and the model is written at the end; go on with: "
-                f"{opened.directory.how_to_resume}"
+                f"{run.directory.how_to_resume}"
             )
         notes = []
         if client is None:
-            model: nn.Module = trained_model(opened)
+            model: nn.Module = trained_model(run)
         else:
-            own = own_model(opened, client)
+            own = own_model(run, client)
             model = own.network
             notes += [] if own.took_part else [f"client {client} never took part: this is the global model"]
         with storing(out):
@@ -101,14 +100,12 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
             folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
         try:
             with storing(out):
-                notes += WRITERS[form](model, opened.dataset, folder)
+                notes += WRITERS[form](model, run.dataset, folder)
                 files = [_described(file) for file in sorted(folder.iterdir())]
                 for file in files:
                     (folder / file.name).chmod(0o644)  # like the folder, below
-                sessions = opened.directory.sessions.read()[-1:]
-                write_text(
-                    folder / "README.md", model_card(opened, summary, sessions, files, model=model, client=client)
-                )
+                sessions = run.directory.sessions.read()[-1:]
+                write_text(folder / "README.md", model_card(run, summary, sessions, files, model=model, client=client))
                 folder.chmod(0o755)  # mkdtemp makes it private
                 os.rename(folder, out)  # whole, or not there
         finally:
@@ -116,16 +113,16 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
     return Exported(out, [*(file.name for file in files), "README.md"], notes)
 
 
-def trained_model(opened: OpenedRun) -> SplitModel:
+def trained_model(run: Run) -> SplitModel:
     """Return a finished run's global model, on the CPU, in eval mode.
 
     :raises ConfigError: parts of it stay on the clients.
     :raises RunDirectoryError: its file is missing, damaged or another model's.
     """
-    setup, file = opened.setup, opened.directory.path / "model.safetensors"
+    setup, file = run.setup, run.directory.path / "model.safetensors"
     if setup.layout.personal:
         raise ConfigError(
-            f"{opened.directory.path} has no global model to export: {sorted(setup.layout.personal)[0]!r} and the "
+            f"{run.directory.path} has no global model to export: {sorted(setup.layout.personal)[0]!r} and the "
             "like stay on the clients; a client's own: --client K"
         )
     try:

@@ -18,10 +18,10 @@ from fedcore.base.threads import one_thread
 from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import WorkerSpec
-from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.resolve import ResolvedRun, resolve
-from fedcore.runs.start import reopen
+from fedcore.runs.resolve import resolve
+from fedcore.runs.result import RunResult
+from fedcore.runs.run import Run
 from fedcore.runs.trust import check_code, code_in
 from fedcore.server.round import Notify
 from fedcore_flower import wire
@@ -65,7 +65,7 @@ class Hosting:
     grace: float = 20.0
 
 
-def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) -> experiment.RunResult:
+def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) -> RunResult:
     """Run a federation, in a new run directory.
 
     All clients have to be there at its start: they say how much they hold.
@@ -74,19 +74,18 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
     :raises FedcoreError: as ``fedcore.run``; and a client that refuses to take part, by name.
     """
     require_flower()
-    run = uuid.uuid4().hex
-    served = {"engine": ENGINE, "engine_options": {"federation": run}, "partition": DECLARED}
+    run_id = uuid.uuid4().hex
+    served = {"engine": ENGINE, "engine_options": {"federation": run_id}, "partition": DECLARED}
     config = _checked(config.model_copy(update=served))
-    resolved = resolve(config)
-    _check_weights(resolved)
-    dataset = resolved.dataset
+    config, dataset = resolve(config)
+    _check_weights(config, dataset)
     names = list(hosting.keys)
     with _federation(_limited(hosting, config), list(hosting.keys.values()), tell) as courier:
         _wait(courier, names, hosting.wait, len(names), tell)
         described = _describe(courier, names, range(len(names)), hosting.wait, tell)
         sizes = [_sizes(name, described[client], dataset) for client, name in enumerate(names)]
-        roll = Roll(run, names, [key.fingerprint for key in hosting.keys.values()], sizes)
-        setups = _setups(resolved.config, dataset, roll)
+        roll = Roll(run_id, names, [key.fingerprint for key in hosting.keys.values()], sizes)
+        setups = _setups(config, dataset, roll)
         _join(courier, names, setups, hosting.wait, tell)
         partition = Partition.declared([train for train, _ in sizes], [test for _, test in sizes], config.dataset)
 
@@ -98,12 +97,11 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
         def make(spec: WorkerSpec) -> FederationEngine:
             return FederationEngine(courier, names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
-        return experiment.run(resolved, notify=noting, engine=make, partition=partition)
+        with one_thread(), Run.new(config, dataset=dataset, partition=partition, reached=True) as run:
+            return run.train(notify=noting, make=make)
 
 
-def resume(
-    path: Path, hosting: Hosting, *, notify: Notify, tell: Tell, allow_outside: bool = False
-) -> experiment.RunResult:
+def resume(path: Path, hosting: Hosting, *, notify: Notify, tell: Tell, allow_outside: bool = False) -> RunResult:
     """Go on with a federation's run, to the same bits.
 
     Those who are there go on; the others are failures of their rounds until they come back.
@@ -117,8 +115,8 @@ def resume(
     config = _checked(directory.read_config())
     check_code(code_in(config), path / "config.yaml", allow=False)
     with one_thread():
-        opened = reopen(directory.path, allow_code=False, allow_outside=allow_outside, reached=True)
-    dataset, setups = opened.dataset, _setups(opened.config, opened.dataset, roll)
+        run = Run.open(directory.path, allow_code=False, allow_outside=allow_outside, reached=True)
+    dataset, setups = run.dataset, _setups(run.config, run.dataset, roll)
     with _federation(_limited(hosting, config), keys, tell) as courier:
         enough = hosting.min_online or len(roll.names)
         _wait(courier, roll.names, hosting.wait, enough, tell)
@@ -136,7 +134,7 @@ def resume(
         def make(spec: WorkerSpec) -> FederationEngine:
             return FederationEngine(courier, roll.names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
-        return experiment.go_on(opened, notify=notify, engine=make)
+        return run.train(notify=notify, make=make)
 
 
 @contextlib.contextmanager
@@ -186,11 +184,11 @@ def _checked(config: RunConfig) -> RunConfig:
     return config
 
 
-def _check_weights(resolved: ResolvedRun) -> None:
+def _check_weights(config: RunConfig, dataset: Dataset) -> None:
     """Refuse weights of which a part would have to be read by clients: no path of the server's goes to them."""
-    if resolved.config.weights is None:
+    if config.weights is None:
         return
-    layout = Setup.build(resolved.config, resolved.dataset).layout  # with plugins of its own
+    layout = Setup.build(config, dataset).layout  # with plugins of its own
     kept = sorted(layout.personal | layout.fixed)
     if kept:
         raise ConfigError(

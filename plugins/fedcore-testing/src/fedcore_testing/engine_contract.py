@@ -16,6 +16,7 @@ from fedcore.base.errors import FedcoreError
 from fedcore.base.tensors import clone
 from fedcore.base.threads import one_thread
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
+from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
 from fedcore.runs.experiment import RunResult
@@ -118,10 +119,9 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
         config = small_config(
             folder, (Probe, {"raising": [RAISING]}), out=folder, **{**RUN, "clients": CLIENTS, **options}
         )
-        run = resolve(config)
-        setup, dataset = run.set_up(), run.dataset
-        partition = resolve_partition(setup.config, dataset)
-        engine = make(WorkerSpec(setup.config, dataset, partition, folder / "clients"))
+        config, dataset = resolve(config)
+        setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
+        engine = make(WorkerSpec(config, dataset, partition, folder / "clients"))
         try:
             federation = Federation(setup, dataset, partition, engine, RemoteClientStore(folder / "clients"))
             _converse(ServerScope(federation, ServerState(model=clone(setup.model.state_dict())), 0, "evaluation"))

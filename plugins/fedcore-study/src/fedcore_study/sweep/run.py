@@ -12,10 +12,11 @@ from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.identity import key, settings
 from fedcore.base.subprocesses import command
 from fedcore.client.setup import Setup
+from fedcore.data import Dataset
 from fedcore.engines import ALLOCATOR, cores
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models.placement import resolve_device
-from fedcore.runs.resolve import ResolvedRun, plugin_options, resolve
+from fedcore.runs.resolve import plugin_options, resolve
 from fedcore.runs.tracking import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, code_in, places_in
 from fedcore_study.sweep.cluster import Cluster, submit_jobs
@@ -68,7 +69,7 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
     :raises ConfigError: and its kin, with the run that cannot work: names, options, conflicts, missing data.
     """
     planned: list[tuple[str, RunConfig]] = []
-    loaded: dict[str, ResolvedRun] = {}
+    loaded: dict[str, tuple[RunConfig, Dataset]] = {}
     checked: set[str] = set()
     for label, config in spec.cells():
         try:
@@ -77,12 +78,12 @@ def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
             values = settings(config)
             data = key([str(config.data_dir), config.engine, config.device, *(values[name] for name in LOADED)])
             if data not in loaded:
-                loaded[data] = resolve(config, plugins)
+                loaded[data] = resolve(config)
             combined = key([data, *(values[name] for name in COMBINED)])
             if combined not in checked:
-                found = loaded[data]
-                resolved_names = {name: getattr(found.config, name) for name in ("model", "weights", "device")}
-                Setup.build(config.model_copy(update=resolved_names), found.dataset, plugins)
+                found, dataset = loaded[data]
+                resolved_names = {name: getattr(found, name) for name in ("model", "weights", "device")}
+                Setup.build(config.model_copy(update=resolved_names), dataset, plugins)
                 checked.add(combined)
         except FedcoreError as error:
             raise type(error)(f"run {label}: {error}") if type(error) is ConfigError else error from None

@@ -1,0 +1,421 @@
+"""One run: its configuration, plugins, data, partition, model and directory, from the first round to its result."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from fedcore.base import objects, registry
+from fedcore.base.choices import public_share
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.tensors import clone, copy_into
+from fedcore.base.threads import one_thread
+from fedcore.base.user_modules import refuse_while_importing
+from fedcore.client.setup import Setup
+from fedcore.client.worker_spec import WorkerSpec
+from fedcore.data import DECLARED, Dataset, Partition, load_partition
+from fedcore.data.content import data_digest
+from fedcore.engines.protocol import Engine
+from fedcore.models import SplitModel
+from fedcore.models.placement import Placement, resolve_device
+from fedcore.runs.autotune import tuned
+from fedcore.runs.cautions import (
+    data_cautions,
+    evaluation_cautions,
+    option_cautions,
+    schedule_cautions,
+    version_cautions,
+)
+from fedcore.runs.checkpoint import Note
+from fedcore.runs.directory import RunDirectory
+from fedcore.runs.provenance import session, versions
+from fedcore.runs.recovery import recover
+from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.result import RunResult
+from fedcore.runs.saved import HOW_TO_CHANGE, Binding, ConfigFile, bound, partition_digest
+from fedcore.runs.tracking import resolve_trackers, tracked
+from fedcore.runs.training import Experiment, out_of_patience
+from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
+from fedcore.server.round import Notify
+from fedcore.server.scope import Federation
+from fedcore.server.state import ServerState
+from fedcore.storage.files import sync_tree
+
+CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
+"""Options that can change when a run is resumed. Only rounds, patience and device can change its bits."""
+
+UNFINISHED = (
+    "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
+    "one before it is computed again"
+)
+
+Make = Callable[[WorkerSpec], Engine]
+"""Makes an engine for the clients of a run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, in memory and on the disk. Make it with :meth:`new` or :meth:`open`."""
+
+    setup: Setup
+    dataset: Dataset
+    partition: Partition
+    directory: RunDirectory
+    file: ConfigFile
+    """The run's config.yaml, and what its other files have to agree with."""
+    changes: tuple[str, ...] = ()
+    """Names of the options that take other values from here on."""
+
+    @classmethod
+    @contextmanager
+    def new(
+        cls,
+        config: RunConfig,
+        *,
+        dataset: Dataset | None = None,
+        partition: Partition | None = None,
+        reached: bool = False,
+    ) -> Iterator[Self]:
+        """Begin a run: write its directory, configuration and partition. The block may train it.
+
+        The directory belongs to this process until the block ends. It is deleted again if the block raises before a
+        round was finished.
+
+        :param dataset: the configured data set, if it is loaded already.
+        :param partition: the partition, instead of the configured one.
+        :param reached: the caller has an engine that reaches clients which hold their own data.
+        :raises ConfigError: or a subclass. Nothing has been written by then.
+        """
+        refuse_while_importing()
+        config, dataset = resolve(config, dataset)
+        config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
+        config, partition = _partitioned(config, dataset, partition, reached)
+        if config.patience is not None and not partition.test.sizes.any():
+            raise ConfigError("--patience looks at the clients' held-out parts; add --client-test-fraction 0.2")
+        chosen = RunDirectory.reserve(list(config.plugins)) if config.out is None else nullcontext(config.out)
+        with chosen as out:
+            out = RunDirectory.choose(out)
+            setup = _set_up(config.model_copy(update={"out": out}), dataset)
+            with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
+                try:
+                    partition = partition.save(directory.partition_file)
+                    digests = _digest_of(partition), data_digest(dataset)
+                    file = ConfigFile.of(setup.config, *digests, versions(setup.config))
+                    directory.checkpoints.binding = file.binding
+                    directory.write_config(file)  # last: with this file the folder is a run that can be resumed
+                    yield cls(setup, dataset, partition, directory, file)
+                except BaseException:
+                    if not directory.metrics.length:  # there is nothing to resume
+                        directory.discard()
+                    raise
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        *,
+        allow_code: bool,
+        allow_outside: bool = True,
+        reached: bool = False,
+        changes: Mapping[str, Any] | None = None,
+        out: Path | None = None,
+    ) -> Self:
+        """Read a run's directory and set the run up again.
+
+        :param allow_code: see :func:`fedcore.resume`.
+        :param allow_outside: see :func:`fedcore.resume`. It makes no difference where no tracker is started.
+        :param reached: as for :meth:`new`.
+        :param changes: options that take other values than in its configuration.
+        :param out: copy the run to this new directory and use the copy.
+        :raises RunDirectoryError: there is no run in ``path``, its files do not belong together, or ``out`` is not
+            empty.
+        :raises ConfigError: it needs one of the permissions, or an engine that reaches its clients.
+        """
+        refuse_while_importing()
+        directory = RunDirectory.open(path)
+        saved, source = directory.read_saved(), path / "config.yaml"
+        changes = changes or {}
+        if not changes.keys() <= CHANGEABLE:
+            raise ConfigError(f"only {', '.join(sorted(CHANGEABLE))} can change when a run is resumed")
+        config = RunConfig.create({**saved.values, **changes, "out": str(directory.path)})
+        check_code([name for name in code_in(config) if not objects.is_lent(name)], source, allow=allow_code)
+        if not allow_outside:
+            check_places(places_in(config, directory.path), source, allow=False)
+            check_places_inside(config, directory.path)
+        config, dataset = resolve(config)
+        partition = load_partition(directory.partition_file, dataset)
+        if partition.is_declared:
+            _require_reached(reached, path)
+            directory = directory.without_clients()
+        binding = Binding(bound(saved.values), _digest_of(partition), data_digest(dataset), saved.changes)
+        differing = [
+            words
+            for name, words in {"partition": "partition.json", "data": "the data set's content"}.items()
+            if saved.digests[name] != binding.digests()[name]
+        ]
+        if differing:
+            raise RunDirectoryError(
+                f"{directory.path} does not hold together, it was begun with something else: "
+                f"{' and '.join(differing)}. {HOW_TO_CHANGE}"
+            )
+        file, changed = ConfigFile(saved.values, binding, saved.versions), tuple(changes)
+        if out is not None:
+            out = RunDirectory.choose(out)
+            file = replace(file, values={**saved.values, "out": str(directory.path)})
+            config, changed = config.model_copy(update={"out": out}), (*changed, "out")
+        setup = _set_up(config, dataset)
+        if out is not None:
+            directory = _copied(directory, out, with_clients=not partition.is_declared)
+            if partition.file is not None:
+                partition = partition.at(directory.path / partition.file.name)
+        directory.checkpoints.binding = binding
+        return cls(setup, dataset, partition, directory, file, changed)
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration, as everything in this process uses it."""
+        return self.setup.config
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """The options that take other values from here on, with the values before and after."""
+        now = self.config.model_dump(mode="json")
+        return {name: (self.file.values.get(name), now[name]) for name in sorted(self.changes)}
+
+    @contextmanager
+    def federation(self, make: Make | None = None) -> Iterator[Federation]:
+        """Start the configured engine, or the one that ``make`` returns, and close it when the block ends."""
+        dataset = Placement.of(self.config, self.setup.model).dataset(self.dataset)
+        make = make or registry.resolve("engine", self.config.engine)
+        site = WorkerSpec(self.config, dataset, self.partition, self.directory.clients.root)
+        engine = registry.call("engine", self.config.engine, make, site)
+        try:
+            yield Federation(self.setup, dataset, self.partition, engine, self.directory.clients)
+        finally:
+            engine.close()
+
+    @contextmanager
+    def started(
+        self, state: ServerState, notify: Notify | None = None, make: Make | None = None
+    ) -> Iterator[Experiment]:
+        """Start the engine and the trackers, for callers that go round by round from a state of the run."""
+        notify = notify or only_notes
+        notes: Any = self.partition.info["notes"]
+        cautions = [*version_cautions(self.config, self.file.versions), *data_cautions(self.dataset)]
+        cautions += [] if state.round else evaluation_cautions(self.setup, self.partition)
+        cautions += option_cautions(self.config)
+        begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
+        notify("start", {**begun, "notes": [*notes, *cautions]})
+        with tracked(self.config, self.directory.path, notify) as notify, self.federation(make) as federation:
+            device = resolve_device(self.config.device)
+            self.directory.sessions.append(session(self.config, self.setup.model, device))
+            with Experiment(federation, self.directory, notify) as experiment:
+                yield experiment
+
+    def train(self, *, notify: Notify | None = None, make: Make | None = None) -> RunResult:
+        """Train what is left of the run: all of a new one. Raises as :func:`fedcore.run`."""
+        note = noting(notify)
+        with one_thread(), self.directory.lock():
+            finished = self.directory.read_summary(note) is not None
+            state = self.recover(note) or self.initial()
+            if finished and state.phase != "done" and not self.changed:
+                note(UNFINISHED)
+            if "rounds" in self.changed:
+                before, _ = self.changed["rounds"]
+                for caution in schedule_cautions(before, self.config, state.round):
+                    note(caution)
+            with self.started(state, notify, make) as experiment:
+                self._record_changes(state)
+                return experiment.train(state)
+
+    def evaluate(self, *, notify: Notify | None = None) -> dict[str, Any]:
+        """Return the metrics of the last checkpoint; writes nothing. Raises as :func:`fedcore.evaluate_run`."""
+        note = noting(notify)
+        state = self.last_state(note)
+        recorded = sum("round" in record for record in self.directory.read_metrics())
+        if state.phase != "done" and self.directory.read_summary(note) is not None:
+            note(UNFINISHED)
+        elif recorded > state.round:
+            note(f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated")
+        with one_thread(), self.federation() as federation:
+            return Experiment(federation, self.directory, _silent).final_metrics(state)
+
+    def result(self) -> RunResult:
+        """Return what :meth:`train` returned when the run was finished. Raises as :func:`fedcore.load_run`."""
+        damage: list[str] = []
+        summary = self.directory.read_summary(damage.append)
+        if summary is None:
+            problem = damage[0] if damage else f"{self.directory.path} is not finished; go on with it"
+            raise RunDirectoryError(f"{problem}: {self.directory.how_to_resume}")
+        self.directory.note_damaged_metrics(noting(only_notes))
+        network = Placement.plain().model(self.setup.model).eval()
+        copy_into(network.state_dict(), self.directory.read_model())
+        return RunResult(summary["metrics"], network, self.directory.path, summary, self.config)
+
+    def initial(self) -> ServerState:
+        """Return the state before the first round."""
+        return ServerState(model=clone(self.setup.model.state_dict()))
+
+    def last_state(self, note: Note = lambda message: None) -> ServerState:
+        """Return the state of the last checkpoint; writes nothing.
+
+        :param note: told of damaged files that were passed over.
+        :raises RunDirectoryError: there is no checkpoint, or it belongs to another run.
+        """
+        state = self.directory.checkpoints.load(note=note)
+        if state is None:
+            raise RunDirectoryError(
+                f"{self.directory.path} has no checkpoint yet; first run: {self.directory.how_to_resume}"
+            )
+        self.check(state)
+        return state
+
+    def recover(self, note: Note) -> ServerState | None:
+        """Return the state to go on from, None for the start, and put the directory back to it.
+
+        A finished run that gets more rounds, or more patience, goes on from where its training ended.
+
+        :raises RunDirectoryError: none of its checkpoints can be used, or it has had as many rounds already.
+        """
+        state = recover(self.directory, note, self.check)
+        if state is None or not {"rounds", "patience"}.intersection(self.changes):
+            return state and self._in_phase(state)
+        rounds = self.config.rounds
+        if rounds < state.round:
+            raise RunDirectoryError(f"--rounds {rounds}: {self.directory.path} has had {state.round} rounds already")
+        if state.phase == "train" or rounds == state.round:
+            return replace(state, phase="post_train") if rounds == state.round and state.phase == "train" else state
+        if state.phase == "done":
+            state = recover(self.directory, note, self.check, phase="post_train")
+        if state is None:
+            raise RunDirectoryError(
+                f"--rounds {rounds}: {self.directory.path} is finished, and the checkpoint of before its end, from "
+                "which more rounds could go on, is missing"
+            )
+        self.directory.reopen_finished()
+        return replace(state, phase="train")
+
+    def _in_phase(self, state: ServerState) -> ServerState:
+        """Return a state in the phase that rounds and patience put it in, which may have changed since it was saved."""
+        if state.phase == "train" and state.round >= self.config.rounds:
+            return replace(state, phase="post_train")
+        ended = state.round >= self.config.rounds or out_of_patience(self.config, state)
+        return replace(state, phase="train") if state.phase == "post_train" and not ended else state
+
+    def _record_changes(self, state: ServerState) -> None:
+        """Write the options that take other values from here on, and their values before, into config.yaml."""
+        if self.changes:
+            file = self.file.changed(self.changed, state.round)
+            self.directory.checkpoints.binding = file.binding
+            self.directory.write_config(file)
+
+    def check(self, state: ServerState) -> None:
+        """Refuse a checkpoint of another run, or of another model than the configuration's.
+
+        :raises RunDirectoryError: names what differs.
+        """
+        differing = self.file.binding.differences(self.directory.checkpoints.found.get("binding"))
+        if differing:
+            raise RunDirectoryError(
+                f"{self.directory.path} does not hold together, its checkpoint was written with something else: "
+                f"{'; '.join(differing)}. {HOW_TO_CHANGE}"
+            )
+
+        def described(model: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+            return {name: (tensor.shape, tensor.dtype) for name, tensor in model.items()}
+
+        own, found = described(self.setup.model.state_dict()), described(state.model)
+        wrong = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
+        if wrong:
+            raise RunDirectoryError(
+                f"the checkpoint in {self.directory.path} is not of the model that config.yaml describes: they differ "
+                f"in {', '.join(wrong[:3])}{' and others' * (len(wrong) > 3)}"
+            )
+
+
+def noting(notify: Notify | None) -> Note:
+    """Return a message callback that calls ``notify``."""
+    return lambda message: (notify or _silent)("note", {"message": message})
+
+
+def only_notes(event: str, details: Mapping[str, Any]) -> None:
+    """Tell a caller that passed no ``notify``, for example that a tracker was switched off."""
+    if event == "note":
+        warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
+
+
+def _silent(event: str, details: Mapping[str, Any]) -> None:
+    """Ignore all events."""
+
+
+def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
+    """Build the set-up, with the memory format measured where ``autotune`` asks for it."""
+
+    def tune(config: RunConfig, model: SplitModel) -> RunConfig:
+        return tuned(config, model, dataset)
+
+    return Setup.build(config, dataset, tune=tune if config.autotune else None)
+
+
+def _partitioned(
+    config: RunConfig, dataset: Dataset, given: Partition | None, reached: bool
+) -> tuple[RunConfig, Partition]:
+    """Return the partition, and the configuration that names it."""
+    if given is None:
+        return config, resolve_partition(config, dataset)
+    if given.num_clients != config.clients:
+        raise ConfigError(f"clients is {config.clients}, but the partition has {given.num_clients} clients")
+    if given.is_declared:
+        _require_reached(reached, "this federation")
+        if public_share(config.public) is not None:
+            raise ConfigError(
+                f"--public {config.public} is a share of the training set that simulated clients split, but these "
+                "clients hold their own data; name a data set that the server and each of them have"
+            )
+        config = config.model_copy(update={"partition": DECLARED})
+    return config, given
+
+
+def _require_reached(reached: bool, what: object) -> None:
+    """Refuse the configured engine for clients that hold their own data: it cannot reach them."""
+    if not reached:
+        raise ConfigError(
+            f"the clients of {what} hold their own data; fedcore federate server reaches them, and "
+            "fedcore federate server --resume RUN_DIR goes on"
+        )
+
+
+def _digest_of(partition: Partition) -> str:
+    return partition_digest(partition.sha256, partition.info)
+
+
+def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDirectory:
+    """Copy a run's directory, whose files can be written to in the copy even if the source is a read-only archive.
+
+    :raises RunDirectoryError: it cannot be written, or a process trains in one of them.
+    """
+    with RunDirectory.create(out, with_clients=with_clients) as made:
+        try:
+            with directory.lock():
+                shutil.copytree(
+                    directory.path, made.path, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile
+                )
+            for folder, _, _ in os.walk(made.path):
+                os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
+            sync_tree(made.path)
+        except BaseException as error:
+            made.discard()
+            if isinstance(error, OSError):
+                raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
+            raise
+    return made
