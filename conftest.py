@@ -54,12 +54,12 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 def _forked_workers() -> Iterator[None]:
     """Let the local engine's workers begin by a fork; tests/engines/test_local.py starts real ones.
 
-    Commands and runs of sweeps are forked, too. Each of these would import scikit-learn, for the digits and the
-    silhouette, in a second of processor time.
+    Commands and runs of sweeps are forked, too. Each of these would import torch, and scikit-learn for FedCD, in
+    seconds of processor time.
     """
     from fedcore_testing import forked_workers
 
-    with forked_workers("sklearn.datasets", "sklearn.metrics", "sklearn.model_selection"):
+    with forked_workers("sklearn.cluster"):
         yield
 
 

@@ -1,7 +1,7 @@
 """fedcore: a whole run, as ``fedcore train`` does it, with its records, checkpoints, final figures and saved model.
 
 Unfavourable: a checkpoint is written after every round, as by default; no peer writes any. The last round and the
-total include figures that no other runner computes (balanced accuracy, silhouette).
+total include figures that no other runner computes (such as balanced accuracy).
 """
 
 from __future__ import annotations

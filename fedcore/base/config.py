@@ -166,9 +166,6 @@ class RunConfig(BaseModel):
         le=_MANY,
         description="Stop after so many rounds without a better accuracy on clients' held-out parts; off by default.",
     )
-    silhouette_every: int = Field(
-        default=0, ge=0, description="Rounds between silhouettes of the features; 0 for the end only."
-    )
     checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
     min_clients: int = Field(
         default=1,

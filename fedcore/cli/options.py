@@ -53,7 +53,7 @@ _PANELS = {
         "max_payload",
         "client_timeout",
     ),
-    RECORDS: ("eval_every", "silhouette_every", "checkpoint_every", "out", "trackers"),
+    RECORDS: ("eval_every", "checkpoint_every", "out", "trackers"),
 }
 BY_SET = ("engine_options",)
 """Fields without a flag: what is in them is written as ``--set NAME.OPTION=VALUE``."""

@@ -139,10 +139,6 @@ def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
         if "global_accuracy" in best:
             line += f", global {percent(best['global_accuracy'])} % there"
         yield Text.assemble(("best by validation: ", "bold"), line)
-    if metrics.get("silhouette") is not None:
-        yield Text.assemble(("silhouette of the features: ", "bold"), f"{metrics['silhouette']:.4f}")
-    elif metrics.get("silhouette_reason"):
-        yield Text.assemble(("silhouette of the features: ", "bold"), f"none, {clean(metrics['silhouette_reason'])}")
     failed = participation.not_evaluated(metrics)
     if failed:
         yield Text(clean(failed), style="yellow")

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from fedcore.base.debugging import print_traceback
 from fedcore.base.errors import FedcoreError, PluginCallError
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
-from fedcore.base.seeding import numpy_generator
 from fedcore.base.threads import one_torch_thread
 from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
@@ -261,29 +260,3 @@ def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Itera
             row["per_client"] = {str(client): round(accuracy, 6) for client, accuracy in each}
         summary[protocol] = row
     return summary
-
-
-def silhouette(model: nn.Module, samples: Samples, seed: int, device: torch.device) -> tuple[float | None, str | None]:
-    """Return the silhouette of the encoder's features on at most 2,000 fixed test samples.
-
-    Where it is undefined, the value is None and the second element is the reason: fewer than two classes among the
-    samples, or features that are not finite.
-    """
-    from sklearn.metrics import silhouette_score
-
-    count = min(SILHOUETTE_SAMPLES, len(samples))
-    chosen = np.sort(numpy_generator(seed, "silhouette").choice(len(samples), size=count, replace=False))
-    positions = torch.from_numpy(chosen)
-    model.eval()
-    parts = positions.split(forward_chunk(device))
-    with torch.inference_mode():
-        features = torch.cat([model(samples.gather(part).to(device))[0].cpu() for part in parts])
-    labels = samples.labels.cpu()[positions].numpy()
-    if not 1 < len(set(labels.tolist())) < len(labels):
-        return None, "the test samples have one class, or all different ones"
-    wide = features.double()
-    # Distances add squares: if these overflow, the silhouette is undefined, too.
-    if not torch.isfinite(wide.square().sum(dim=1)).all():
-        return None, "the features are not finite: the model has diverged"
-    value = float(silhouette_score(wide.numpy(), labels))
-    return (value, None) if math.isfinite(value) else (None, "it is not finite")

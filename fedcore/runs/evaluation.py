@@ -14,7 +14,7 @@ import torch
 from fedcore.base.processors import cores
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import MAX_CONFUSION, Counted, count, rates, silhouette, summarise_clients
+from fedcore.client.evaluation import MAX_CONFUSION, Counted, count, rates, summarise_clients
 from fedcore.client.messages import ClientTask
 from fedcore.data import Samples
 from fedcore.models import SplitModel
@@ -47,15 +47,11 @@ class Evaluator:
         waits = self.federation.setup.plugins.implements("report") or self.federation.config.patience is not None
         return self.device.type == "cuda" and not waits and self._global and not self._on_clients
 
-    def evaluate(
-        self, state: ServerState, *, with_silhouette: bool = False, with_confusion: bool = False
-    ) -> dict[str, Any]:
+    def evaluate(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
-        return self.begin(state, with_silhouette=with_silhouette, with_confusion=with_confusion)()
+        return self.begin(state, with_confusion=with_confusion)()
 
-    def begin(
-        self, state: ServerState, *, with_silhouette: bool = False, with_confusion: bool = False
-    ) -> Callable[[], dict[str, Any]]:
+    def begin(self, state: ServerState, *, with_confusion: bool = False) -> Callable[[], dict[str, Any]]:
         """Begin an evaluation; returns a function that waits for it and returns the figures."""
         with_confusion = with_confusion and self.federation.dataset.num_classes <= MAX_CONFUSION
         with torch.cuda.stream(self._stream):
@@ -74,8 +70,6 @@ class Evaluator:
                 example = sorted(self.federation.setup.layout.personal)[0]
                 metrics["global_reason"] = f"no global model: {example!r} and the like stay on the clients"
             metrics.update(self.evaluate_clients(state, with_confusion=with_confusion))
-            if with_silhouette:
-                metrics.update(self.silhouette(state))
             return metrics
 
         return figures
@@ -183,15 +177,6 @@ class Evaluator:
         if metrics["global"] is not None:
             found["global_accuracy"] = metrics["global"]["accuracy"]
         return found
-
-    def silhouette(self, state: ServerState) -> dict[str, Any]:
-        """Return the silhouette of the features on test samples, and why there is none where it is None."""
-        if any(name.startswith("encoder.") for name in self.federation.setup.layout.personal):
-            return {"silhouette": None, "silhouette_reason": "there is no global encoder"}
-        value, reason = silhouette(
-            self.load_model(state), self.federation.dataset.test, self.federation.config.seed, self.device
-        )
-        return {"silhouette": value, **({"silhouette_reason": reason} if reason else {})}
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""

@@ -138,14 +138,11 @@ class Experiment:
         began = time.perf_counter()
         figures, overlaps = None, False
         if last or state.round % self.config.eval_every == 0:
-            every = self.config.silhouette_every
-            with_silhouette = bool(every) and state.round % every == 0
             figures = self.evaluator.begin(
                 state,
-                with_silhouette=with_silhouette,
                 with_confusion=last or self.config.patience is not None,  # which may make this round the last one
             )
-            overlaps = self.evaluator.overlaps and not (last or with_silhouette)
+            overlaps = self.evaluator.overlaps and not last
         self._open = OpenRound(state, result, figures, time.perf_counter() - began)
         return state if overlaps else self.record() or state
 
@@ -231,12 +228,10 @@ class Experiment:
         return RunResult(metrics, model, self.directory.path, summary, self.config)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
-        """Return all protocols with the silhouette, the best by validation and the figures before a correction."""
+        """Return all protocols, the best by validation and the figures before a correction."""
         metrics = self._latest
         if metrics is None:
             metrics = self._noted(self.evaluator.evaluate(state, with_confusion=True))
-        if "silhouette" not in metrics:
-            metrics = {**metrics, **self.evaluator.silhouette(state)}
         if state.before_correction is not None:
             metrics = {**metrics, "global_before_correction": state.before_correction}
         best = {**state.best, "round": state.best["round"] + 1} if state.best else None  # from 1, as people count

@@ -46,7 +46,6 @@ def summary() -> dict[str, Any]:
             "personal": {"accuracy": 0.955, "loss": 0.15, **spread},
             "personal_global": {"accuracy": 0.7, "loss": 0.9, **spread},
             "global_before_correction": {"accuracy": 0.92, "loss": 0.13},
-            "silhouette": 0.1679,
             "best_by_validation": {
                 "round": 1,
                 "validation": "personal",

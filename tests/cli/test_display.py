@@ -147,7 +147,6 @@ def test_summary_shows_every_protocol_and_figure() -> None:
         ("personal_global", "70.00"),
         ("global_before_correction", "92.00"),
         ("best by validation: round 1, personal 96.00 %, global 94.00 % there",),
-        ("silhouette of the features: 0.1679",),
         ("model", "800 kB", "500 kB", "2.4 MB"),
         ("scaffold", "200 kB", "0 B"),
         ("total", "1 MB", "3 MB"),

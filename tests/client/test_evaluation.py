@@ -9,31 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcore.client.evaluation import MAX_PER_CLIENT, evaluate, rates, silhouette, summarise_clients
+from fedcore.client.evaluation import MAX_PER_CLIENT, evaluate, rates, summarise_clients
 from fedcore.data import ResidentSamples
-
-
-class Features(torch.nn.Module):
-    """Gives the pixels, times a factor, as features."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = images.flatten(1) * self.factor
-        return features, features
-
-
-@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 3e38])
-def test_features_that_are_not_finite_have_no_silhouette(factor: float) -> None:
-    images = torch.arange(1.0, 25.0).view(6, 1, 2, 2)
-    samples = ResidentSamples(images, torch.tensor([0, 0, 0, 1, 1, 1]), [0.0], [1.0])
-    value, reason = silhouette(Features(factor), samples, 0, torch.device("cpu"))
-    assert value is None
-    assert "not finite" in str(reason)
-    value, reason = silhouette(Features(1.0), samples, 0, torch.device("cpu"))
-    assert (value is not None, reason) == (True, None)
 
 
 class Logits(torch.nn.Module):

@@ -233,7 +233,7 @@ TARGETS: tuple[Target, ...] = (
     npz,
 )
 
-_METRICS = {"global": {"accuracy": 0.5, "loss": 1.0, "per_class": [0.5, None]}, "silhouette": 0.1}
+_METRICS = {"global": {"accuracy": 0.5, "loss": 1.0, "per_class": [0.5, None]}}
 _LINE = {
     "cohort": [0, 1],
     "metrics": _METRICS,

@@ -107,7 +107,7 @@ def test_the_shape_of_an_own_models_logits_is_told(go):
 
 def test_protocols(go):
     plain = go(client_test_fraction=0.2)
-    assert set(plain.metrics) == {"global", "global_local", "silhouette", "best_by_validation"}
+    assert set(plain.metrics) == {"global", "global_local", "best_by_validation"}
     found = plain.metrics["global_local"]
     assert found["clients"] == 4
     assert plain.metrics["best_by_validation"]["validation"] == "global_local"

@@ -551,7 +551,6 @@ def test_the_server_keeps_nothing_of_single_clients(tmp_path):
 def test_noise_beyond_all_numbers_is_told(tmp_path):
     """The model diverges in aggregation, after which nothing is trained that could say so."""
     result = federate(tmp_path, ("dp", {"clip": 1e20}), rounds=1)
-    assert result.metrics["silhouette"] is None or isinstance(result.metrics["silhouette"], float)
     for name in ("metrics.jsonl", "summary.json"):
         assert "NaN" not in (result.directory / name).read_text()
         assert "Infinity" not in (result.directory / name).read_text()

@@ -29,7 +29,7 @@ def runs(tmp_path_factory) -> Path:
     for seed in (0, 1):
         for name, plugins in (("fedavg", {}), ("fedprox", {"fedprox": {"mu": 0.1}})):
             options = {"seed": seed, "plugins": plugins, "out": folder / f"{name}-{seed}"}
-            fedcore.run(RunConfig(**TINY, **options, client_test_fraction=0.2, silhouette_every=1))
+            fedcore.run(RunConfig(**TINY, **options, client_test_fraction=0.2))
     return folder
 
 
@@ -90,7 +90,6 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
         "Accuracy by client, global_local",
         "Accuracy by class",
         "Confusion matrix, global",
-        "Silhouette of the features over rounds",
         "Loss of the task",
         "Loss term proximal of fedprox",
         "Communication per round",
@@ -99,7 +98,7 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
         "Features of fedavg, seed 0",
         "Features of fedprox, seed 0",
     ]
-    assert len(page.plots) == 14
+    assert len(page.plots) == 13
     assert not [a for tag, a in page.tags if tag in ("link", "img", "iframe") or "src" in a]
     assert page.source.count("plotly.js v") == 1
     versions = yaml.safe_load((runs / "fedavg-0" / "config.yaml").read_text())["versions"]
@@ -226,10 +225,7 @@ def test_a_run_under_way_with_a_half_written_line(cli, copied: Path) -> None:
 def test_what_is_not_recorded_is_named_with_its_reason(cli, tmp_path: Path) -> None:
     fedcore.run(RunConfig(**{**TINY, "rounds": 1}, out=tmp_path / "plain"))
     page, notes = report(cli, "plain")
-    for title, reason in (
-        ("Accuracy by client", "--client-test-fraction 0.2 holds samples out on each client"),
-        ("Silhouette of the features over rounds", "--silhouette-every 5 records it on the way"),
-    ):
+    for title, reason in (("Accuracy by client", "--client-test-fraction 0.2 holds samples out on each client"),):
         assert title not in page.titles()
         assert reason in page.text
         assert f"not drawn: {title}: " in notes
@@ -281,7 +277,6 @@ def test_hostile_names_are_text(cli, copied: Path, tmp_path: Path) -> None:
         line["losses"] = {f"{HOSTILE}.x": 1.0, "task": HOSTILE, "nan": float("nan")}
         line["bytes"]["by_plugin"][HOSTILE] = {"down": 5, "up": HOSTILE}
         line["metrics"]["global_local"]["per_client"] = {HOSTILE: 0.5, "1": HOSTILE}
-        line["metrics"]["silhouette"] = [HOSTILE]
         line["time"] = {HOSTILE: HOSTILE, "aggregation": HOSTILE}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / "summary.json").unlink()

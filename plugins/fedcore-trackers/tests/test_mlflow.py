@@ -64,7 +64,7 @@ def test_a_run_is_in_a_local_store(tmp_path, store, monkeypatch, made):
     assert history(client, run, "loss/task") == [(n, r["losses"]["task"]) for n, r in enumerate(lines, start=1)]
     assert [step for step, _ in history(client, run, "loss/moon.contrast")] == [2, 3]
     assert history(client, run, "bytes/up") == [(n, r["bytes"]["up"]) for n, r in enumerate(lines, start=1)]
-    assert run.data.metrics["final/silhouette"] == pytest.approx(result.metrics["silhouette"])
+    assert run.data.metrics["final/global/accuracy"] == pytest.approx(result.metrics["global"]["accuracy"])
     kept = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert kept == {"config.yaml", "summary.json"}
     config = client.download_artifacts(run.info.run_id, "config.yaml", str(tmp_path))

@@ -38,7 +38,7 @@ def test_a_run_is_in_tensorboard(tmp_path):
     }.items():
         assert curve(found, tag) == [(line["round"] + 1, read(line)) for line in lines], tag
     assert [step for step, _ in curve(found, "loss/moon.contrast")] == [2, 3]  # nothing to contrast with in the first
-    assert curve(found, "final/silhouette") == [(3, result.metrics["silhouette"])]
+    assert curve(found, "final/global/accuracy") == [(3, result.metrics["global"]["accuracy"])]
     text = found.Tensors("config")[0].tensor_proto.string_val[0].decode()
     assert "temperature: 0.5" in text
 

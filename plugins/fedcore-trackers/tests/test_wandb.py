@@ -81,7 +81,7 @@ def test_an_offline_run_is_written(tmp_path):
     config = {key(item): json.loads(item.value_json) for item in run.config.update}
     assert (config["alpha"], config["plugins"], config["moon.mu"]) == (0.3, "moon", 1.0)
     summary = {key(item): json.loads(item.value_json) for record in found for item in record.summary.update}
-    assert summary["final/silhouette"] == pytest.approx(result.metrics["silhouette"])
+    assert summary["final/global/accuracy"] == pytest.approx(result.metrics["global"]["accuracy"])
     kept = {item.path for record in found for item in record.files.files}
     assert {f"{result.directory.name}/config.yaml", f"{result.directory.name}/summary.json"} <= kept
     assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]

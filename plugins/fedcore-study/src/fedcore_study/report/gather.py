@@ -33,7 +33,6 @@ def records_of(group: Group, colors: Mapping[str, int], class_names: Sequence[st
     yield _per_client(group, colors)
     yield _per_class(group, class_names)
     yield from confusions(group, class_names)
-    yield _silhouette(group, colors)
     yield from _losses(group, colors)
     yield from participation(group)
     yield bytes_sent(group)
@@ -142,32 +141,6 @@ def _per_class(group: Group, class_names: Sequence[str] | None) -> Chart | Omitt
         rows=rows,
         layers={"": [row + [None] * (width - len(row)) for row in grid]},
         unit="%",
-    )
-
-
-def _silhouette(group: Group, colors: Mapping[str, int]) -> Chart | Omitted:
-    title = "Silhouette of the features over rounds"
-
-    def points(run: RunRecord) -> dict[int, float]:
-        found = over_rounds(run, lambda line: number(mapping_in(line, "metrics").get("silhouette")))
-        last = number(run.summary["metrics"].get("silhouette")) if run.summary else None
-        if run.summary and last is not None:
-            found.setdefault(run.summary["rounds"], last)
-        return found
-
-    lines = lines_of(group, colors, points)
-    if not any(len(line.x) > 1 or line.tails for line in lines):
-        ends = [f"{line.label} {line.y[-1]:.3f}" for line in lines if line.y]
-        found = f"known after the last round only ({', '.join(ends)})" if ends else "no run recorded it"
-        return Omitted(title, f"{found}; --silhouette-every 5 records it on the way")
-    return Curves(
-        name="silhouette",
-        title=title,
-        about=f"How well the classes stand apart in the encoder's features of test samples: 1 apart, 0 mixed. "
-        f"{how(lines)}",
-        x_title="round",
-        y_title="silhouette",
-        lines=lines,
     )
 
 

@@ -22,7 +22,7 @@ from fedcore.models.placement import Placement, forward_chunk
 from fedcore.storage.serial import read_tensors
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import Chart, Heatmap, Omitted, Points, Scatter, number
+from fedcore_study.report.charts import Chart, Heatmap, Omitted, Points, Scatter
 
 MAX_CLIENTS = 300
 """Most clients in a picture; of more, as many at even distances."""
@@ -120,6 +120,7 @@ def embeddings(group: Group, dataset: Dataset | str, most: int) -> Iterator[Char
 
 def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart | Omitted:
     from sklearn.manifold import TSNE
+    from sklearn.metrics import silhouette_score
 
     title = f"Features of {label}, seed {run.config.seed}"
     count = min(most, len(dataset.test))
@@ -134,8 +135,10 @@ def _embedding(run: RunRecord, dataset: Dataset, most: int, label: str) -> Chart
     with one_thread():
         flat = TSNE(init="pca", perplexity=min(30.0, (count - 1) / 3), random_state=0).fit_transform(features)
     labels = dataset.test.labels.cpu().numpy()[chosen]
-    silhouette = number((run.summary or {"metrics": {}})["metrics"].get("silhouette"))
-    said = "" if silhouette is None else f" Silhouette of the features, as recorded: {silhouette:.3f}."
+    said = ""
+    if 1 < len(set(labels.tolist())) < count:
+        silhouette = silhouette_score(features, labels)
+        said = f" Their silhouette is {silhouette:.3f}: 1 where the classes stand apart, 0 where they are mixed."
     groups = [
         Points(name, flat[labels == c, 0].astype(float).tolist(), flat[labels == c, 1].astype(float).tolist())
         for c, name in enumerate(class_names(dataset))

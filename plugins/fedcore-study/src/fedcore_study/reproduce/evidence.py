@@ -114,7 +114,7 @@ class Evidence(_Part):
     planned: int = Field(ge=1)
     curves: dict[str, Curve]
     figures: dict[str, dict[str, float]] | None = None
-    silhouette: float | None = None
+    silhouette: float | None = Field(default=None, description="Of runs that recorded it.")
     bytes: dict[str, int] = Field(description="All clients', down and up.")
     seconds: float = Field(ge=0, description="Of all rounds with their evaluations, on the machine as busy as it was.")
     sessions: list[Session] = Field(default_factory=list, description="Empty for runs of before they were recorded.")
@@ -192,7 +192,6 @@ def evidence_of(run: RunRecord, place: Place | None, warn: Warn) -> Evidence:
         "planned": run.config.rounds,
         "curves": _curves(run),
         "figures": None if summary is None else _figures(summary["metrics"]),
-        "silhouette": None if summary is None else _rounded(summary["metrics"].get("silhouette")),
         "bytes": {way: _bytes(run, way) for way in ("down", "up")},
         "seconds": round(sum(_seconds(line) for line in run.rounds), 3),
         "sessions": [{name: s[name] for name in Session.model_fields if name in s} for s in known],

@@ -19,7 +19,6 @@ EXECUTION = (
     "autotune",
     "capture",
     "eval_every",
-    "silhouette_every",
     "min_clients",
     "max_payload",
     "seed",
