@@ -275,7 +275,7 @@ def summary(point: EntryPoint) -> str:
     # Not metadata["Summary"]: with the backport importlib_metadata imported, a missing key raises.
     whole = next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
     parts = whole.split("; ")
-    return next((part for part in parts if part.partition(" ")[0].lower() == point.name), whole)
+    return next((part for part in parts if part.partition(" ")[0].strip(":").lower() == point.name), whole)
 
 
 def is_code(name: str) -> bool:

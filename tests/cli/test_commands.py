@@ -67,12 +67,12 @@ def test_a_config_of_a_run_makes_another_one(cli, tmp_path: Path) -> None:
 
 def test_plugins_list_in_groups(cli) -> None:
     text = cli("plugins", "list").stdout
-    titles = ("comparison methods", "moon", "papers", "fedcd", "trackers (--tracker NAME)", "engines (--engine NAME)")
+    titles = ("local training", "moon", "papers", "fedcd", "trackers (--tracker NAME)", "engines (--engine NAME)")
     order = [text.index(word) for word in titles]
     assert order == sorted(order)
     rows = {row["name"]: row for row in json.loads(cli("plugins", "list", "--json").stdout)}
     assert rows["moon"]["package"] == "fedcore-moon"
-    assert rows["moon"]["group"] == "comparison methods"
+    assert rows["moon"]["group"] == "local training"
     assert rows["moon"]["summary"]
 
 

@@ -204,3 +204,10 @@ def test_the_tutorial_trains_at_every_stage(tmp_path, stage):
     done = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ("own models" in done.stdout) == (stage != "Try it.")
+
+
+def test_the_table_of_methods_is_the_packages():
+    sys.path.insert(0, str(ROOT / "tools" / "site"))
+    import methods
+
+    assert methods.PAGE.read_text(encoding="utf-8") == methods.page(), "run: python tools/site/methods.py"

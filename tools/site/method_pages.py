@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from docstrings import escape, to_markdown
-from links import ROOT, method_page, relink
+from links import method_page, relink
 from sources import Definition, entry_points, package_definitions, plugin_packages, shared_definition
 
 FRONT_MATTER = re.compile(r"\A---\n(?P<yaml>.*?)\n---\n", re.DOTALL)
@@ -20,22 +20,13 @@ NAME = re.compile(r"`([A-Za-z_][\w.]*)`")
 
 
 def pages() -> dict[str, str]:
-    """Return all method pages by their place on the site, the list of methods first."""
-    made = {method_page(package.name): page(package) for package in plugin_packages()}
-    return {"methods/index.md": index(), **made}
+    """Return all method pages by their place on the site."""
+    return {method_page(package.name): page(package) for package in plugin_packages()}
 
 
 def title(package: Path) -> str:
     """Return a page's name in the navigation: the plugins that the package provides."""
     return ", ".join(entry_points(package))
-
-
-def index() -> str:
-    """Return the list of all methods: the README's."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"^## Methods\n(.*?)^## ", readme, re.MULTILINE | re.DOTALL)
-    assert found, "README.md has no section 'Methods'"
-    return f"# Methods\n{relink(found[1], 'README.md', 'methods/index.md')}"
 
 
 def page(package: Path) -> str:

@@ -14,10 +14,7 @@ import mathml
 import method_pages
 import option_reference
 from links import ROOT, method_page, relink
-from sources import plugin_packages
-
-FIXED = {"index.md": "README.md"}
-"""Pages that are a file of the repository as it stands."""
+from methods import grouped
 
 DESCRIBED = re.compile(
     r"^\[`(?P<name>fedcore\.[\w.]+)`\]\([\w./]+\.py\)(?: <!-- (?P<options>\{.*\}) -->)?$", re.MULTILINE
@@ -27,7 +24,8 @@ DESCRIBED = re.compile(
 
 def generated() -> dict[str, str]:
     """Return every page that is made from code or cards, by its place on the site."""
-    made = {page: relink((ROOT / file).read_text(encoding="utf-8"), file, page) for page, file in FIXED.items()}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/pictures/", "](pictures/")
+    made = {"index.md": relink(readme, "README.md", "index.md")}
     made["reference/hooks.md"] = hook_reference.page()
     made["reference/options.md"] = option_reference.options_page()
     made["reference/commands.md"] = option_reference.commands_page()
@@ -38,8 +36,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the navigation: the methods, and of the other entries those that have a page."""
     pages = set(generated())
     pages |= {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    methods: list[Any] = ["methods/index.md"]
-    methods += [{method_pages.title(package): method_page(package.name)} for package in plugin_packages()]
+    methods: list[Any] = ["methods.md"]
+    for group, packages in grouped().items():
+        methods.append({group: [{method_pages.title(package): method_page(package.name)} for package in packages]})
     entries = [{"Methods": methods} if "Methods" in entry else entry for entry in config.nav or []]
     config.nav = _present(entries, pages)
     return config
