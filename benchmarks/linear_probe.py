@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import fedcore
 from fedcore.client.frozen import all_outputs
-from fedcore.data.samples import ClientData
+from fedcore.data.client_data import ClientData
 from fedcore_testing.federation import data_of
 
 CPU = torch.device("cpu")

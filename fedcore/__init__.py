@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedcore.base.errors import RunDirectoryError as RunDirectoryError
     from fedcore.base.errors import UnknownNameError as UnknownNameError
     from fedcore.base.seeding import generator as generator
+    from fedcore.base.seeding import numpy_generator as numpy_generator
     from fedcore.base.tensors import check_changes as check_changes
     from fedcore.base.tensors import check_tensors as check_tensors
     from fedcore.base.types import Answer as Answer
@@ -81,6 +82,7 @@ _HOMES = {
     "generator": "base.seeding",
     "hookimpl": "hooks.hookspecs",
     "load_run": "runs.experiment",
+    "numpy_generator": "base.seeding",
     "resume": "runs.experiment",
     "run": "runs.experiment",
 }

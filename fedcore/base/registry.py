@@ -112,6 +112,7 @@ PACKAGES = {
     ("dataset", "cifar100"): "fedcore-zoo",
     ("dataset prefix", "imagefolder"): "fedcore-zoo",
     ("partitioner", "niid-bench"): "fedcore-zoo",
+    ("partitioner", "dirichlet-clients"): "fedcore-zoo",
     ("augmentation", "cifar10"): "fedcore-zoo",
     ("augmentation", "cifar100"): "fedcore-zoo",
     ("dataset", "mutag"): "fedcore-graph",

@@ -26,9 +26,9 @@ SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     """List the data sets, the partitions and the models."""
     found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
-    from fedcore.data import files
+    from fedcore.data.loading import npz
 
-    found["dataset"]["npz:FILE"] = output.first_line(files.npz)
+    found["dataset"]["npz:FILE"] = output.first_line(npz)
     for kind in ("dataset", "model"):
         for prefix in registry.available(f"{kind} prefix"):
             found[kind][f"{prefix}:NAME"] = _first_line(f"{kind} prefix", prefix)
@@ -73,7 +73,7 @@ def split(
         raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
 
     from fedcore.data import load_dataset
-    from fedcore.data.partition_table import draw_table
+    from fedcore.data.drawing import draw_table
     from fedcore.runs.cautions import data_cautions
     from fedcore.runs.resolve import resolve_partition
 
@@ -124,7 +124,7 @@ def plot(
         config = _with_data_of_run(source, config, given, allow_code=allow_code)
 
     from fedcore.data import load_dataset, load_partition
-    from fedcore.data.picture import draw_picture
+    from fedcore.data.drawing import draw_picture
     from fedcore.runs.resolve import resolve_partition
 
     dataset = load_dataset(config.dataset, config.data_dir)

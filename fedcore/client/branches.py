@@ -26,7 +26,7 @@ from fedcore.client.captured_steps import (
 )
 from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
-from fedcore.data.samples import Picked
+from fedcore.data.client_data import Picked
 
 MOST_GRAPHS = 32
 """So many combinations of steps are kept as graphs; clients of different sizes could make any number of them."""

@@ -26,7 +26,7 @@ from fedcore.client.loop import Batch
 from fedcore.client.recorder import Launch, Recorder
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset
-from fedcore.data.samples import Picked
+from fedcore.data.client_data import Picked
 
 TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.tensors import copy_into
-from fedcore.data.samples import ClientData
+from fedcore.data.client_data import ClientData
 from fedcore.models import Outputs, SplitModel
 from fedcore.models.placement import forward_chunk
 

@@ -24,7 +24,7 @@ from fedcore.client.objective import objective
 from fedcore.client.second_pass import SecondPass, replace_gradients, trained_parameters
 from fedcore.client.session import LocalSession
 from fedcore.client.setup import require_shared
-from fedcore.data.samples import Picked
+from fedcore.data.client_data import Picked
 from fedcore.hooks.contexts import ClientContext, Step, View
 from fedcore.models import Outputs, SplitModel
 

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedcore.base.types import Tensors
-from fedcore.data.samples import ClientData
+from fedcore.data.client_data import ClientData
 from fedcore.models import Outputs, SplitModel
 from fedcore.models.modes import evaluating
 from fedcore.models.placement import forward_chunk

@@ -38,7 +38,7 @@ from fedcore.client.session import LocalSession
 from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
-from fedcore.data.samples import ClientData
+from fedcore.data.client_data import ClientData
 from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.state import States

@@ -20,7 +20,7 @@ from fedcore.client.local_work import LocalWork
 from fedcore.client.optimizer import Optimizer, ParameterGroup
 from fedcore.client.working_model import WorkingModel
 from fedcore.data import PublicSamples
-from fedcore.data.samples import ClientData
+from fedcore.data.client_data import ClientData
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import PluginSet
 from fedcore.storage.state import States

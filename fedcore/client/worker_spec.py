@@ -15,7 +15,7 @@ from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.tensors import flatten, unflatten
 from fedcore.data import Dataset, IndexLists, Partition, PublicSamples, Samples
-from fedcore.data.public import public_rows
+from fedcore.data.assign import public_rows
 
 
 @dataclass(frozen=True)

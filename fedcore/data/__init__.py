@@ -1,25 +1,43 @@
 """Data sets, and partitions among clients."""
 
-from fedcore.data.assign import Partitioner, make_partition
-from fedcore.data.datasets import default_data_dir, load_dataset
-from fedcore.data.files import read_npz
+from fedcore.data.assign import Partitioner, make_partition, with_public
+from fedcore.data.dataset import Dataset, PublicSamples
+from fedcore.data.images import ResidentSamples, Split, assemble
 from fedcore.data.index_lists import IndexLists
-from fedcore.data.owners import IntArray
+from fedcore.data.loading import as_dataset, default_data_dir, load_dataset, read_npz
 from fedcore.data.partition import DECLARED, Partition
 from fedcore.data.partition_file import load_partition
-from fedcore.data.partitioners import dirichlet_partition
-from fedcore.data.rows import TensorSamples, check_labels
-from fedcore.data.samples import JSON, Dataset, PublicSamples, ResidentSamples, Samples
-from fedcore.data.sequences import SequenceBatch, SequenceSamples, check_offsets, gather_runs
-from fedcore.data.split import Split, assemble
+from fedcore.data.partitioners import (
+    MIN_SIZE,
+    IntArray,
+    PartitionWarning,
+    assign_by_counts,
+    capped_counts,
+    check_alpha,
+    checked_labels,
+    even_sizes,
+    parts_by_owner,
+)
+from fedcore.data.samples import (
+    JSON,
+    Samples,
+    SequenceBatch,
+    SequenceSamples,
+    TensorSamples,
+    check_labels,
+    check_offsets,
+    gather_runs,
+)
 
 __all__ = [
     "DECLARED",
     "JSON",
+    "MIN_SIZE",
     "Dataset",
     "IndexLists",
     "IntArray",
     "Partition",
+    "PartitionWarning",
     "Partitioner",
     "PublicSamples",
     "ResidentSamples",
@@ -28,14 +46,21 @@ __all__ = [
     "SequenceSamples",
     "Split",
     "TensorSamples",
+    "as_dataset",
     "assemble",
+    "assign_by_counts",
+    "capped_counts",
+    "check_alpha",
     "check_labels",
     "check_offsets",
+    "checked_labels",
     "default_data_dir",
-    "dirichlet_partition",
+    "even_sizes",
     "gather_runs",
     "load_dataset",
     "load_partition",
     "make_partition",
+    "parts_by_owner",
     "read_npz",
+    "with_public",
 ]

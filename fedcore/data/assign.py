@@ -1,10 +1,12 @@
-"""Assign a data set's training samples to clients: a partitioner splits them, then each client holds out some."""
+"""Assign a data set's training samples: to the public, to clients by a partitioner, and to each client's hold-out."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +14,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedcore.base.choices import public_share
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator
+from fedcore.data.dataset import Dataset, PublicSamples
 from fedcore.data.index_lists import IndexLists
-from fedcore.data.owners import MIN_SIZE, IntArray, PartitionWarning
+from fedcore.data.loading import load_dataset
 from fedcore.data.partition import Partition, labels_sha256, problem_with
-from fedcore.data.samples import JSON, Dataset
+from fedcore.data.partitioners import MIN_SIZE, IntArray, PartitionWarning
+from fedcore.data.samples import JSON
 
 
 class Partitioner(Protocol):
@@ -200,3 +205,35 @@ def draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -
     held_out = np.zeros(len(labels), dtype=np.bool_)
     held_out[by_class[rank < np.repeat(give, sizes)]] = True
     return held_out
+
+
+def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path | None) -> Dataset:
+    """Return the data set with its public samples.
+
+    :param public: a share of the training set, or the name of another data set, whose training samples are taken.
+    :raises ConfigError: the other data set's samples do not fit the model of this one.
+    """
+    if public is None:
+        return dataset
+    if public_share(public) is not None:
+        return replace(dataset, public=PublicSamples(dataset.train, public_rows(dataset.train.labels, public, seed)))
+    other = load_dataset(public, data_dir)
+    for what, found, expected in (
+        ("kind", other.kind, dataset.kind),
+        ("shape", tuple(other.input_shape), tuple(dataset.input_shape)),
+    ):
+        if found != expected:
+            raise ConfigError(
+                f"--public {public}: its samples are of {what} {found}, those of {dataset.name!r} of {expected}; take "
+                "a data set of the same kind, or a share of this one, such as --public 0.1"
+            )
+    return replace(dataset, public=PublicSamples(other.train, torch.arange(len(other.train))))
+
+
+def public_rows(labels: Tensor, public: str | None, seed: int) -> Tensor:
+    """Return the positions of the training samples that are public, ascending (n,) int64, drawn class by class."""
+    share = public_share(public)
+    if share is None:
+        return torch.empty(0, dtype=torch.int64)
+    drawn = draw_by_class(labels.cpu().numpy(), share, numpy_generator(seed, "public"))
+    return torch.from_numpy(drawn).nonzero().flatten()

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedcore.data.samples import Dataset
-from fedcore.data.split import Split, assemble
+from fedcore.data.dataset import Dataset
+from fedcore.data.images import Split, assemble
 
 
 def digits(data_dir: Path | None = None) -> Dataset:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError, StorageError
+from fedcore.data.dataset import Dataset
 from fedcore.data.index_lists import IndexLists, StoredIndexLists
-from fedcore.data.samples import JSON, Dataset
+from fedcore.data.samples import JSON
 from fedcore.storage.files import write_text
 from fedcore.storage.serial import write_tensors
 from fedcore.storage.stored_tensors import stored_tensors

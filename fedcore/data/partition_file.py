@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.errors import ConfigError, DataError
+from fedcore.data.dataset import Dataset
 from fedcore.data.index_lists import IndexLists
 from fedcore.data.partition import DECLARED, FORMAT, SPLIT_FORMAT, TENSORS, Partition, labels_sha256, problem_with
-from fedcore.data.samples import Dataset
 from fedcore.storage.files import read_text
 from fedcore.storage.serial import read_tensors
 

@@ -1,36 +1,34 @@
-"""Schemes that split a training set among clients, vectorised over the clients.
+"""Schemes that split a training set among clients, vectorised over the clients, and what they are built from.
 
-Each is a :class:`~fedcore.data.assign.Partitioner`; it reports deviations from the requested split as a
-:class:`~fedcore.data.owners.PartitionWarning`.
+Each scheme is a :class:`~fedcore.data.Partitioner`. It reports deviations from the requested split as a
+:class:`PartitionWarning`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+import warnings
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.base.errors import ConfigError
 from fedcore.base.seeding import numpy_generator
-from fedcore.data.owners import (
-    MIN_SIZE,
-    IntArray,
-    assign_by_counts,
-    check_alpha,
-    checked_labels,
-    even_sizes,
-    fill_up,
-    index_lists,
-    report,
-)
+from fedcore.data.dataset import Dataset
 
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+MIN_SIZE = 10
+"""Schemes with random sizes give every client at least this many samples, where there are enough."""
 MAX_REDRAWS = 1000
 # The most (client, class) cells that are drawn: a few seconds of work for any number of clients.
 _REDRAW_BUDGET = 20_000_000
 _FEWEST_REDRAWS = 10
+
+
+class PartitionWarning(UserWarning):
+    """The data could not be split exactly as requested; the message states the deviation."""
 
 
 def iid(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntArray]:
@@ -38,18 +36,11 @@ def iid(labels: IntArray, num_clients: int, *, seed: int, **_: Any) -> list[IntA
     labels = checked_labels(labels, num_clients)
     rng = numpy_generator(seed, "partition")
     sizes = even_sizes(len(labels), num_clients)
-    return index_lists(assign_by_counts(sizes[None], np.zeros(len(labels), np.int64), rng), num_clients, rng)
+    return parts_by_owner(assign_by_counts(sizes[None], np.zeros(len(labels), np.int64), rng), num_clients, rng)
 
 
 def dirichlet(
     labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
-) -> list[IntArray]:
-    """Split every class by Dirichlet(alpha) proportions; see :func:`dirichlet_partition`."""
-    return dirichlet_partition(labels, num_clients, alpha, seed=seed, min_size=min_size)
-
-
-def dirichlet_partition(
-    labels: IntArray, num_clients: int, alpha: float, *, seed: int, min_size: int = MIN_SIZE
 ) -> list[IntArray]:
     """Split every class by Dirichlet(alpha) proportions, as MOON and NIID-Bench do.
 
@@ -61,19 +52,145 @@ def dirichlet_partition(
 
     :raises ConfigError: no clients, more clients than samples, alpha not positive.
     """
+    return _dirichlet("dirichlet", checked_labels(labels, num_clients), num_clients, alpha, seed, min_size)
+
+
+def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
+    """Sort by label, cut into equal shards, assign ``classes_per_client`` shards to each client.
+
+    Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span two classes.
+    """
     labels = checked_labels(labels, num_clients)
+    most = len(labels) // num_clients
+    if classes_per_client > most:
+        report(f"shards: {classes_per_client} shards per client lowered to {most}, one sample each")
+    each = min(classes_per_client, most)
+    rng = numpy_generator(seed, "partition")
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    shard_owner = rng.permutation(num_clients * each) // each
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_label] = np.repeat(shard_owner, even_sizes(len(labels), num_clients * each))
+    return parts_by_owner(owner, num_clients, rng)
+
+
+def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
+    """Give each client ``classes_per_client`` classes; the owners of a class share its samples evenly.
+
+    As NIID-Bench's "#label": client j owns class j mod C and others at random. In addition, classes are reassigned so
+    that every class has an owner if there are enough places; otherwise samples of classes without an owner stay
+    unused, which is reported.
+
+    :raises ConfigError: more classes per client than there are classes.
+    """
+    labels = checked_labels(labels, num_clients)
+    names, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    if classes_per_client > len(names):
+        raise ConfigError(
+            f"classes_per_client is {classes_per_client}, but the data have {len(names)} classes: lower it"
+        )
+    rng = numpy_generator(seed, "partition")
+    owns = _draw_ownership(num_clients, len(names), classes_per_client, rng)
+    counts = np.zeros((len(names), num_clients), dtype=np.int64)
+    for k, size in enumerate(class_sizes):
+        # Owners in random order: otherwise the first ones would get all remainders.
+        owners = rng.permutation(np.flatnonzero(owns[:, k]))
+        if len(owners):
+            counts[k, owners] = even_sizes(int(size), len(owners))
+    unowned = np.flatnonzero(~owns.any(axis=0))
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    used = ~np.isin(class_of, unowned)
+    owner[used] = assign_by_counts(counts, class_of[used], rng)
+    if len(unowned):
+        report(
+            f"classes: no client owns the classes {', '.join(str(c) for c in names[unowned])}; "
+            f"{int((~used).sum())} samples stay unused"
+        )
+    moved = fill_up(owner, num_clients, 1, rng)
+    if moved:
+        report(f"classes: {moved} clients without samples got one sample of another class from the largest clients")
+    return parts_by_owner(owner, num_clients, rng)
+
+
+def quantity(
+    labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
+) -> list[IntArray]:
+    """Split at random into parts of Dirichlet(alpha) sizes, redrawn until every part has ``min_size`` samples.
+
+    Source: NIID-Bench's "quantity skew"; redraws and corrections as in :func:`dirichlet`.
+    """
+    one_class = np.zeros_like(checked_labels(labels, num_clients))
+    return _dirichlet("quantity", one_class, num_clients, alpha, seed, min_size)
+
+
+def natural(
+    labels: IntArray, num_clients: int, *, seed: int, dataset: Dataset, rows: IntArray, **_: Any
+) -> list[IntArray]:
+    """Give each source's samples to one client; a source (``Dataset.sources``) is a writer or a hospital, for example.
+
+    With as many clients as sources, client k is source k. Fewer clients hold several whole sources each: these are
+    assigned in random order, one to each client in turn, so that clients hold as many sources to within one.
+
+    :raises ConfigError: the data set has no sources, or fewer than clients.
+    """
+    if dataset.sources is None:
+        raise ConfigError(
+            "--partition natural: this data set does not say where its samples come from (Dataset.sources); name "
+            "another partition"
+        )
+    found, source = np.unique(dataset.sources.cpu().numpy()[rows], return_inverse=True)
+    if num_clients > len(found):
+        raise ConfigError(
+            f"--clients is {num_clients}, but the samples come from {len(found)} sources; write --clients "
+            f"{len(found)}, or fewer"
+        )
+    owner = np.arange(len(found))
+    if num_clients < len(found):
+        owner[numpy_generator(seed, "partition").permutation(len(found))] = np.arange(len(found)) % num_clients
+    client = owner[source]
+    order = np.argsort(client, kind="stable")
+    return np.split(order, np.searchsorted(client[order], np.arange(1, num_clients)))
+
+
+def _dirichlet(
+    scheme: str, labels: IntArray, num_clients: int, alpha: float, seed: int, min_size: int
+) -> list[IntArray]:
+    """Draw counts until every client has ``min_size`` samples or the budget is spent; then assign samples.
+
+    :param scheme: name for reports.
+    """
     check_alpha(alpha)
     rng = numpy_generator(seed, "partition")
     _, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    what = f"{scheme} with alpha {alpha:g}"
+    possible = len(labels) // num_clients
+    if min_size > possible:
+        report(
+            f"{what}: {num_clients} clients with at least {min_size} samples each need more than "
+            f"{len(labels)} samples; the minimum was lowered to {possible}"
+        )
+    least = max(1, min(min_size, possible))
     concentration = np.full(num_clients, alpha)
-    return _redrawn_lists(
-        f"dirichlet with alpha {alpha:g}",
-        lambda: capped_counts(class_sizes, rng.dirichlet(concentration, size=len(class_sizes))),
-        class_of.astype(np.int64),
-        num_clients,
-        min_size,
-        rng,
-    )
+
+    def draw() -> tuple[int, IntArray]:
+        """Return how many samples the clients lack, and the counts (C, N)."""
+        counts = capped_counts(class_sizes, rng.dirichlet(concentration, size=len(class_sizes)))
+        return int(np.maximum(least - counts.sum(axis=0), 0).sum()), counts
+
+    draws = max(_FEWEST_REDRAWS, min(MAX_REDRAWS, _REDRAW_BUDGET // (len(class_sizes) * num_clients)))
+    lacking, counts = draw()
+    for _ in range(draws - 1):
+        if not lacking:
+            break
+        lacking, counts = min((lacking, counts), draw(), key=lambda drawn: drawn[0])
+    owner = assign_by_counts(counts, class_of, rng)
+    moved = fill_up(owner, num_clients, least, rng)
+    if moved:
+        report(
+            f"{what}: none of {draws} draws gave all {num_clients} clients {least} samples; "
+            f"{moved} samples of the largest clients were moved to the smallest"
+        )
+    return parts_by_owner(owner, num_clients, rng)
 
 
 def capped_counts(class_sizes: IntArray, draws: npt.NDArray[np.float64]) -> IntArray:
@@ -101,124 +218,6 @@ def capped_counts(class_sizes: IntArray, draws: npt.NDArray[np.float64]) -> IntA
     return counts
 
 
-def shards(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
-    """Sort by label, cut into equal shards, assign ``classes_per_client`` shards to each client.
-
-    Source: McMahan et al., AISTATS 2017 (two shards each). A shard may span two classes.
-    """
-    labels = checked_labels(labels, num_clients)
-    _check_classes_per_client(classes_per_client)
-    most = len(labels) // num_clients
-    if classes_per_client > most:
-        report(f"shards: {classes_per_client} shards per client lowered to {most}, one sample each")
-    each = min(classes_per_client, most)
-    rng = numpy_generator(seed, "partition")
-    shuffled = rng.permutation(len(labels))
-    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    shard_owner = rng.permutation(num_clients * each) // each
-    owner = np.empty(len(labels), dtype=np.int64)
-    owner[by_label] = np.repeat(shard_owner, even_sizes(len(labels), num_clients * each))
-    return index_lists(owner, num_clients, rng)
-
-
-def classes(labels: IntArray, num_clients: int, *, seed: int, classes_per_client: int = 2, **_: Any) -> list[IntArray]:
-    """Give each client ``classes_per_client`` classes; the owners of a class share its samples evenly.
-
-    As NIID-Bench's "#label": client j owns class j mod C and others at random. In addition, classes are reassigned so
-    that every class has an owner if there are enough places; otherwise samples of classes without an owner stay
-    unused, which is reported.
-
-    :raises ConfigError: more classes per client than there are classes.
-    """
-    labels = checked_labels(labels, num_clients)
-    _check_classes_per_client(classes_per_client)
-    names, class_of, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    if classes_per_client > len(names):
-        raise ConfigError(
-            f"classes_per_client is {classes_per_client}, but the data have {len(names)} classes: lower it"
-        )
-    rng = numpy_generator(seed, "partition")
-    owns = _draw_ownership(num_clients, len(names), classes_per_client, rng)
-    counts = np.zeros((len(names), num_clients), dtype=np.int64)
-    for k, size in enumerate(class_sizes):
-        # Owners in random order: otherwise the first ones would get all remainders.
-        owners = rng.permutation(np.flatnonzero(owns[:, k]))
-        if len(owners):
-            counts[k, owners] = even_sizes(int(size), len(owners))
-    unowned = np.flatnonzero(~owns.any(axis=0))
-    owner = np.full(len(labels), -1, dtype=np.int64)
-    used = ~np.isin(class_of, unowned)
-    owner[used] = assign_by_counts(counts, class_of[used], rng)
-    if len(unowned):
-        report(
-            f"classes: no client owns the classes {', '.join(str(c) for c in names[unowned])}; "
-            f"{int((~used).sum())} samples stay unused"
-        )
-    moved = fill_up(owner, num_clients, 1, rng)
-    if moved:
-        report(f"classes: {moved} clients without samples got one sample of another class from the largest clients")
-    return index_lists(owner, num_clients, rng)
-
-
-def quantity(
-    labels: IntArray, num_clients: int, *, alpha: float, seed: int, min_size: int = MIN_SIZE, **_: Any
-) -> list[IntArray]:
-    """Split at random into parts of Dirichlet(alpha) sizes, redrawn until every part has ``min_size`` samples.
-
-    Source: NIID-Bench's "quantity skew"; redraws and corrections as in :func:`dirichlet_partition`.
-    """
-    labels = checked_labels(labels, num_clients)
-    check_alpha(alpha)
-    rng = numpy_generator(seed, "partition")
-    concentration = np.full(num_clients, alpha)
-    whole = np.array([len(labels)])
-    return _redrawn_lists(
-        f"quantity with alpha {alpha:g}",
-        lambda: capped_counts(whole, rng.dirichlet(concentration, size=1)),
-        np.zeros(len(labels), dtype=np.int64),
-        num_clients,
-        min_size,
-        rng,
-    )
-
-
-def _redrawn_lists(
-    what: str,
-    draw: Callable[[], IntArray],
-    class_of: IntArray,
-    num_clients: int,
-    min_size: int,
-    rng: np.random.Generator,
-) -> list[IntArray]:
-    """Draw counts (C, N) until every client has ``min_size`` samples or the budget is spent; then assign samples."""
-    possible = len(class_of) // num_clients
-    if min_size > possible:
-        report(
-            f"{what}: {num_clients} clients with at least {min_size} samples each need more than "
-            f"{len(class_of)} samples; the minimum was lowered to {possible}"
-        )
-    min_size = max(1, min(min_size, possible))
-    best, fewest = _with_missing(draw(), min_size)
-    draws = max(_FEWEST_REDRAWS, min(MAX_REDRAWS, _REDRAW_BUDGET // best.size))
-    for _ in range(draws - 1):
-        if not fewest:
-            break
-        best, fewest = min((best, fewest), _with_missing(draw(), min_size), key=lambda drawn: drawn[1])
-    owner = assign_by_counts(best, class_of, rng)
-    moved = fill_up(owner, num_clients, min_size, rng)
-    if moved:
-        report(
-            f"{what}: none of {draws} draws gave all {num_clients} clients {min_size} samples; "
-            f"{moved} samples of the largest clients were moved to the smallest"
-        )
-    return index_lists(owner, num_clients, rng)
-
-
-def _with_missing(counts: IntArray, min_size: int) -> tuple[IntArray, int]:
-    """Return ``counts`` (C, N) and the total of samples that clients lack to ``min_size``."""
-    return counts, int(np.maximum(min_size - counts.sum(axis=0), 0).sum())
-
-
 def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return the mask of owned classes, (N, C), ``each`` per client."""
     rank = rng.random((num_clients, num_classes), dtype=np.float32)
@@ -238,6 +237,78 @@ def _draw_ownership(num_clients: int, num_classes: int, each: int, rng: np.rando
     return owns
 
 
-def _check_classes_per_client(classes_per_client: int) -> None:
-    if classes_per_client < 1:
-        raise ConfigError(f"classes_per_client must be at least 1, not {classes_per_client}")
+def assign_by_counts(counts: IntArray, class_of: IntArray, rng: np.random.Generator) -> IntArray:
+    """Return each sample's client, (n,): client j gets ``counts[k, j]`` random samples of class k."""
+    shuffled = rng.permutation(len(class_of))
+    by_class = shuffled[np.argsort(class_of[shuffled], kind="stable")]
+    owner = np.empty(len(class_of), dtype=np.int64)
+    owner[by_class] = np.repeat(np.tile(np.arange(counts.shape[1]), counts.shape[0]), counts.ravel())
+    return owner
+
+
+def fill_up(owner: IntArray, num_clients: int, min_size: int, rng: np.random.Generator) -> int:
+    """Move random samples, in place, from the largest clients until every client has ``min_size``.
+
+    Every donor is reduced to one common level of at least ``min_size``. Returns the number of moved samples.
+    """
+    sizes = np.bincount(owner[owner >= 0], minlength=num_clients)
+    missing = np.maximum(min_size - sizes, 0)
+    needed = int(missing.sum())
+    if not needed:
+        return 0
+    low, high = min_size, int(sizes.max())  # the highest level that frees enough samples lies in [low, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if np.maximum(sizes - middle, 0).sum() >= needed else (low, middle)
+    give = np.maximum(sizes - low, 0)
+    donors = np.flatnonzero(give)
+    give[donors[: int(give.sum()) - needed]] -= 1
+    shuffled = rng.permutation(np.flatnonzero(owner >= 0))
+    by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    rank = np.arange(len(by_owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    moved = rng.permutation(by_owner[rank < np.repeat(give, sizes)])
+    owner[moved] = np.repeat(np.arange(num_clients), missing)
+    return needed
+
+
+def parts_by_owner(owner: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+    """Return the positions that each client owns, in random order; samples with owner -1 are unused."""
+    shuffled = rng.permutation(np.flatnonzero(owner >= 0))
+    by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
+    sizes = np.bincount(owner[shuffled], minlength=num_clients)
+    return np.split(by_owner, np.cumsum(sizes)[:-1])
+
+
+def even_sizes(total: int, parts: int) -> IntArray:
+    """Return ``parts`` sizes that add up to ``total`` and differ by at most one."""
+    return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
+
+
+def checked_labels(labels: npt.ArrayLike, num_clients: int) -> IntArray:
+    """Return ``labels`` as int64 (n,).
+
+    :raises ConfigError: they are not integers of shape (n,), or there are fewer than ``num_clients``.
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ConfigError(f"labels must be integers of shape (n,), not {array.dtype} of shape {array.shape}")
+    if num_clients < 1:
+        raise ConfigError(f"the number of clients must be at least 1, not {num_clients}")
+    if num_clients > len(array):
+        raise ConfigError(f"{num_clients} clients cannot each get one of {len(array)} samples: use fewer clients")
+    return array.astype(np.int64, copy=False)
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse a concentration that is not positive or far too large.
+
+    :raises ConfigError: the message names the alternative for equal parts.
+    """
+    # Far above any useful value; the gamma variates of the Dirichlet draw overflow near the end of the float range.
+    if not 0 < alpha <= 1e12:
+        raise ConfigError(f"alpha must be positive (and at most 1e12), not {alpha}; for equal parts use iid")
+
+
+def report(message: str) -> None:
+    """Issue a :class:`PartitionWarning` for the calling partitioner."""
+    warnings.warn(message, PartitionWarning, stacklevel=3)

@@ -17,8 +17,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import short_name
 from fedcore.base.objects import Key, import_name, object_name, pickled
-from fedcore.data import Dataset
-from fedcore.data.given import as_dataset
+from fedcore.data import Dataset, as_dataset
 from fedcore.hooks.plugin import Plugin
 from fedcore.runs.directory import RunDirectory
 
@@ -29,7 +28,7 @@ PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plug
 """Plugin classes (or names) with their options, or a list of them."""
 
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
-"""A data set, a loader, arrays or tensors, a pair of torch's data sets (:func:`fedcore.data.given.as_dataset`), or a
+"""A data set, a loader, arrays or tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a
 name."""
 
 

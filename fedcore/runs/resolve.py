@@ -13,7 +13,7 @@ from fedcore.base.choices import public_share
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
-from fedcore.data.public import public_rows, with_public
+from fedcore.data.assign import public_rows, with_public
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models.placement import resolve_device

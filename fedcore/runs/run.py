@@ -24,7 +24,7 @@ from fedcore.base.user_modules import refuse_while_importing
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
-from fedcore.data.content import data_digest
+from fedcore.data.dataset import data_digest
 from fedcore.engines.protocol import Engine
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement, resolve_device

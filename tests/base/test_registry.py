@@ -61,6 +61,7 @@ def test_each_plugin_of_a_package_has_its_part_of_the_summary(tmp_path, monkeypa
         ("dataset", "cifar10"),
         ("dataset", "imagefolder:images"),
         ("partitioner", "niid-bench"),
+        ("partitioner", "dirichlet-clients"),
         ("augmentation", "cifar10"),
         ("model", "simple-cnn"),
         ("model", "torchvision:resnet18"),

@@ -12,8 +12,7 @@ import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.client.setup import Setup
-from fedcore.data import load_dataset
-from fedcore.data.public import with_public
+from fedcore.data import load_dataset, with_public
 from fedcore.runs.directory import RunDirectory
 from fedcore.storage.serial import read_tensors
 

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedcore.base.errors import DataError
-from fedcore.data import SequenceSamples, TensorSamples
-from fedcore.data.sequences import gather_runs
+from fedcore.data import SequenceSamples, TensorSamples, gather_runs
 
 TEXTS = [[5, 1, 5], [], [2], [7, 7, 0, 3], [4]]
 LABELS = [0, 1, 0, 2, 1]

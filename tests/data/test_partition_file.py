@@ -39,7 +39,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["split.json"]
 
 
-@pytest.mark.filterwarnings("ignore::fedcore.data.owners.PartitionWarning")
+@pytest.mark.filterwarnings("ignore::fedcore.data.PartitionWarning")
 def test_reports_are_kept_as_notes():
     assert any("lowered" in note for note in partitioned(make_dataset(45)).info["notes"])
 

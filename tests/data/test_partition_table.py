@@ -6,7 +6,7 @@ import re
 from rich.console import Console
 
 from fedcore.data import load_partition
-from fedcore.data.partition_table import draw_table
+from fedcore.data.drawing import draw_table
 from tests.data.labelled import DATASET, make_dataset, partitioned
 
 

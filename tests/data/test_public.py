@@ -8,7 +8,7 @@ import torch
 from fedcore import ConfigError, Plugin, RunConfig, hookimpl
 from fedcore.base.identity import digest
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
-from fedcore.data.content import data_digest
+from fedcore.data.dataset import data_digest
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore_testing import partition_of
 from tests.support import client_state, committed, lines, model_bytes

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedcore.base.errors import DataError, UnknownNameError
-from fedcore.data import Dataset, ResidentSamples, samples
+from fedcore.data import Dataset, ResidentSamples, images
+from fedcore.data.client_data import ClientData
 
 MEAN, STD = (0.3, 0.5, 0.1), (0.2, 0.25, 0.7)
 
@@ -34,7 +35,7 @@ def test_gather_normalises_as_written_down(pixels, labels):
 
 def test_large_sets_stay_bytes_and_give_the_same_bits(pixels, labels, monkeypatch):
     small = ResidentSamples.from_pixels(pixels, labels, MEAN, STD)
-    monkeypatch.setattr(samples, "MAX_FLOAT_BYTES", 4 * pixels.numel() - 1)
+    monkeypatch.setattr(images, "MAX_FLOAT_BYTES", 4 * pixels.numel() - 1)
     large = ResidentSamples.from_pixels(pixels, labels, MEAN, STD)
     assert (small.images.dtype, large.images.dtype) == (torch.float32, torch.uint8)
     indices = torch.tensor([7, 0, 7])
@@ -81,6 +82,6 @@ def test_an_augmentation_that_no_package_provides_is_refused(pixels, labels):
     whole = ResidentSamples.from_pixels(pixels, labels, MEAN, STD)
     dataset = Dataset("own", whole, whole, 4, (3, 5, 4), augmentation="cifar-10")
     part = torch.arange(4), torch.device("cpu")
-    assert not samples.ClientData.training(dataset, *part, augmented=False).varies
+    assert not ClientData.training(dataset, *part, augmented=False).varies
     with pytest.raises(UnknownNameError, match="unknown augmentation 'cifar-10'"):
-        samples.ClientData.training(dataset, *part, augmented=True)
+        ClientData.training(dataset, *part, augmented=True)

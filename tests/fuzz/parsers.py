@@ -23,9 +23,8 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError, FedcoreError, RunDirectoryError
 from fedcore.base.safe_yaml import parse_setting
 from fedcore.cli.settings import build_config
-from fedcore.data import Dataset, Partition, load_dataset, load_partition
+from fedcore.data import Dataset, Partition, load_dataset, load_partition, read_npz
 from fedcore.data import partition as partition_module
-from fedcore.data.files import read_npz
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import ConfigFile, partition_digest

@@ -34,7 +34,6 @@ EXTENDS = {
             "fedcore.base",
             "fedcore.cli",
             "fedcore.client",
-            "fedcore.data",
             "fedcore.engines",
             "fedcore.hooks",
             "fedcore.models",
@@ -48,12 +47,8 @@ EXTENDS = {
         {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.storage"},
         "its processes follow a run directory",
     ),
-    "fedcore-zoo": (
-        {"fedcore.base", "fedcore.data", "fedcore.storage"},
-        "its data sets and its partition read files and check labels as the core does",
-    ),
     "fedcore-export": (
-        {"fedcore.base", "fedcore.cli", "fedcore.data", "fedcore.models", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.models", "fedcore.runs", "fedcore.storage"},
         "its command opens a finished run",
     ),
     "fedcore-study": (
@@ -61,7 +56,6 @@ EXTENDS = {
             "fedcore.base",
             "fedcore.cli",
             "fedcore.client",
-            "fedcore.data",
             "fedcore.hooks",
             "fedcore.models",
             "fedcore.runs",

@@ -15,10 +15,8 @@ from typer.testing import CliRunner, Result
 
 import fedcore
 from fedcore.cli.app import app
-from fedcore.data import load_dataset
-from fedcore.data.content import data_digest
-from fedcore.data.rows import TensorSamples
-from fedcore.data.samples import Dataset
+from fedcore.data import Dataset, TensorSamples, load_dataset
+from fedcore.data.dataset import data_digest
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Experiment, started
 from fedcore.runs.saved import bound, read_saved, settings_digest

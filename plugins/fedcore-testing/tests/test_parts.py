@@ -52,7 +52,7 @@ def one_for_all(labels, num_clients, **_):
     return [np.arange(5)] * num_clients
 
 
-@pytest.mark.filterwarnings("ignore::fedcore.data.owners.PartitionWarning")
+@pytest.mark.filterwarnings("ignore::fedcore.data.PartitionWarning")
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "dirichlet-clients", "shards", "classes", "quantity", "natural"])
 def test_the_bundled_partitioners_pass(name):
     check_partitioner(registry.resolve("partitioner", name))

@@ -1,7 +1,5 @@
 """Images of one's own in folders."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -77,20 +75,6 @@ def test_wrong_imagefolders(tmp_path):
         refused("must hold lines")
     (tmp_path / "val/val_annotations.txt").write_text("gone.png\tcat")
     refused("cannot read")
-
-
-@pytest.mark.parametrize("place", ["train/cat/1.png", "val/val_annotations.txt", "val/images/val_0.JPEG"])
-def test_a_pipe_among_images_is_not_waited_for(tmp_path, place):
-    for name in ("cat", "dog"):
-        write_image(tmp_path / f"train/{name}/1.png")
-    write_image(tmp_path / "val/images/val_0.JPEG")
-    (tmp_path / "val/val_annotations.txt").write_text("val_0.JPEG\tcat\t0\t0\t9\t9\n")
-    (tmp_path / place).unlink()
-    os.mkfifo(tmp_path / place)
-    with pytest.raises(
-        DataError, match=r"a pipe, not a file|neither test/ nor val/|folder in train|one folder of images"
-    ):
-        load_dataset(f"imagefolder:{tmp_path}")
 
 
 def test_folders_that_are_not_used_are_named(tmp_path):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ConfigError
-from fedcore.data.assign import partition
-from tests.data.test_partitioners import LABELS, naive_dirichlet
+from tests.data.test_partitioners import LABELS, naive_dirichlet, partition
 
 
 @pytest.mark.parametrize(("clients", "alpha", "seed"), [(10, 0.5, 0), (8, 0.1, 3), (20, 5.0, 2)])

@@ -1,13 +1,13 @@
 """torchvision is imported late, and its defects are explained."""
 
 import os
+import sys
 
-from fedcore.base.subprocesses import search_path
 from tests.support import run_code
 
 
 def run_python(code, path=None):
-    return run_code(code, PYTHONPATH=os.pathsep.join(filter(None, [path and str(path), search_path()])))
+    return run_code(code, PYTHONPATH=os.pathsep.join([*([str(path)] if path else []), *sys.path]))
 
 
 def test_torchvision_is_imported_late_and_always_works():

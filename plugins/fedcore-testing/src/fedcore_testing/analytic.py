@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedcore.data import Dataset, ResidentSamples
-from fedcore.data.owners import IntArray
+from fedcore.data import Dataset, IntArray, ResidentSamples
 from fedcore.hooks.contexts import Step
 from fedcore.hooks.hookspecs import hookimpl
 from fedcore.hooks.plugin import Plugin

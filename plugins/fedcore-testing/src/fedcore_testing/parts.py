@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from fedcore.base.seeding import random_stream
-from fedcore.data import Dataset, Samples, load_dataset
-from fedcore.data.assign import Partitioner
+from fedcore.data import Dataset, Partitioner, Samples, load_dataset
 from fedcore.models import SplitModel
 from fedcore.storage.serial import dumps, loads
 from fedcore_testing.fingerprint import fingerprint, random_states

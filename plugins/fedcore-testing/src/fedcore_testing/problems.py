@@ -11,9 +11,7 @@ import numpy as np
 from torch import nn
 
 from fedcore.base.seeding import numpy_generator
-from fedcore.data import Dataset, load_dataset
-from fedcore.data.owners import IntArray
-from fedcore.data.split import Split, assemble
+from fedcore.data import Dataset, IntArray, Split, assemble, load_dataset
 from fedcore.models import SplitModel
 
 FEW = 120

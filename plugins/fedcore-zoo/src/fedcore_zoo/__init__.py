@@ -1,6 +1,7 @@
-"""Data sets, models and a partition for fedcore: those of the papers, and torchvision's and timm's models by name."""
+"""Data sets, models and partitions for fedcore: those of the papers, and torchvision's and timm's models by name."""
 
 from fedcore_zoo.bundled import breast_cancer, fixed_split
+from fedcore_zoo.client_shares import dirichlet_clients
 from fedcore_zoo.datasets import cifar10, cifar100, emnist, emnist_balanced, fashion_mnist, mnist
 from fedcore_zoo.fedlab import fedlab_alexnet, fedlab_cnn
 from fedcore_zoo.networks import (
@@ -22,6 +23,7 @@ __all__ = [
     "breast_cancer",
     "cifar10",
     "cifar100",
+    "dirichlet_clients",
     "embedding_bag",
     "emnist",
     "emnist_balanced",

@@ -14,22 +14,15 @@ from torch import Tensor
 
 from fedcore import DataError
 from fedcore.data import Dataset, Split, assemble
-from fedcore.data.datasets import expanded
-from fedcore.data.split import unused
 from fedcore.engines import cores
-from fedcore.storage.files import read_text, require_file
 from fedcore_zoo.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
 def imagefolder(name: str) -> Callable[[Path | None], Dataset]:
-    """Images in a folder: ``imagefolder:DIR`` with train/CLASS/* and test/CLASS/* or val/CLASS/*.
-
-    :raises DataError: the path names the home of a user that does not exist.
-    """
-    path = expanded(name, f"imagefolder:{name}")
-    return lambda data_dir: read_folder(path)
+    """Images in a folder: ``imagefolder:DIR`` with train/CLASS/* and test/CLASS/* or val/CLASS/*."""
+    return lambda data_dir: read_folder(Path(name).expanduser())
 
 
 def read_folder(path: Path) -> Dataset:
@@ -61,7 +54,8 @@ def read_folder(path: Path) -> Dataset:
         Split(_decode([file for file, _ in files]), torch.tensor([number[label] for _, label in files]))
         for files in (train_files, test_files)
     )
-    others = [f"{folder.name}/" for folder in path.iterdir() if folder.is_dir() and folder.name[0] != "."]
+    used = ("train", held_out.name)
+    others = [f"{f.name}/" for f in path.iterdir() if f.is_dir() and f.name[0] != "." and f.name not in used]
     half = (0.5, 0.5, 0.5)
     return assemble(
         f"imagefolder:{path.resolve().name}",
@@ -70,7 +64,7 @@ def read_folder(path: Path) -> Dataset:
         stats=(half, half),
         num_classes=len(names),
         class_names=tuple(names),
-        notes=unused(str(path), "folders", set(others) - {"train/", f"{held_out.name}/"}),
+        notes=(f"{path}: folders not used: {', '.join(map(repr, sorted(others)))}",) if others else (),
     )
 
 
@@ -86,7 +80,7 @@ def _class_folders(folder: Path) -> tuple[list[tuple[Path, str]], list[str]]:
 def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
     """Return (file, class name) of Tiny-ImageNet's validation images: lines "file TAB class TAB box"."""
     try:
-        lines = read_text(annotations).splitlines()
+        lines = annotations.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"imagefolder: cannot read {annotations}: {error}") from error
     rows = [line.split("\t") for line in lines if line.strip()]
@@ -102,7 +96,6 @@ def _decode(files: Sequence[Path]) -> Tensor:
 
     def read(file: Path) -> Array:
         try:
-            require_file(file)
             return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
         except Exception as error:  # Pillow's decoders may raise anything on damaged files
             raise DataError(f"imagefolder: cannot read {file}: {error}") from error

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedcore import ConfigError
-from fedcore.data.owners import MIN_SIZE, IntArray, check_alpha, checked_labels
-from fedcore.data.partitioners import MAX_REDRAWS, capped_counts
+from fedcore.data import MIN_SIZE, IntArray, capped_counts, check_alpha, checked_labels
+
+MAX_REDRAWS = 1000
 
 
 def niid_bench(

@@ -12,7 +12,6 @@ import torch
 
 from fedcore import DataError
 from fedcore.data import Split, default_data_dir, read_npz
-from fedcore.data.split import span
 from fedcore_zoo.vision import load_torchvision
 
 _DOWNLOAD_TIMEOUT = 15.0  # seconds without an answer; torchvision sets none and could hang behind a firewall
@@ -54,7 +53,7 @@ def read_idx(
             if not images.shape[0] or images.shape[1:] != (28, 28) or len(labels) != len(images):
                 raise ValueError(f"{tuple(images.shape)} images and {len(labels)} labels")
             if int(labels.min()) < first or int(labels.max()) > last:
-                raise ValueError(f"labels {span(labels)}, expected {first}..{last}")
+                raise ValueError(f"labels {_span(labels)}, expected {first}..{last}")
         except Exception as error:  # a damaged file may raise anything in the parser
             raise DataError(
                 f"{name}: {image_file} and {label_file} cannot be used: {error or type(error).__name__}. "
@@ -75,8 +74,8 @@ def read_cifar(
         for split in (train, test):
             if split.images.dtype != torch.uint8 or split.images.shape[1:] != (3, 32, 32):
                 raise DataError(f"{archive}: x_train and x_test must be uint8 of shape (n, 32, 32, 3)")
-            if int(split.labels.max()) >= num_classes:
-                raise DataError(f"{archive}: labels {span(split.labels)}, expected 0..{num_classes - 1}")
+            if int(split.labels.min()) < 0 or int(split.labels.max()) >= num_classes:
+                raise DataError(f"{archive}: labels {_span(split.labels)}, expected 0..{num_classes - 1}")
         return train, test, None
     base = getattr(load_torchvision().datasets, reader)
     parts = [root / base.base_folder / file for file, _ in (*base.train_list, *base.test_list)]
@@ -95,6 +94,10 @@ def read_cifar(
         for s in sets
     ]
     return splits[0], splits[1], tuple(sets[0].classes)
+
+
+def _span(labels: torch.Tensor) -> str:
+    return f"{int(labels.min())}..{int(labels.max())}"
 
 
 @contextlib.contextmanager

@@ -15,9 +15,7 @@ from fedcore.base.seeding import numpy_generator
 from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
 from fedcore.client.setup import Setup
-from fedcore.data import Dataset, Partition, load_dataset, load_partition
-from fedcore.data.picture import spaced
-from fedcore.data.public import with_public
+from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models.placement import Placement, forward_chunk
 from fedcore.storage.serial import read_tensors
 from fedcore_study.compare.groups import Group
@@ -80,7 +78,8 @@ def partition_pictures(group: Group, dataset: Dataset | str) -> Chart | Omitted:
 def picture(partition: Partition, dataset: Dataset) -> Heatmap:
     """Return training samples by client (columns) and class (rows)."""
     counts = partition.class_counts(dataset.train.labels.cpu(), dataset.num_classes)
-    clients = spaced(partition.num_clients, MAX_CLIENTS)
+    last, shown = partition.num_clients - 1, min(partition.num_clients, MAX_CLIENTS)
+    clients = [round(place * last / max(1, shown - 1)) for place in range(shown)]  # evenly spaced
     few = f" Shown are {len(clients)} of {partition.num_clients} clients." if len(clients) < len(counts) else ""
     return Heatmap(
         name="partition",

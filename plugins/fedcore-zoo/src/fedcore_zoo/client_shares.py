@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.base.seeding import numpy_generator
-from fedcore.data.owners import (
+from fedcore import numpy_generator
+from fedcore.data import (
     IntArray,
+    PartitionWarning,
     assign_by_counts,
     check_alpha,
     checked_labels,
     even_sizes,
-    index_lists,
-    report,
+    parts_by_owner,
 )
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -27,8 +28,6 @@ _CANDIDATES = 32
 # The most (candidate, class) cells that are redrawn: about a second of work for any number of classes.
 _REDRAW_BUDGET = 5_000_000
 _WORTH_A_NOTE = 0.01
-# Gamma variates of a smaller shape have logarithms below the range of floats; their shares are 0 and 1 far above it.
-_LEAST_SHAPE = 1e-300
 
 
 def dirichlet_clients(labels: IntArray, num_clients: int, *, alpha: float, seed: int, **_: Any) -> list[IntArray]:
@@ -53,11 +52,13 @@ def dirichlet_clients(labels: IntArray, num_clients: int, *, alpha: float, seed:
     logs = balanced_log_shares(class_sizes / len(labels), num_clients, alpha, rng)
     counts, otherwise = split_by_shares(logs, even_sizes(len(labels), num_clients), class_sizes, rng)
     if num_clients > 1 and otherwise > _WORTH_A_NOTE * len(labels):
-        report(
+        warnings.warn(
             f"dirichlet-clients with alpha {alpha:g}: the class shares drawn for {num_clients} clients exceed "
-            f"some classes; {otherwise} of {len(labels)} samples are of other classes than drawn"
+            f"some classes; {otherwise} of {len(labels)} samples are of other classes than drawn",
+            PartitionWarning,
+            stacklevel=2,
         )
-    return index_lists(assign_by_counts(counts.T, class_of.astype(np.int64), rng), num_clients, rng)
+    return parts_by_owner(assign_by_counts(counts.T, class_of.astype(np.int64), rng), num_clients, rng)
 
 
 def log_shares(shapes: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
@@ -65,7 +66,6 @@ def log_shares(shapes: FloatArray, count: int, rng: np.random.Generator) -> Floa
 
     A gamma variate of shape a is one of shape a + 1 times U^(1/a), so the logarithms do not underflow for small a.
     """
-    shapes = np.maximum(shapes, _LEAST_SHAPE)
     uniform = 1 - rng.random((count, len(shapes)))  # in (0, 1]
     logs: FloatArray = np.log(rng.standard_gamma(shapes + 1, size=uniform.shape)) + np.log(uniform) / shapes
     return logs

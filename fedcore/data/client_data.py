@@ -1,0 +1,121 @@
+"""One client's part of a data set: the batches of an epoch, and their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedcore.base.registry import resolve
+from fedcore.data.dataset import Dataset
+from fedcore.data.images import ResidentSamples
+from fedcore.data.samples import Samples
+
+
+class Picked(NamedTuple):
+    """The samples of one batch, on the device."""
+
+    positions: Tensor
+    """Positions in the client's samples, (B,) int64."""
+    rows: Tensor
+    """Positions in the data set, (B,) int64."""
+    labels: Tensor
+    """Classes, (B,) int64."""
+    drawn: Tensor | None
+    """Random numbers of the augmentation, (B, numbers); None without augmentation."""
+
+    def clone(self) -> Picked:
+        """Return a copy in newly allocated memory."""
+        return Picked(*(None if part is None else part.clone() for part in self))  # type: ignore[arg-type]
+
+    def copy_(self, other: Picked) -> None:
+        """Copy the values of a batch of the same size into this one."""
+        for own, value in zip(self, other, strict=True):
+            if own is not None and value is not None:
+                own.copy_(value)
+
+
+class Augmentation(Protocol):
+    """Random changes of training images: an entry point of the group ``fedcore.augmentations``."""
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return the random numbers for ``n`` images from ``generator`` alone, (n, numbers) float32 on the CPU."""
+
+    def apply(self, x: Tensor, drawn: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+        """Return images (B, C, H, W), normalised by ``mean`` and ``std``, changed by ``drawn`` (B, numbers).
+
+        Runs inside captured CUDA graphs: no host synchronisation.
+        """
+
+
+class ClientData:
+    """Samples of one client by position 0..n-1, in the order of the data set.
+
+    :param indices: positions in ``samples`` that belong to the client, (n,) int64.
+    :param augmentation: changes training batches; None without augmentation.
+    """
+
+    def __init__(
+        self, samples: Samples, indices: Tensor, device: torch.device, augmentation: Augmentation | None = None
+    ) -> None:
+        self._samples = samples
+        self._indices, self._count = indices.to(device), len(indices)
+        self._device = device
+        self._augmentation = augmentation
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Classes by position, (n,) int64, on the device."""
+        return self._labels_of(self._indices)
+
+    def _labels_of(self, rows: Tensor) -> Tensor:
+        labels = self._samples.labels
+        return labels.index_select(0, rows.to(labels.device)).to(self._device)
+
+    @classmethod
+    def training(cls, dataset: Dataset, indices: Tensor, device: torch.device, *, augmented: bool) -> ClientData:
+        """Return a client's training part."""
+        augmentation = resolve("augmentation", dataset.augmentation) if augmented and dataset.augmentation else None
+        return cls(dataset.train, indices, device, augmentation)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def varies(self) -> bool:
+        """Whether the input at a position changes from epoch to epoch."""
+        return self._augmentation is not None
+
+    def batches(self, order: Tensor, size: int, stream: Callable[[], torch.Generator]) -> Iterator[Picked]:
+        """Yield one epoch's batches: the samples at ``order`` (n,), ``size`` at a time, the last perhaps fewer.
+
+        :param stream: makes the generator from which the augmentation draws; not called without augmentation.
+        """
+        positions = order.to(self._device)
+        rows = self._indices.index_select(0, positions)
+        labels = self._labels_of(rows)
+        drawn: Iterator[Tensor | None] = repeat(None)
+        if self._augmentation is not None:
+            drawn = iter(self._augmentation.draw(len(order), stream()).to(self._device).split(size))
+        if len(order) <= size:
+            yield Picked(positions, rows, labels, next(drawn))
+            return
+        for parts in zip(positions.split(size), rows.split(size), labels.split(size), strict=True):
+            yield Picked(*parts, next(drawn))
+
+    def inputs(self, positions: Tensor) -> Any:
+        """Return the inputs at these positions (on the device), not augmented."""
+        return self._samples.gather(self._indices[positions]).to(self._device)
+
+    def inputs_of(self, picked: Picked) -> Any:
+        """Return the inputs of a batch, augmented by its ``drawn`` numbers."""
+        x = self._samples.gather(picked.rows).to(self._device)
+        if picked.drawn is None:
+            return x
+        assert self._augmentation is not None
+        assert isinstance(self._samples, ResidentSamples)
+        return self._augmentation.apply(x, picked.drawn, self._samples.mean, self._samples.std)

@@ -1,0 +1,90 @@
+"""A data set: training and test samples, what describes them, and a digest of the content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.data.samples import Samples
+
+
+@dataclass(frozen=True)
+class PublicSamples:
+    """Samples that belong to no client."""
+
+    samples: Samples
+    """Training samples of the run's data set or of another one."""
+    rows: Tensor
+    """Which of these samples are public: positions, (n,) int64."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Classes, (n,) int64. Labels of another data set may mean something else than the run's."""
+        return self.samples.labels[self.rows.to(self.samples.labels.device)]
+
+    def inputs(self, positions: Tensor) -> Any:
+        """Return the model's input for the samples at positions 0..n-1 (B,) int64, in this order."""
+        return self.samples.gather(self.rows[positions.to(self.rows.device)])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training set, which is split among the clients, and a test set, which only the server uses."""
+
+    name: str
+    """Name for the user."""
+    train: Samples
+    """Samples of the clients."""
+    test: Samples
+    """Samples on which the server evaluates."""
+    num_classes: int
+    """C; labels are 0..C-1."""
+    input_shape: tuple[int, ...]
+    """Shape of one sample, an argument of model factories: (C, H, W) for images. Other kinds define their own."""
+    class_names: tuple[str, ...] | None = None
+    """Names of the classes, for tables and pictures."""
+    augmentation: str | None = None
+    """Name of an :class:`~fedcore.data.client_data.Augmentation`, which ``--augment`` applies."""
+    model: str | None = None
+    """The model of ``--model auto``; None for the rule for images."""
+    public: PublicSamples | None = None
+    """Public samples of the run."""
+    sources: Tensor | None = None
+    """Number of each training sample's source, such as a writer or a hospital, (n,) int64, for ``natural``."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user, for example on arrays of a file that are not used."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of batches, as models name it in ``takes``."""
+        return self.train.kind
+
+
+def data_digest(dataset: Dataset) -> str:
+    """Return a hexadecimal SHA-256 of samples, labels, classes and input shape. The name is not part of it.
+
+    A run resumes only on the samples that it started with.
+    """
+    described = [dataset.num_classes, list(dataset.input_shape), list(dataset.class_names or ()), dataset.augmentation]
+    whole = hashlib.sha256(json.dumps(described).encode())
+    parts = [dataset.train, dataset.test]
+    if dataset.public is not None and dataset.public.samples is not dataset.train:
+        parts.append(dataset.public.samples)
+    for samples in parts:
+        try:
+            tensors, meta = samples.tensors(), samples.meta()
+        except (AttributeError, NotImplementedError):  # samples that are read from disk when they are gathered
+            tensors, meta = {"labels": samples.labels}, {}
+        whole.update(json.dumps(meta, sort_keys=True).encode())
+        for name, tensor in sorted(tensors.items()):
+            whole.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+            whole.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()

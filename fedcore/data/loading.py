@@ -1,0 +1,271 @@
+"""Data sets by name, from an ``.npz`` file, and from arrays, tensors or torch's data sets of a program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedcore.base.errors import DataError, PluginContractError
+from fedcore.base.registry import call, resolve
+from fedcore.data.dataset import Dataset
+from fedcore.data.images import ResidentSamples, Split, assemble
+from fedcore.data.samples import TensorSamples
+
+Array: TypeAlias = npt.NDArray[Any]
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+RENUMBER = (
+    "names = numpy.unique(numpy.concatenate([y_train, y_test])), then numpy.searchsorted(names, y_train) and "
+    "numpy.searchsorted(names, y_test)"
+)
+"""Makes labels 0..C-1 of names or numbers of any kind, the same in both parts."""
+
+
+def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
+    """Return the data set ``spec``: a name, ``npz:FILE``, or the name behind a package's prefix.
+
+    A loader is an entry point of the group ``fedcore.datasets``. It takes the directory of the data sets' files, None
+    for the default, and returns a :class:`~fedcore.data.Dataset`.
+
+    :raises UnknownNameError: no installed package provides the name.
+    :raises DataError: files are missing or damaged.
+    """
+    if spec.startswith("npz:"):
+        return npz(Path(spec.removeprefix("npz:")).expanduser())
+    loader: Callable[[Path | None], Dataset] = resolve("dataset", spec)
+    dataset = call("dataset", spec, loader, data_dir)
+    if not isinstance(dataset, Dataset):
+        raise PluginContractError.of(spec, f"returned {type(dataset).__name__}", kind="dataset", expected="a Dataset")
+    return dataset
+
+
+def default_data_dir() -> Path:
+    """Return the directory named by FEDCORE_DATA, else ``~/.cache/fedcore/data``."""
+    return Path(os.environ.get("FEDCORE_DATA") or "~/.cache/fedcore/data").expanduser()
+
+
+def npz(path: Path) -> Dataset:
+    """Return the user's own images: x_train, y_train, x_test, y_test in one ``.npz`` file.
+
+    x is (n, H, W), (n, H, W, C) or (n, C, H, W) with up to 4 channels (the last axis is tried first), uint8
+    (then divided by 255) or floating point; y is (n,) integers, 0..C-1 for C classes. Normalised by the
+    training images' mean and standard deviation.
+
+    :raises DataError: the file is missing, damaged or of another kind.
+    """
+    train, test, others = _read_npz(path)
+    return _of_images(f"npz:{path.name}", train, test, str(path), _unused(f"{path}: arrays", others))
+
+
+def read_npz(path: Path) -> tuple[Split, Split]:
+    """Return the training and the test part of an ``.npz`` file; never unpickles.
+
+    :raises DataError: the file is missing, damaged or of another kind.
+    """
+    train, test, _ = _read_npz(path)
+    return train, test
+
+
+def as_dataset(given: Any, name: str) -> Dataset:
+    """Return arrays, tensors or torch's data sets as a data set.
+
+    - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys: images as in an
+      ``npz:`` file, normalised by the training images' statistics; x of other shapes, such as rows (n, d) of a table,
+      is taken as it is, floating-point numbers as float32, whole numbers as int64.
+    - A pair ``(train, test)`` of torch's map-style data sets of (x, y): every sample is read once, with the set's own
+      transforms, and is not normalised further.
+
+    :param name: of the data set.
+    :raises DataError: none of these, or shapes, types or labels that do not fit.
+    """
+    if isinstance(given, Dataset):
+        return given
+    if isinstance(given, Mapping):
+        missing = [key for key in KEYS if key not in given]
+        if missing:
+            raise DataError(f"dataset has no {missing[0]!r}; expected the keys {', '.join(KEYS)}")
+        dataset = _of_arrays([_array(given[key]) for key in KEYS], name)
+        return replace(dataset, notes=_unused("dataset: keys", (key for key in given if key not in KEYS)))
+    if isinstance(given, Sequence) and len(given) == len(KEYS):
+        return _of_arrays([_array(value) for value in given], name)
+    if isinstance(given, Sequence) and len(given) == 2 and all(hasattr(part, "__getitem__") for part in given):
+        names = getattr(given[0], "classes", None)
+        train, test = map(_stacked, given)
+        return _of_tensors(name, train, test, tuple(map(str, names)) if names else None)
+    raise DataError(
+        f"dataset is a {type(given).__name__}; expected a fedcore.data.Dataset, arrays or tensors ({', '.join(KEYS)}), "
+        "a mapping with these keys, or a pair (train, test) of torch's data sets"
+    )
+
+
+def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
+    """Return the training and the test part, and the names of the other arrays."""
+    try:
+        content = np.load(path, allow_pickle=False)
+        if not isinstance(content, np.lib.npyio.NpzFile):
+            raise ValueError("a single array, not an archive made by numpy.savez")
+        with content:
+            absent = [key for key in KEYS if key not in content]
+            if absent:
+                raise ValueError(f"without {', '.join(absent)} (it has {', '.join(content) or 'nothing'})")
+            x_train, y_train, x_test, y_test = (content[key] for key in KEYS)
+            others = [key for key in content if key not in KEYS]
+    except Exception as error:  # zip, zlib, header parser, memory: a file from elsewhere may raise anything
+        raise DataError(
+            f"{path} is not a usable .npz file: {error or type(error).__name__}. It must hold "
+            f"{', '.join(KEYS)} as plain arrays (no Python objects), as numpy.savez writes them."
+        ) from error
+    return _images(x_train, y_train, "train", f"{path}: "), _images(x_test, y_test, "test", f"{path}: "), others
+
+
+def _of_arrays(arrays: Sequence[Array], name: str) -> Dataset:
+    x_train, y_train, x_test, y_test = arrays
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise DataError(
+            f"dataset: x_train holds {x_train.dtype} of shape {x_train.shape[1:]}, x_test {x_test.dtype} of shape "
+            f"{x_test.shape[1:]}; they must be alike"
+        )
+    pixels = x_train.dtype == np.uint8 or x_train.dtype.kind == "f"
+    if pixels and (x_train.ndim == 3 or (x_train.ndim == 4 and min(x_train.shape[1], x_train.shape[3]) <= 4)):
+        train, test = (_images(x, y, part) for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")))
+        return _of_images(name, train, test, "dataset")
+    return _of_tensors(name, _rows(x_train, y_train, "train"), _rows(x_test, y_test, "test"))
+
+
+def _stacked(part: Any) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of one of torch's data sets."""
+    where = type(part).__name__
+    try:
+        samples = [part[position] for position in range(len(part))]
+        inputs = torch.stack([torch.as_tensor(x) for x, _ in samples])
+        labels = np.asarray([_array(y) for _, y in samples])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"dataset: the samples of {where} do not stack to one tensor: {error}. It must give pairs (x, y), x of one "
+            "shape and y one whole number; for other data write a class of samples: docs/data.md"
+        ) from error
+    return inputs.float() if inputs.dtype == torch.float64 else inputs, _labels(labels, len(inputs), f"y of {where}")
+
+
+def _of_images(name: str, train: Split, test: Split, where: str, notes: tuple[str, ...] = ()) -> Dataset:
+    if train.images.dtype != test.images.dtype:
+        raise DataError(f"{where}: x_train and x_test must have the same type, both uint8 or both floating point")
+    _check_classes(train.labels, test.labels, where)
+    return assemble(name, train, test, notes=notes)
+
+
+def _of_tensors(
+    name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], class_names: tuple[str, ...] | None = None
+) -> Dataset:
+    """Return a data set of inputs that are not normalised."""
+    _check_classes(train[1], test[1], "dataset")
+    shape = tuple(train[0].shape[1:])
+    parts = [
+        ResidentSamples(*part, [0.0] * shape[0], [1.0] * shape[0])
+        if len(shape) == 3 and part[0].dtype == torch.float32
+        else TensorSamples(*part)
+        for part in (train, test)
+    ]
+    classes = int(train[1].max()) + 1
+    model = None if len(shape) == 3 else "mlp"
+    return Dataset(name, parts[0], parts[1], classes, shape, class_names=class_names, model=model)
+
+
+def _images(x: Array, y: Array, part: str, where: str = "") -> Split:
+    """Return arrays of images and labels as :func:`npz` describes them."""
+    name = f"{where}x_{part}"
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and 1 <= x.shape[3] <= 4:
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 4 or not 1 <= x.shape[1] <= 4:
+        raise DataError(f"{name}: shape {x.shape}; expected (n, H, W), (n, H, W, C) or (n, C, H, W), C up to 4")
+    if not x.size:
+        raise DataError(f"{name}: shape {x.shape} holds no pixels")
+    if x.dtype != np.uint8:
+        if x.dtype.kind != "f":
+            raise DataError(f"{name}: type {x.dtype}; convert it to uint8 (0..255) or to floating point")
+        x = _finite(x, name)
+    return Split(torch.from_numpy(np.ascontiguousarray(x)), _labels(y, len(x), f"{where}y_{part}"))
+
+
+def _rows(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
+    name = f"dataset: x_{part}"
+    if x.dtype.kind not in "fiub" or not x.size:
+        raise DataError(f"{name} holds {x.dtype} of shape {x.shape}; convert it to numbers of shape (n, ...)")
+    x = _finite(x, name) if x.dtype.kind == "f" else x.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(x)), _labels(y, len(x), f"dataset: y_{part}")
+
+
+def _finite(x: Array, where: str) -> Array:
+    """Return floating-point numbers as float32."""
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    if not finite.all():
+        raise DataError(
+            f"{where}: sample {int(finite.argmin())} holds numbers that are not finite in float32 "
+            f"(NaN, infinite or too large), as do {int((~finite).sum())} of {len(x)} samples; replace or drop them"
+        )
+    return x
+
+
+def _labels(y: Array, count: int, where: str) -> Tensor:
+    if y.ndim == 2 and y.shape[1] == 1:  # the shape Keras gives CIFAR labels
+        y = y[:, 0]
+    if y.shape == (count,) and y.dtype.kind in "iu":
+        return torch.from_numpy(y.astype(np.int64))
+    hint = ""
+    if y.ndim == 2:
+        hint = ". Rows with one 1 become labels by y.argmax(axis=1)"
+    elif y.dtype.kind == "f" and np.array_equal(y, np.floor(y)):
+        hint = ". Whole numbers become labels by y.astype(int)"
+    elif y.dtype.kind in "OUS":
+        hint = f". Names become labels by {RENUMBER}"
+    raise DataError(
+        f"{where}: labels must be integers of shape ({count},), one for each sample, "
+        f"not {y.dtype} of shape {y.shape}{hint}"
+    )
+
+
+def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
+    """Refuse labels (n,) int64 that are not 0..C-1 with every class in the training part.
+
+    :raises DataError: names the labels, the classes that are missing, and how to renumber labels.
+    """
+    found = torch.unique(train)
+    unseen = test[~torch.isin(test, found)]
+    if len(unseen):
+        raise DataError(
+            f"{where}: labels must be 0..C-1 with every class in y_train, but {len(unseen)} of {len(test)} test "
+            f"samples have classes without a training sample: {_first_ten(torch.unique(unseen).tolist())}. Add "
+            "training samples of these classes, or leave these test samples out of x_test and y_test; if numbers are "
+            f"then missing, renumber both parts together: {RENUMBER}"
+        )
+    if not torch.equal(found, torch.arange(len(found))):
+        raise DataError(
+            f"{where}: labels must be 0..C-1 with every class in y_train; found {int(found[0])}..{int(found[-1])} "
+            f"({len(found)} distinct) in y_train. Renumber both parts together: {RENUMBER}"
+        )
+
+
+def _unused(what: str, names: Iterable[object]) -> tuple[str, ...]:
+    """Return a note that names what was found and not used; empty without names."""
+    found = sorted(map(repr, names))
+    return (f"{what} not used: {_first_ten(found)}",) if found else ()
+
+
+def _first_ten(names: Sequence[object]) -> str:
+    return ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _array(value: Any) -> Array:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
