@@ -21,7 +21,7 @@ from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ClientContext, View
 from fedcore.hooks.plugins import match
 from fedcore.models import SplitModel
-from fedcore.models.modes import evaluating
+from fedcore.models.split import evaluating
 from fedcore.storage.state import State
 
 

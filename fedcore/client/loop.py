@@ -70,12 +70,12 @@ def local_epochs(session: LocalSession, start: int, stop: int) -> Iterator[Local
     """
     for number in range(start, stop):
         if session.begin_epoch(number) or number == start:
-            session.working.modes.switch(training=True)
+            session.working.module.train()
             for module in session.working.excluded_modules(session.excluded):
                 module.eval()  # else BatchNorm's statistics would change
         yield LocalEpoch(session, number)
     session.begin_epoch(None)
-    session.working.modes.switch(training=False)
+    session.working.module.eval()
 
 
 def train_epoch(epoch: LocalEpoch, take_step: TakeStep | None = None) -> None:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from fedcore.base.types import Tensors
 from fedcore.data.client_data import ClientData
 from fedcore.models import Outputs, SplitModel
-from fedcore.models.modes import evaluating
 from fedcore.models.placement import forward_chunk
+from fedcore.models.split import evaluating
 
 MeanLoss = Callable[[Outputs, Tensor], Tensor]
 """Takes a model's outputs and the labels (B,); returns the mean loss, of shape ()."""

@@ -13,7 +13,6 @@ from fedcore.base.types import Tensors
 from fedcore.client.frozen import FrozenModel
 from fedcore.client.setup import Setup
 from fedcore.models import has_batch_norm
-from fedcore.models.modes import Modes
 from fedcore.models.placement import Placement
 
 CORE = "fedcore"
@@ -27,7 +26,6 @@ class WorkingModel:
 
     :ivar module: the model; ``state`` its tensors by name, in the same memory; ``parameters`` those that are such.
     :ivar optimizer_state: the memory of the optimizer's state by a parameter's id, which is zeroed for each client.
-    :ivar modes: switches the model between training and evaluation.
     :ivar frozen: the frozen copies that the run's plugins read, by name: ``global``, ``previous``.
     :ivar first_personal: the initial values of the parameters that stay on the clients.
     :ivar smallest_batch: samples that a training batch needs; 2 with BatchNorm, as one sample has no variance.
@@ -38,7 +36,6 @@ class WorkingModel:
         self.module = placement.model(setup.model)
         self.state = self.module.state_dict()
         self.parameters = dict(self.module.named_parameters())
-        self.modes = Modes(self.module)
         self.optimizer_state: dict[int, Mapping[str, Tensor]] = {}
         self.frozen = {name: FrozenModel(self.module) for name in ("global", "previous") if setup.plugins.reads(name)}
         self.first_personal = self.personal()
@@ -53,7 +50,7 @@ class WorkingModel:
         """
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
-        self.modes.switch(training=False)
+        self.module.eval()
         self.set_trainable(excluded)
 
     def set_trainable(self, excluded: Collection[str]) -> None:

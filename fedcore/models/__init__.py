@@ -7,17 +7,19 @@ than tensors declares ``factory.takes = ("graphs",)``.
 """
 
 from fedcore.models.build import build_model, require_takes
-from fedcore.models.head import move_split
 from fedcore.models.mlp import mlp
+from fedcore.models.placement import Placement, forward_chunk, resolve_device
 from fedcore.models.split import ModelTask as ModelTask
 from fedcore.models.split import Outputs, has_batch_norm
 from fedcore.models.split import SplitModel as SplitModel
 
 __all__ = [
     "Outputs",
+    "Placement",
     "build_model",
+    "forward_chunk",
     "has_batch_norm",
     "mlp",
-    "move_split",
     "require_takes",
+    "resolve_device",
 ]

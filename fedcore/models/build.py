@@ -1,18 +1,27 @@
-"""A model from a name and a seed."""
+"""A model from a name and a seed: its factory, a network's split, and weights from a file."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import re
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import available, call, resolve
-from fedcore.models.split import ModelTask, SplitModel
-from fedcore.models.weights import load_weights
-from fedcore.models.whole import split_network
+from fedcore.models.split import ModelTask, SplitModel, evaluating
+
+_DIGEST = re.compile(r"#([0-9a-f]{16})$")
+_BASE = "encoder.base."
+HINT = "return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer"
 
 
 def require_takes(name: str, kind: str, dataset: str) -> None:
@@ -58,7 +67,7 @@ def build_model(
     (seed, "model"), (seed, "projection") and (seed, "classifier"), so the base's weights do not depend on the other
     parts. torch's global generator is not changed.
 
-    :param weights: a safetensors file to start from, see :func:`fedcore.models.weights.load_weights`.
+    :param weights: a safetensors file to start from, see :func:`load_weights`.
     :raises UnknownNameError: no installed package provides the name.
     :raises PluginContractError: the name is not a factory's, or the factory returns no SplitModel.
     """
@@ -94,23 +103,23 @@ def build_model(
 def _arguments(
     name: str, factory: Any, num_classes: int, input_shape: tuple[int, ...]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a factory is called with: the two by name where it has parameters of these names, else in order.
+    """Return positional and named arguments for a factory.
 
-    A factory that needs no argument and names neither is called with none.
+    A factory gets those of the two that it names as parameters. If it names neither, it gets both in order, or nothing
+    if it requires no argument.
 
-    :raises PluginContractError: it cannot be called so.
+    :raises PluginContractError: the factory cannot be called in this way.
     """
     given = {"num_classes": num_classes, "input_shape": input_shape}
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):
-        return tuple(given.values()), {}
+    signature = inspect.signature(factory)
     parameters = signature.parameters
     named = {name: value for name, value in given.items() if name in parameters}
     in_order = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters.values() if p.kind in in_order and p.default is p.empty]
-    several = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values())
-    positional = tuple(given.values()) if not named and (required or several) else ()
+    takes_more = any(
+        p.kind is inspect.Parameter.VAR_POSITIONAL or (p.kind in in_order and p.default is p.empty)
+        for p in parameters.values()
+    )
+    positional = tuple(given.values()) if takes_more and not named else ()
     try:
         signature.bind(*positional, **named)
     except TypeError as error:
@@ -121,3 +130,120 @@ def _arguments(
             hint="name its parameters num_classes and input_shape, or one of these, and give defaults to the others",
         ) from None
     return positional, named
+
+
+class SplitNetwork(SplitModel):
+    """A network whose last linear layer is the classifier, with a bias where that layer had one."""
+
+    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, *, bias: bool) -> None:
+        self._bias = bias
+        super().__init__(base, feature_dim, num_classes)
+
+    def make_classifier(self, feature_dim: int) -> nn.Module:
+        """Return a linear layer, (B, feature_dim) -> (B, num_classes)."""
+        return nn.Linear(feature_dim, self.num_classes, bias=self._bias)
+
+
+def split_network(network: nn.Module, name: str, num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
+    """Return a network with logits as encoder and classifier; the last linear layer is replaced by the identity.
+
+    :param name: for error messages.
+    :raises ConfigError: the output does not come from the last linear layer, or its width is not ``num_classes``.
+    """
+    linear = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
+    layer = _last(network, [module for _, module in linear], name, input_shape)
+    if layer.out_features != num_classes:
+        raise ConfigError(
+            f"model {name!r} gives {layer.out_features} logits, but the data set has {num_classes} classes; take "
+            "num_classes as an argument of the class or factory"
+        )
+    paths = [path for path, module in linear if module is layer]
+    if len(paths) != 1 or paths[0] == "":
+        raise ConfigError(f"model {name!r} is a single layer; put it into a Sequential behind nn.Flatten()")
+    parent, _, attribute = paths[0].rpartition(".")
+    setattr(network.get_submodule(parent), attribute, nn.Identity())
+    return SplitNetwork(network, layer.in_features, num_classes, bias=layer.bias is not None)
+
+
+def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: tuple[int, ...]) -> nn.Linear:
+    """Return the layer whose output is the network's, found by one forward pass."""
+    outputs: list[tuple[nn.Linear, Any]] = []
+
+    def keep(module: nn.Module, _: Any, output: Any) -> None:
+        assert isinstance(module, nn.Linear)
+        outputs.append((module, output))
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        with torch.no_grad(), evaluating(network):
+            found: Tensor | Any = network(torch.zeros(1, *input_shape))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(
+            f"model {name!r} does not take samples of shape {input_shape}: {error}. A network for other than "
+            f"floating-point tensors has to be split: {HINT}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not outputs or outputs[-1][1] is not found:
+        raise ConfigError(f"model {name!r} does not end with a linear layer that gives the logits; {HINT}")
+    return outputs[-1][0]
+
+
+def with_digest(weights: str) -> str:
+    """Return the name of a file of weights with the start of its SHA-256: ``FILE#0123456789abcdef``.
+
+    A configuration holds this name, so that a run resumes with the weights that it started with, or not at all. If the
+    name holds a digest already, the file is checked against it.
+
+    :raises ConfigError: the file cannot be read, or its content has changed.
+    """
+    found = _DIGEST.search(weights)
+    path = weights[: found.start()] if found else weights
+    path = str(Path(path).expanduser().absolute())
+    try:
+        with Path(path).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"--weights {path}: cannot be read: {error}") from error
+    if found and found[1] != digest:
+        raise ConfigError(f"--weights {path}: the file is not the one that the run was begun with; put that one back")
+    return f"{path}#{digest}"
+
+
+def load_weights(model: SplitModel, weights: str) -> None:
+    """Copy the tensors of a file into a model, in place: pretrained elsewhere, or exported from a run.
+
+    The file holds the names of the network itself (``conv1.weight``), as torchvision and timm write them, or the names
+    of a fedcore model (``encoder.base.conv1.weight``). The whole base of the encoder has to be in it. A projection head
+    or classifier that is not in the file, or has another shape there, keeps its fresh weights.
+
+    :param weights: as :func:`with_digest` returns it.
+    :raises ConfigError: the file is not in the safetensors format, or lacks a tensor of the base.
+    """
+    path = _DIGEST.sub("", weights)
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"--weights {path}: is not a whole safetensors file ({error}); pickled files are not read"
+        ) from error
+    named = {name if name.startswith(("encoder.", "classifier.")) else _BASE + name: t for name, t in found.items()}
+    state = model.state_dict()
+    for name in state:
+        # Files of early versions of PyTorch lack BatchNorm's number of batches.
+        optional = name.endswith("num_batches_tracked")
+        if name.startswith(_BASE) and not optional and not _fits(name, state, named):
+            given = f"is {tuple(named[name].shape)} there" if name in named else "is not in it"
+            raise ConfigError(
+                f"--weights {path}: {name.removeprefix(_BASE)!r}, of shape {tuple(state[name].shape)} in the model, "
+                f"{given}. Weights and --model have to be those of the same network"
+            )
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if _fits(name, state, named):
+                tensor.copy_(named[name])
+
+
+def _fits(name: str, state: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> bool:
+    return name in found and found[name].shape == state[name].shape

@@ -1,6 +1,6 @@
 """The layout of the shared model: names, shapes and dtypes, and the check of received tensors against it.
 
-Updates may have their parameters as one flat tensor: they are copied, checked, sent and added up in one operation each.
+The parameters of an update may be one flat tensor. It is copied, checked, sent and added up in one operation each.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fedcore.base.types import Tensors
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and kinds of a model's tensors.
-
-    :param shapes: name -> (shape, dtype), in the model's order, of every parameter and persistent buffer.
-    :param buffers: the names that are buffers.
-    :param trainable: the parameters that require gradients.
-    :param personal: the names that stay on each client.
-    :param fixed: the parameters without gradients, and the buffers of modules that have no other parameters: the same
-        everywhere and always, so that they neither travel nor are kept per client.
-    """
+    """Names, shapes and kinds of a model's tensors."""
 
     shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
+    """Name -> (shape, dtype) of every parameter and persistent buffer, in the model's order."""
     buffers: frozenset[str]
+    """Names of the buffers."""
     trainable: frozenset[str]
+    """Names of the parameters that require gradients."""
     personal: frozenset[str]
+    """Names of the tensors that stay on each client."""
     fixed: frozenset[str] = frozenset()
+    """Names of the parameters without gradients, and of the buffers of modules whose parameters all have none.
+
+    These tensors are the same everywhere and always, so they neither travel nor are kept per client.
+    """
 
     @classmethod
     def of(cls, model: nn.Module, personal: Collection[str] = ()) -> Layout:
@@ -52,7 +52,7 @@ class Layout:
 
     @cached_property
     def shared(self) -> list[str]:
-        """The names that are exchanged: all that are neither personal nor fixed."""
+        """Names of the tensors that are exchanged: all that are neither personal nor fixed."""
         return [name for name in self.shapes if name not in self.personal and name not in self.fixed]
 
     def join(self, state: Mapping[str, Tensor]) -> Tensors:
@@ -64,13 +64,13 @@ class Layout:
         return dict(tensors)
 
     def check(self, tensors: Mapping[str, Tensor], names: Iterable[str], what: str, *, most: float = LARGEST) -> float:
-        """Refuse tensors that are not exactly these names in this layout, not finite or too large.
+        """Refuse tensors that have other names or another layout, or that hold values not finite or too large.
 
-        :param most: the largest magnitude that is taken.
+        :param most: the largest magnitude that is accepted.
         :returns: the largest magnitude of a value.
         :raises RejectUpdate: names the tensor, the expectation and the finding.
         """
-        expected = names if isinstance(names, frozenset) else frozenset(names)
+        expected = frozenset(names)
         if tensors.keys() != expected:
             missing, extra = sorted(expected - set(tensors)), sorted(set(tensors) - expected)
             raise RejectUpdate(
@@ -101,21 +101,19 @@ def _fixed(model: nn.Module) -> Iterator[str]:
 
 
 JOINED = "parameters"
-"""Name of the flat tensor: no tensor of a module can have it, since that is a method."""
+"""Name of the flat tensor. No tensor of a module can have this name, since it is a method of modules."""
 
 
 @dataclass(frozen=True)
 class FlatLayout(Layout):
-    """A layout in which the shared parameters are one flat tensor, beside tensors of other kinds.
-
-    :param joined: shapes of the parameters in it by name, in the model's order.
-    """
+    """A layout in which the shared parameters are one flat tensor, next to tensors of other kinds."""
 
     joined: Mapping[str, torch.Size] = field(default_factory=dict)
+    """Shapes of the parameters in the flat tensor by name, in the model's order."""
 
     @classmethod
     def flat(cls, layout: Layout) -> Layout:
-        """Return a layout with the shared parameters of the most common dtype joined; unchanged without any."""
+        """Return a layout whose shared parameters of the most common dtype are joined; unchanged without parameters."""
         found = {name: layout.shapes[name] for name in layout.shared if name not in layout.buffers}
         numbers = Counter[torch.dtype]()
         for shape, own in found.values():
@@ -136,7 +134,7 @@ class FlatLayout(Layout):
         return {JOINED: flat, **clone({name: state[name] for name in self.shapes if name != JOINED})}
 
     def split(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Return tensors in this layout by their names in the model, with copies of what was joined."""
+        """Return tensors in this layout by their names in the model; joined ones are copied."""
         pieces = tensors[JOINED].split([shape.numel() for shape in self.joined.values()])
         named = {n: piece.view(shape).clone() for (n, shape), piece in zip(self.joined.items(), pieces, strict=True)}
         return {**named, **{name: tensor for name, tensor in tensors.items() if name != JOINED}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,9 +19,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Placement:
-    """A device and the memory format of images and convolutions on it.
+    """A device, and the memory format of images and convolutions on it.
 
-    A format changes the order of additions in a convolution, and so the last bits of a result; nothing else.
+    The format changes the order of additions in a convolution, and so the last bits of a result. It changes nothing
+    else.
     """
 
     device: torch.device
@@ -31,7 +33,7 @@ class Placement:
         """Return the placement of a configuration.
 
         ``auto`` is channels_last for convolutional models on the CPU, and in bf16 on CUDA: measured 1.15 to 1.4
-        times as fast per step (docs/performance.md). CUDA's float32 convolutions keep the contiguous format.
+        times as fast per step (docs/performance.md). Float32 convolutions on CUDA keep the contiguous format.
         """
         device = resolve_device(config.device)
         wanted = config.memory_format
@@ -75,8 +77,8 @@ def convolves(model: nn.Module) -> bool:
 def forward_chunk(device: torch.device) -> int:
     """Return the number of samples per forward pass without gradients.
 
-    A constant per kind of device, so that results do not depend on the caller: sized for the caches of a CPU, and to
-    fill a CUDA device.
+    A constant per kind of device, so that results do not depend on the caller. It fits the caches of a CPU, and fills
+    a CUDA device.
     """
     return 100 if device.type == "cpu" else 2000
 
@@ -88,12 +90,9 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"--device: {name!r} is not a device; write auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device: {name!r} is not supported; write auto, cpu, cuda or cuda:N")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"--device: {name!r} is not a supported device; write auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise ConfigError(f"--device: {name!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices")
     return device

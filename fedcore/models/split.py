@@ -1,9 +1,10 @@
-"""The structure of every model: encoder and classifier."""
+"""The structure of every model: encoder and classifier. The task for which plugins configure it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,26 +18,29 @@ PROJECTION_WIDTH = 256
 
 
 class Outputs(NamedTuple):
-    """What a model returns: ``features`` (B, d) = encoder(x) and ``logits`` (B, C) = classifier(features)."""
+    """Features and logits of a batch."""
 
     features: Tensor
+    """encoder(x), (B, d)."""
     logits: Tensor
+    """classifier(features), (B, C)."""
 
 
 class SplitModel(nn.Module):
     """An encoder and a classifier; all methods read features and logits through this split.
 
-    ``encoder`` is a Sequential: ``base``, then ``projection`` once :meth:`ModelTask.ensure_projection` added
-    it. ``classifier`` starts as one linear layer; a plugin may replace it, or move layers between the two (it
-    then sets ``feature_dim``). Override :meth:`make_classifier` for a model with another head.
+    Override :meth:`make_classifier` for a model with another head.
 
     :param base: maps a batch of inputs to features of shape (B, feature_dim).
-    :param feature_dim: d, the width of the features, which the classifier takes.
-    :param num_classes: C, the width that it returns.
+    :param feature_dim: d, the width of the features.
+    :param num_classes: C, the width of the logits.
     """
 
     encoder: nn.Sequential
+    """``base``, then ``projection`` once :meth:`ModelTask.ensure_projection` added it."""
     classifier: nn.Module
+    """Starts as one linear layer. A plugin may replace it, or move layers between encoder and classifier; it then sets
+    ``feature_dim``."""
 
     def __init__(self, base: nn.Module, feature_dim: int, num_classes: int) -> None:
         super().__init__()
@@ -58,7 +62,7 @@ class SplitModel(nn.Module):
         """Put a fresh head on features of the given width."""
         self.feature_dim = feature_dim
         self.classifier = self.make_classifier(feature_dim)
-        # In a tuple it is no second submodule, yet deepcopy keeps the two references to one object.
+        # nn.Module does not register a tuple's content as a submodule, and deepcopy keeps it the same object.
         self._made = (self.classifier,)
 
     @property
@@ -69,16 +73,14 @@ class SplitModel(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class ModelTask:
-    """What ``configure_model(model, task)`` receives: the task, and the tools for building modules.
-
-    :param num_classes: C.
-    :param input_shape: shape of one input, without the batch; other kinds of data define their own.
-    :param seed: the run's seed.
-    """
+    """The task of a model, and the tools for building modules: an argument of ``configure_model(model, task)``."""
 
     num_classes: int
+    """C."""
     input_shape: tuple[int, ...]
+    """Shape of one input, without the batch; other kinds of data than tensors define their own."""
     seed: int
+    """The run's seed."""
 
     def random(self, purpose: str) -> AbstractContextManager[None]:
         """Return a context in which weights are drawn from (seed, purpose), independent of earlier draws.
@@ -122,3 +124,16 @@ class ModelTask:
 def has_batch_norm(model: nn.Module) -> bool:
     """Return whether any module is a BatchNorm: of 1 to 3 dimensions, synchronised or lazy."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into eval mode for a block; afterwards every module has the mode it had, frozen parts too."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:  # parents first: a module's switch reaches its children
+            if module.training != training:
+                module.train(training)

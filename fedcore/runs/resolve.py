@@ -16,8 +16,8 @@ from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_
 from fedcore.data.assign import public_rows, with_public
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
+from fedcore.models.build import with_digest
 from fedcore.models.placement import resolve_device
-from fedcore.models.weights import with_digest
 
 
 def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:

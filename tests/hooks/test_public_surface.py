@@ -20,7 +20,7 @@ SURFACE = {
     "fedcore": "a method: hooks, plugins and their options, what hooks see and exchange, errors, runs",
     "fedcore_functional": "what methods share: mathematics, and parts of plugins",
     "fedcore.data": "data sets, samples, partitions",
-    "fedcore.models": "models by name, their layers, and where a model splits",
+    "fedcore.models": "models by name, and the device that they run on",
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
     "fedcore_zoo": "data sets and networks of the papers, their layers, a fixed split, torchvision",
     "fedcore_testing": "tests of all these",
@@ -36,7 +36,6 @@ EXTENDS = {
             "fedcore.client",
             "fedcore.engines",
             "fedcore.hooks",
-            "fedcore.models",
             "fedcore.runs",
             "fedcore.server",
             "fedcore.storage",
@@ -48,7 +47,7 @@ EXTENDS = {
         "its processes follow a run directory",
     ),
     "fedcore-export": (
-        {"fedcore.base", "fedcore.cli", "fedcore.models", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.runs", "fedcore.storage"},
         "its command opens a finished run",
     ),
     "fedcore-study": (
@@ -57,7 +56,6 @@ EXTENDS = {
             "fedcore.cli",
             "fedcore.client",
             "fedcore.hooks",
-            "fedcore.models",
             "fedcore.runs",
             "fedcore.storage",
         },

@@ -10,7 +10,7 @@ from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.client.setup import Setup
 from fedcore.models import build_model
-from fedcore.models.weights import with_digest
+from fedcore.models.build import with_digest
 from fedcore.runs.resolve import resolve as prepare
 from fedcore_zoo import load_torchvision
 

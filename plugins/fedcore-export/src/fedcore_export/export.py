@@ -19,12 +19,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from fedcore import SplitModel
 from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
 from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
 from fedcore.data import Dataset
-from fedcore.models import SplitModel
-from fedcore.models.placement import Placement
+from fedcore.models import Placement
 from fedcore.runs.client_models import own_model
 from fedcore.runs.run import Run
 from fedcore.storage.files import read_bytes, storing, write_text

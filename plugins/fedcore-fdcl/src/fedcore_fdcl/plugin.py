@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, SplitModel, Step, hookimpl
-from fedcore.models import Outputs, move_split
+from fedcore.models import Outputs
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
+from fedcore_functional import move_split
 
 
 class FDCLOptions(PluginOptions):

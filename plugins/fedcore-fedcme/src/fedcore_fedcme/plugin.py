@@ -23,9 +23,9 @@ from fedcore import (
     check_tensors,
     hookimpl,
 )
-from fedcore.models import move_split
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one
+from fedcore_functional import move_split
 
 PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("*",), "none": ()}
 

@@ -1,7 +1,7 @@
 """What methods share: pure functions on tensors, and parts of plugins that are built from them.
 
-:class:`PrototypeExchange` and :func:`calibrate_classifier` are such parts. All other names are functions that know
-nothing of clients, rounds and plugins.
+:class:`PrototypeExchange`, :func:`calibrate_classifier` and :func:`move_split` are such parts. All other names are
+functions that know nothing of clients, rounds and plugins.
 
 Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise a function is
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values, so
@@ -27,6 +27,7 @@ from fedcore_functional.drift import (
     renewed_mean_displacement,
     shifted_target,
 )
+from fedcore_functional.layers import move_split
 from fedcore_functional.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_functional.prototypes import (
     add_prototypes,
@@ -71,6 +72,7 @@ __all__ = [
     "linear_term",
     "mean_over_holders",
     "model_contrastive_loss",
+    "move_split",
     "pack_statistics",
     "pool_answers",
     "pool_statistics",

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcore import SplitModel
 from fedcore.base.seeding import random_stream
 from fedcore.data import Dataset, Partitioner, Samples, load_dataset
-from fedcore.models import SplitModel
 from fedcore.storage.serial import dumps, loads
 from fedcore_testing.fingerprint import fingerprint, random_states
 

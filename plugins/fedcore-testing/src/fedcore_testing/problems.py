@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from fedcore import SplitModel
 from fedcore.base.seeding import numpy_generator
 from fedcore.data import Dataset, IntArray, Split, assemble, load_dataset
-from fedcore.models import SplitModel
 
 FEW = 120
 

@@ -14,7 +14,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from fedcore.engines import ALLOCATOR, cores
-from fedcore.models.placement import forward_chunk
+from fedcore.models import forward_chunk
 from fedcore_study.bench.reference import Task, Trainer, cohort
 
 

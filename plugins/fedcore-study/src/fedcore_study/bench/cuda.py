@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcore.models.placement import forward_chunk
+from fedcore.models import forward_chunk
 from fedcore_study.bench.reference import Task, Trainer, cohort
 
 

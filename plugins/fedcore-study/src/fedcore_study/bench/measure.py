@@ -16,7 +16,7 @@ import torch
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.registry import available, how_to_install
 from fedcore.data import Dataset, Partition
-from fedcore.models.placement import Placement
+from fedcore.models import Placement
 from fedcore.runs.experiment import Experiment, started
 from fedcore_study.bench.cpu import CpuReference
 from fedcore_study.bench.cuda import CudaReference

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from fedcore import RunConfig
 from fedcore.data import Dataset, Partition, ResidentSamples
-from fedcore.models import build_model
-from fedcore.models.placement import forward_chunk
+from fedcore.models import build_model, forward_chunk
 
 
 class Reference(Protocol):

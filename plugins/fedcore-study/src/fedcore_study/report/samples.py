@@ -16,7 +16,7 @@ from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
-from fedcore.models.placement import Placement, forward_chunk
+from fedcore.models import Placement, forward_chunk
 from fedcore.storage.serial import read_tensors
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord

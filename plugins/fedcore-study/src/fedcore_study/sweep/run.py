@@ -15,7 +15,7 @@ from fedcore.client.setup import Setup
 from fedcore.data import Dataset
 from fedcore.engines import ALLOCATOR, cores
 from fedcore.hooks.plugins import PluginSet
-from fedcore.models.placement import resolve_device
+from fedcore.models import resolve_device
 from fedcore.runs.resolve import plugin_options, resolve
 from fedcore.runs.tracking import resolve_trackers
 from fedcore.runs.trust import check_code, check_places, code_in, places_in

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore.base.errors import ConfigError
-from fedcore.models import SplitModel, build_model, move_split
+from fedcore import ConfigError, SplitModel
+from fedcore.models import build_model
+from fedcore_functional import move_split
 
 
 def build(name, shape=(1, 28, 28), projection=False):

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fedcore.base.errors import ConfigError
-from fedcore.models.split import SplitModel
+from fedcore import ConfigError, SplitModel
 
 BETWEEN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)
-"""What may stand between two linear layers of a head."""
+"""Layers that may stand between two linear layers of a head."""
 
 
 class _Leaf(NamedTuple):

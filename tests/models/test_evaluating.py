@@ -1,12 +1,11 @@
-"""Modes of modules: switched as torch does, whatever modules do at a switch, and restored after an evaluation."""
+"""Every module has its mode back after an evaluation."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
-from fedcore.models.modes import Modes, evaluating
+from fedcore.models.split import evaluating
 
 
 class Merges(nn.Linear):
@@ -17,32 +16,6 @@ class Merges(nn.Linear):
 
 def model(last):
     return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()), last)
-
-
-@pytest.mark.parametrize("last", [nn.Linear(4, 2), Merges(4, 2)])
-def test_all_modules_are_switched(last):
-    switched = model(last)
-    modes = Modes(switched)
-    for training in (False, True, False):
-        modes.switch(training=training)
-        assert {module.training for module in switched.modules()} == {training}
-    assert torch.equal(switched(torch.ones(3, 4)), switched(torch.ones(3, 4)))  # no dropout
-
-
-def test_what_modules_do_at_a_switch_is_done():
-    last = Merges(4, 2)
-    modes = Modes(model(last))
-    modes.switch(training=False)
-    assert last.merged
-    modes.switch(training=True)
-    assert not last.merged
-
-
-def test_a_switch_replaced_on_the_object_is_called():
-    last, calls = nn.Linear(4, 2), []
-    last.train = lambda mode=True: calls.append(mode)
-    Modes(model(last)).switch(training=True)
-    assert calls == [True]
 
 
 @pytest.mark.parametrize("last", [nn.Linear(4, 2), Merges(4, 2)])
