@@ -29,14 +29,16 @@ from fedcore.data.samples import JSON
 class Partitioner(Protocol):
     """Divide samples among clients; an entry point of the group ``fedcore.partitioners``.
 
-    ``labels`` (n,) int64 are the classes of the samples to assign. Returns one array of positions into ``labels`` per
-    client: disjoint, none empty, in random order, the same for the same arguments. A scheme names the arguments that it
-    needs and takes the others as ``**_``. For millions of clients return an :class:`~fedcore.data.IndexLists`. A scheme
-    with the attribute ``shares_samples = True`` may assign one sample to several clients.
+    A scheme names the arguments that it needs and takes the others as ``**_``. With the attribute
+    ``shares_samples = True`` it may assign one sample to several clients.
 
-    ``dataset`` is the run's data set and ``rows`` (n,) int64, ascending, where each sample stands in ``dataset.train``:
-    ``labels[i]`` is the class of row ``rows[i]``. With ``--samples`` or a share as ``--public`` some rows are missing.
-    The model's inputs are ``dataset.train.gather(torch.from_numpy(rows))``.
+    :param labels: classes of the samples to assign, (n,) int64.
+    :param dataset: the run's data set.
+    :param rows: the position of each sample in ``dataset.train``, (n,) int64, ascending. With ``--samples`` or a share
+        as ``--public`` some positions are missing. The model's inputs are
+        ``dataset.train.gather(torch.from_numpy(rows))``.
+    :returns: One array of positions in ``labels`` per client: disjoint, not empty, in random order, the same for the
+        same arguments. For millions of clients return an :class:`~fedcore.data.IndexLists`.
     """
 
     def __call__(
@@ -56,45 +58,21 @@ class Partitioner(Protocol):
 
 
 def partition(
-    name: str,
-    labels: IntArray,
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    *,
-    classes_per_client: int = 2,
-    min_size: int = MIN_SIZE,
-    **data: Any,
+    name: str, labels: IntArray, num_clients: int, alpha: float, seed: int, **options: Any
 ) -> tuple[Sequence[Any], list[str]]:
     """Call the partitioner ``name``; return its index arrays and its warnings, which are also issued.
 
-    :param data: ``dataset`` and ``rows``, as :class:`Partitioner` takes them.
-    :raises UnknownNameError: no partitioner of that name.
+    :param options: further arguments of :class:`Partitioner`.
+    :raises UnknownNameError: no installed package provides the name.
     :raises ConfigError: impossible numbers, such as more clients than samples.
     """
-    partitioner: Partitioner = resolve("partitioner", name)
+    scheme = resolve("partitioner", name)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PartitionWarning)
-        parts = call(
-            "partitioner",
-            name,
-            partitioner,
-            labels,
-            num_clients,
-            alpha=alpha,
-            seed=seed,
-            min_size=min_size,
-            classes_per_client=classes_per_client,
-            **data,
-        )
+        parts = call("partitioner", name, scheme, labels, num_clients, alpha=alpha, seed=seed, **options)
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return parts, [str(w.message) for w in caught if issubclass(w.category, PartitionWarning)]
-
-
-def shares_samples(name: str) -> bool:
-    """Return whether the partitioner ``name`` may assign one sample to several clients."""
-    return getattr(resolve("partitioner", name), "shares_samples", False) is True
 
 
 def make_partition(
@@ -111,8 +89,8 @@ def make_partition(
 ) -> Partition:
     """Split the training set of ``dataset`` among ``clients`` and separate each client's hold-out.
 
-    The hold-out is ``client_test_fraction`` (in [0, 1)) of the client's samples, drawn class by class; a
-    class of which the client has one sample stays in training, so a client always keeps some.
+    The hold-out is ``client_test_fraction`` (in [0, 1)) of the client's samples, drawn class by class. The last sample
+    of a class stays in training, so every client keeps some.
 
     :param samples: the number of samples to assign, drawn in proportion to the classes; None assigns all.
     :param public: positions of samples that no client gets, (n,) int64.
@@ -130,11 +108,13 @@ def make_partition(
         clients,
         alpha,
         seed,
+        min_size=MIN_SIZE,
         classes_per_client=classes_per_client,
         dataset=dataset,
         rows=assigned,
     )
-    train, test, shared = IndexLists.of(parts), IndexLists.empty(len(parts)), shares_samples(partitioner)
+    train, test = IndexLists.of(parts), IndexLists.empty(len(parts))
+    shared = getattr(resolve("partitioner", partitioner), "shares_samples", False) is True
     problem = problem_with(train, test, len(assigned), shared=shared)
     if problem or len(parts) != clients:
         problem = problem or f"{len(parts)} parts for {clients} clients"
@@ -167,7 +147,7 @@ def make_partition(
 
 
 def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
-    """Return the positions to assign, ascending: all, or ``samples`` of them drawn class by class."""
+    """Return the positions to assign, ascending: all, or as many as ``samples``, drawn class by class."""
     if samples is None or samples == len(labels):
         return np.arange(len(labels))
     if samples > len(labels):
@@ -176,7 +156,7 @@ def _drawn(labels: IntArray, samples: int | None, seed: int) -> IntArray:
 
 
 def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -> tuple[IndexLists, IndexLists]:
-    """Split every client's samples; returns the training positions and the hold-outs."""
+    """Split the samples of every client; return the training positions and the hold-outs."""
     kept, held_out = [], []
     for client, indices in enumerate(train):
         rng = numpy_generator(seed, "holdout", client=client)
@@ -189,8 +169,8 @@ def _hold_out(train: IndexLists, labels: IntArray, fraction: float, seed: int) -
 def draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return a mask (n,) bool that draws a fraction of ``labels`` (n,).
 
-    Each class contributes its share, rounded down; the rest is taken one by one from the classes with the largest
-    remainders. The last sample of a class is never drawn.
+    Each class contributes its share, rounded down. The classes with the largest remainders contribute one sample more
+    until the number is right. The last sample of a class is never drawn.
     """
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -210,8 +190,8 @@ def draw_by_class(labels: IntArray, fraction: float, rng: np.random.Generator) -
 def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path | None) -> Dataset:
     """Return the data set with its public samples.
 
-    :param public: a share of the training set, or the name of another data set, whose training samples are taken.
-    :raises ConfigError: the other data set's samples do not fit the model of this one.
+    :param public: a share of the training set, or the name of another data set, whose training samples become public.
+    :raises ConfigError: the samples of the other data set do not fit the model of this one.
     """
     if public is None:
         return dataset

@@ -101,9 +101,6 @@ class ClientData:
         drawn: Iterator[Tensor | None] = repeat(None)
         if self._augmentation is not None:
             drawn = iter(self._augmentation.draw(len(order), stream()).to(self._device).split(size))
-        if len(order) <= size:
-            yield Picked(positions, rows, labels, next(drawn))
-            return
         for parts in zip(positions.split(size), rows.split(size), labels.split(size), strict=True):
             yield Picked(*parts, next(drawn))
 

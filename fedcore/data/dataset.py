@@ -1,4 +1,4 @@
-"""A data set: training and test samples, what describes them, and a digest of the content."""
+"""A data set: training and test samples, their description, and a digest of the content."""
 
 from __future__ import annotations
 

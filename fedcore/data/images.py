@@ -119,7 +119,7 @@ def assemble(
 ) -> Dataset:
     """Return a data set of images.
 
-    :param stats: mean and standard deviation of each channel; by default those of the training images.
+    :param stats: mean and standard deviation of each channel; by default of the training images.
     :raises DataError: training and test images have different sizes.
     """
     if train.images.shape[1:] != test.images.shape[1:]:

@@ -77,14 +77,14 @@ def read_npz(path: Path) -> tuple[Split, Split]:
 def as_dataset(given: Any, name: str) -> Dataset:
     """Return arrays, tensors or torch's data sets as a data set.
 
-    - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys: images as in an
-      ``npz:`` file, normalised by the training images' statistics; x of other shapes, such as rows (n, d) of a table,
-      is taken as it is, floating-point numbers as float32, whole numbers as int64.
-    - A pair ``(train, test)`` of torch's map-style data sets of (x, y): every sample is read once, with the set's own
+    - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys. Images are read as from
+      an ``npz:`` file and normalised by the training images' statistics. x of other shapes, such as rows (n, d) of a
+      table, is not normalised: floating-point numbers become float32, whole numbers int64.
+    - A pair ``(train, test)`` of torch's map-style data sets of (x, y). Every sample is read once, with the set's own
       transforms, and is not normalised further.
 
-    :param name: of the data set.
-    :raises DataError: none of these, or shapes, types or labels that do not fit.
+    :param name: name of the data set.
+    :raises DataError: ``given`` has another form, or its shapes, types or labels do not fit.
     """
     if isinstance(given, Dataset):
         return given
@@ -258,7 +258,7 @@ def _check_classes(train: Tensor, test: Tensor, where: str) -> None:
 
 
 def _unused(what: str, names: Iterable[object]) -> tuple[str, ...]:
-    """Return a note that names what was found and not used; empty without names."""
+    """Return a note on things that were found and not used; an empty tuple without names."""
     found = sorted(map(repr, names))
     return (f"{what} not used: {_first_ten(found)}",) if found else ()
 

@@ -28,7 +28,7 @@ TENSORS = {part: (f"{part}/positions", f"{part}/offsets") for part in ("train", 
 """The names of the lists' tensors in the safetensors file."""
 
 DECLARED = "declared"
-"""In place of a partitioner's name: each client holds its own data and declares its size."""
+"""Stands instead of a partitioner's name: each client holds its own data and declares its size."""
 
 MAX_IN_JSON = 2_000_000
 """The most positions in the JSON file (about 15 MB); more go into a safetensors file beside it."""
@@ -39,11 +39,11 @@ _HASHED_AT_ONCE = 1 << 16
 class Partition:
     """The training samples that each client holds; ``sha256`` identifies a partition.
 
-    :param train: one (n_k,) int64 tensor of positions in the data set's *training* set per client.
-    :param test: the positions of each client's hold-out, empty if there is none.
+    :param train: one (n_k,) int64 tensor per client: positions in the *training* set of the data set.
+    :param test: positions of each client's hold-out, also in the training set; may be empty.
     :param info: origin of the partition: dataset, labels_sha256, partitioner, alpha, classes_per_client,
-        client_test_fraction, seed, notes; ``shares_samples`` where clients may hold the same sample, ``samples``,
-        the number of samples, where not all were assigned.
+        client_test_fraction, seed, notes. ``shares_samples`` is there if clients may hold the same sample,
+        ``samples``, their number, if not all were assigned.
     :param file: the safetensors file in which the lists stay; None where they are in memory.
     """
 
@@ -67,7 +67,8 @@ class Partition:
 
         Its positions are placeholders.
 
-        :param train: training samples per client, at least 1 each; ``test`` held-out samples per client.
+        :param train: number of training samples per client, at least 1 each.
+        :param test: number of held-out samples per client.
         :param dataset: name of the server's own data set, on which the global model is evaluated.
         """
         sizes = torch.tensor([train, test], dtype=torch.int64).T.flatten().tolist()
@@ -107,7 +108,9 @@ class Partition:
     def class_counts(self, labels: Tensor, num_classes: int) -> Tensor:
         """Return the number of training samples per client and class: (K, C) int64.
 
-        ``labels`` (n,) int64 are those of the whole training set; the hold-out is not counted.
+        The hold-out is not counted.
+
+        :param labels: labels of the whole training set, (n,) int64.
         """
         client = torch.repeat_interleave(torch.arange(self.num_clients), self.train.sizes)
         cell = client * num_classes + labels[self.train.positions.long()]
@@ -182,6 +185,6 @@ def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool
 
 
 def labels_sha256(dataset: Dataset) -> str:
-    """Return the hash of a data set's training labels, which a partition names: hexadecimal."""
+    """Return the hash of a data set's training labels, hexadecimal: a partition fits data sets with the same hash."""
     labels = np.ascontiguousarray(dataset.train.labels.cpu().numpy(), dtype="<i8")
     return hashlib.sha256(labels.data).hexdigest()

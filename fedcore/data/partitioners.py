@@ -1,4 +1,4 @@
-"""Schemes that split a training set among clients, vectorised over the clients, and what they are built from.
+"""Schemes that split a training set among clients, vectorised over the clients, and the steps they share.
 
 Each scheme is a :class:`~fedcore.data.Partitioner`. It reports deviations from the requested split as a
 :class:`PartitionWarning`.

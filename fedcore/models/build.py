@@ -41,8 +41,8 @@ def require_takes(name: str, kind: str, dataset: str) -> None:
                 suited.append(other)
     hint = f"models for it: --model {', --model '.join(suited)}" if suited else "no installed model takes these"
     raise ConfigError(
-        f"model {name!r} takes batches of kind {' or '.join(taken)}, but those of data set {dataset!r} are {kind}; "
-        f"{hint}"
+        f"model {name!r} takes batches of kind {' or '.join(taken)}, but the batches of data set "
+        f"{dataset!r} are {kind}; {hint}"
     )
 
 
@@ -105,8 +105,8 @@ def _arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and named arguments for a factory.
 
-    A factory gets those of the two that it names as parameters. If it names neither, it gets both in order, or nothing
-    if it requires no argument.
+    A factory that has parameters of these names gets them by name. Any other gets both in order, or nothing if it
+    requires no argument.
 
     :raises PluginContractError: the factory cannot be called in this way.
     """
@@ -237,7 +237,7 @@ def load_weights(model: SplitModel, weights: str) -> None:
             given = f"is {tuple(named[name].shape)} there" if name in named else "is not in it"
             raise ConfigError(
                 f"--weights {path}: {name.removeprefix(_BASE)!r}, of shape {tuple(state[name].shape)} in the model, "
-                f"{given}. Weights and --model have to be those of the same network"
+                f"{given}. Weights and --model have to be of the same network"
             )
     with torch.no_grad():
         for name, tensor in state.items():

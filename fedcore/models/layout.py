@@ -31,7 +31,7 @@ class Layout:
     personal: frozenset[str]
     """Names of the tensors that stay on each client."""
     fixed: frozenset[str] = frozenset()
-    """Names of the parameters without gradients, and of the buffers of modules whose parameters all have none.
+    """Names of the parameters without gradients, and of the buffers of modules that have such parameters only.
 
     These tensors are the same everywhere and always, so they neither travel nor are kept per client.
     """

@@ -50,7 +50,7 @@ class SplitModel(nn.Module):
         self.renew_classifier(feature_dim)
 
     def forward(self, x: Any) -> Outputs:
-        """Return features and logits of a batch: images (B, channels, height, width) or what base takes."""
+        """Return features and logits of a batch of the kind that ``base`` takes, such as images (B, C, H, W)."""
         features = self.encoder(x)  # (B, d)
         return Outputs(features, self.classifier(features))
 

@@ -95,13 +95,13 @@ def test_the_table_trains_from_the_command_line(tmp_path):
     [
         (
             {"model": "mlp"},
-            "model 'mlp' takes batches of kind tensor, but those of data set 'module:tests.client.test_batches.words' "
-            "are sequences; models for it: --model embedding-bag",
+            "model 'mlp' takes batches of kind tensor, but the batches of data set "
+            "'module:tests.client.test_batches.words' are sequences; models for it: --model embedding-bag",
         ),
         (
             {"dataset": "digits", "model": "embedding-bag"},
-            "model 'embedding-bag' takes batches of kind sequences, but those of data set 'digits' are tensor; models "
-            "for it: --model mlp, --model alexnet, ",
+            "model 'embedding-bag' takes batches of kind sequences, but the batches of data set 'digits' are tensor; "
+            "models for it: --model mlp, --model alexnet, ",
         ),
         ({"augment": True}, "has no augmentation; leave the flag out"),
         ({"dataset": "breast-cancer", "model": "simple-cnn"}, "Hint: --model mlp takes any shape"),

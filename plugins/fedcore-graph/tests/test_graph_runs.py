@@ -90,10 +90,13 @@ def test_a_client_with_one_graph_is_left_out_by_name_and_the_others_go_on(go):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "mlp"}, "takes batches of kind tensor, but those of data set 'mutag' are graphs; .*--model gin"),
+        (
+            {"model": "mlp"},
+            "takes batches of kind tensor, but the batches of data set 'mutag' are graphs; .*--model gin",
+        ),
         ({"model": "simple-cnn"}, "are graphs; models for it: --model gin"),
         ({"augment": True}, "data set 'mutag' has no augmentation; leave the flag out"),
-        ({"dataset": "digits"}, "takes batches of kind graphs, but those of data set 'digits' are tensor"),
+        ({"dataset": "digits"}, "takes batches of kind graphs, but the batches of data set 'digits' are tensor"),
     ],
     ids=["mlp", "cnn", "augment", "digits"],
 )
