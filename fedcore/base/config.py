@@ -12,10 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from fedcore.base.choices import public_share, read_choices
-from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.errors import ConfigError, UnknownNameError, describe
 from fedcore.base.system_options import SystemOptions, read_system
-from fedcore.base.validation_errors import describe
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
@@ -317,3 +315,39 @@ class RunConfig(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(describe(error, f"{source}: " if source else "")) from None
+
+
+def read_choices(value: Any, kind: str) -> Any:
+    """Return ``[moon, {uscc: {epochs: 5}}]`` as ``{moon: {}, uscc: {epochs: 5}}``; what is of another form as it is.
+
+    :param kind: of what is chosen, for messages.
+    :raises ValueError: a name is no text, or is listed twice.
+    """
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, (list, tuple)):
+        pairs: list[tuple[str, Any]] = []
+        for item in value:
+            pairs += item.items() if isinstance(item, dict) else [(item, {})]
+        names = [name for name, _ in pairs]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("write names, such as [moon, uscc], or a mapping of names to options")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
+        value = dict(pairs)
+    if isinstance(value, dict):
+        value = {name: {} if options is None else options for name, options in value.items()}
+    return value
+
+
+def public_share(public: str | None) -> float | None:
+    """Return the share of the training set that ``--public`` names; None where it names a data set, or nothing.
+
+    >>> public_share("0.1"), public_share("digits")
+    (0.1, None)
+    """
+    try:
+        return float(public or "")
+    except ValueError:
+        return None

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable
+from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from fedcore.base import objects
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
-from fedcore.base.user_modules import RunWhileImported, import_attribute
 
 GROUPS = {
     "plugin": "fedcore.plugins",
@@ -287,11 +288,19 @@ def _origin(point: EntryPoint) -> str:
     return point.dist.name if point.dist else "an unknown distribution"
 
 
+class RunWhileImported(ConfigError):
+    """A module starts a run while a name makes fedcore import it."""
+
+
+_importing: ContextVar[str | None] = ContextVar("importing", default=None)
+
+
 def _import_attribute(kind: str, name: str) -> Any:
     path = name.removeprefix(objects.CODE)
     module, _, attribute = path.replace(":", ".").rpartition(".")
+    token = _importing.set(module)
     try:
-        return import_attribute(module, attribute)
+        return getattr(importlib.import_module(module), attribute)
     except RunWhileImported:
         raise
     except Exception as error:  # an imported module can raise anything
@@ -300,3 +309,25 @@ def _import_attribute(kind: str, name: str) -> Any:
             f"({type(error).__name__}: {error}). "
             "Write module:package.module.attribute, and make sure the package is installed or on PYTHONPATH."
         ) from error
+    finally:
+        _importing.reset(token)
+
+
+def refuse_while_importing() -> None:
+    """Refuse to start a run where a name makes fedcore import the program that asks for it.
+
+    :raises RunWhileImported: how the program can be imported.
+    """
+    module = _importing.get()
+    if module is None:
+        return
+    frame, names = sys._getframe(1), []
+    while frame.f_back is not None:
+        if frame.f_code.co_name == "<module>":
+            names.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    program = next(iter(names), module)
+    raise RunWhileImported(
+        f"{program.rpartition('.')[2]}.py starts a run when it is imported; put fedcore.run below "
+        'if __name__ == "__main__":'
+    )

@@ -11,9 +11,8 @@ def main() -> None:
     import os
     import sys
 
-    from fedcore.base.startup import end_without_collecting, keep_freed_memory, open_standard_streams
+    from fedcore.base.process import end_without_collecting, keep_freed_memory
 
-    open_standard_streams()
     end_without_collecting()
     keep_freed_memory()
     try:

@@ -9,9 +9,9 @@ from rich.markup import escape
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.base.version import __version__
 from fedcore.cli import data, plugins, training
 from fedcore.cli.guard import guarded
 

@@ -13,8 +13,7 @@ from typing import Any
 import typer
 
 from fedcore.base.config import RunConfig
-from fedcore.base.debugging import DEBUG
-from fedcore.base.errors import DivergedError, FedcoreError, PluginCallError, RoundFailedError, nearest
+from fedcore.base.errors import DEBUG, DivergedError, FedcoreError, PluginCallError, RoundFailedError, nearest
 from fedcore.cli import output
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcore.base.errors import DivergedError, FedcoreError
-from fedcore.base.startup import importing
+from fedcore.base.process import importing
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED
 from fedcore.cli.settings import build_config

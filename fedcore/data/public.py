@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedcore.base.choices import public_share
+from fedcore.base.config import public_share
 from fedcore.base.errors import ConfigError
 from fedcore.base.seeding import numpy_generator
 from fedcore.data.assign import draw_by_class

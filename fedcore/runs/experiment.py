@@ -11,8 +11,8 @@ from torch import nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
-from fedcore.base.threads import one_thread
-from fedcore.base.user_modules import refuse_while_importing
+from fedcore.base.process import one_thread
+from fedcore.base.registry import refuse_while_importing
 from fedcore.data import Partition
 from fedcore.runs.client_models import own_model
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, given_again, name_objects

@@ -15,12 +15,11 @@ from typing import Any, Self
 import torch
 
 from fedcore.base import objects, registry
-from fedcore.base.choices import public_share
-from fedcore.base.config import RunConfig
+from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.process import one_thread
+from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
-from fedcore.base.threads import one_thread
-from fedcore.base.user_modules import refuse_while_importing
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Dataset, Partition, load_partition

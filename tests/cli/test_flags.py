@@ -7,8 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, UnknownNameError
-from fedcore.base.validation_errors import describe
+from fedcore.base.errors import ConfigError, UnknownNameError, describe
 from fedcore.cli import data, options, training
 from fedcore.cli.settings import build_config, set_options
 

@@ -2,7 +2,7 @@
 
 import os
 
-from fedcore.base.subprocesses import search_path
+from fedcore.base.process import search_path
 from tests.support import run_code
 
 

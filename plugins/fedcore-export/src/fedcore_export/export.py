@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore.base.process import one_thread
 from fedcore.base.tensors import copy_into
-from fedcore.base.threads import one_thread
 from fedcore.data import Dataset
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement

@@ -12,8 +12,8 @@ import typer
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import full_name
+from fedcore.base.process import importing
 from fedcore.base.safe_yaml import parse_setting
-from fedcore.base.startup import importing
 from fedcore.cli import options, output
 from fedcore.cli.settings import set_options
 from fedcore_testing.scaffold import KINDS, new_package, train_command

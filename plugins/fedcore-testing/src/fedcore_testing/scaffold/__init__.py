@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from string import Template
 
+from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, UnknownNameError
-from fedcore.base.version import __version__
 
 KINDS = ("method", "dataset", "model", "partitioner", "tracker", "engine")
 _REGISTRY_KIND = {"method": "plugin"}
