@@ -88,7 +88,7 @@ def test_a_command_that_cannot_be_imported_leaves_the_others(installed):
 
 
 def test_a_command_that_is_not_installed_names_its_package(monkeypatch):
-    monkeypatch.setitem(registry.PACKAGES, ("command", "absent"), "fedcore-absent")
+    monkeypatch.setitem(registry.packages()["command"], "absent", "fedcore-absent")
     outcome = invoke("absent", "server")
     assert outcome.exit_code == 2
     assert "pip install fedcore-absent" in outcome.output

@@ -89,7 +89,7 @@ def _check_name(name: str, kind: str) -> None:
     registered = _REGISTRY_KIND.get(kind, kind)
     if name in registry.available(registered) or registry.package_of(registered, name):
         raise ConfigError(f"{kind} {name!r} exists already; choose another name, or two packages would provide it")
-    if f"fedcore-{name}" in registry.PACKAGES.values():
+    if any(f"fedcore-{name}" in names.values() for names in registry.packages().values()):
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
     source = next(text for path, text in _render(_TEMPLATES / kind, values) if path.name == "__init__.py")
