@@ -6,7 +6,7 @@ import difflib
 import linecache
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -160,8 +160,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return plain[near[0]] if near else None
 
 
-def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) -> str:
-    """Render a pydantic error as one line per problem: option, problem, the value given."""
+def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, typed: Collection[str] = ()) -> str:
+    """Render a pydantic error as one line per problem: option, problem, the value given.
+
+    :param prefix: where the values are from, except those that are ``typed`` on the command line.
+    """
     lines = []
     for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
         path = [str(part) for part in problem["loc"]]
@@ -175,7 +178,8 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True) ->
         says_what = problem["type"] == "value_error" and message  # with the value, where that helps
         message = lower_first(message) or "a validator refuses it and gives no reason"
         given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"
-        lines.append(f"{prefix}{name + ': ' if name else ''}{message}{given}{_as_fraction(problem)}")
+        source = "" if path and path[0] in typed else prefix
+        lines.append(f"{source}{name + ': ' if name else ''}{message}{given}{_as_fraction(problem)}")
     return "\n".join(lines)
 
 

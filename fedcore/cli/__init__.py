@@ -5,6 +5,23 @@ Nothing here imports torch before a command needs it, so that ``--help`` and ``p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["command", "main"]
+
+
+def command(function: Callable[..., Any]) -> typer.Typer:
+    """Return a package's command, for its entry point of the group ``fedcore.commands``."""
+    import typer
+
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app.command()(function)
+    return app
+
 
 def main() -> None:
     """Run the ``fedcore`` command; exits by SystemExit with an exit code of ``fedcore.cli.guard``."""

@@ -114,7 +114,7 @@ BAD_INPUT = [
     ("train --config option.yaml", "mu: input should be a valid number"),
     ("train --config python.yaml", "config file python.yaml cannot be read"),
     ("train --config code.yaml", "code.yaml names 'module:os.system', which is code"),
-    ("train --config itself.yaml", "contains itself"),
+    ("train --config itself.yaml", "Circular reference detected"),
     ("train --config path.yaml", "path.yaml"),
     ("train --config arrays.npz", "arrays.npz must be a mapping"),
     (f"train --out {LONG}", "File name too long"),

@@ -140,7 +140,7 @@ def test_wrong_engine_options_are_refused(installed, options, error, words, tmp_
 
 
 def test_an_engine_that_is_not_the_runs_is_named():
-    with pytest.raises(ConfigError, match=r"'ray' is not this run's engine. To use it, add --engine ray"):
+    with pytest.raises(ConfigError, match=r"engine 'ray' is not in this run. To use it, add --engine ray"):
         build_config({}, None, ["ray.address=auto"])
 
 
