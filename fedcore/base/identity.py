@@ -26,6 +26,9 @@ WITHOUT_EFFECT = (
 )
 """Options of where and how a run is executed; with the same seed, results have the same bits for all their values."""
 
+CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
+"""Options that can change when a run is resumed. Only rounds, patience and device can change its bits."""
+
 PARTITION_OPTIONS = (
     "dataset",
     "partition",

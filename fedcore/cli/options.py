@@ -97,14 +97,22 @@ RunDebug = Annotated[
 ]
 
 
-def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def config_flags(
+    *, only: Collection[str] = (), with_defaults: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of RunConfig's fields (of some ``only``), before its own.
 
     The command is called with the values that the user gave as its first argument, by field name.
+
+    :param with_defaults: whether the help names defaults; those of a run that exists already are its own values.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        flags = [flag(name) for name in RunConfig.model_fields if name not in BY_SET and (not only or name in only)]
+        flags = [
+            flag(name, with_default=with_defaults)
+            for name in RunConfig.model_fields
+            if name not in BY_SET and (not only or name in only)
+        ]
         names = [parameter.name for parameter in flags]
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
@@ -124,7 +132,7 @@ def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]
     return decorate
 
 
-def flag(name: str) -> inspect.Parameter:
+def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     """Return a field of RunConfig as a command's parameter; None (or no value) when it is not given."""
     field = RunConfig.model_fields[name]
     inner = base_type(field.annotation)
@@ -150,7 +158,7 @@ def flag(name: str) -> inspect.Parameter:
     elif inner not in (int, float, str, Path):
         raise TypeError(f"RunConfig.{name}: the command line has no flag for {field.annotation}")
     shown = [bounds(field)] if bounds(field) else []
-    if default is not None and kind != list[str] and inner is not bool:
+    if with_default and default is not None and kind != list[str] and inner is not bool:
         shown.append(f"default {default}")
     elif default is True:
         shown.append("on by default")

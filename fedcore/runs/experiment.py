@@ -113,7 +113,7 @@ def resume(
     :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
         directory.
     :param engine: as in :func:`run`.
-    :param changes: options of :data:`fedcore.runs.run.CHANGEABLE` with other values from here on, recorded in
+    :param changes: options of :data:`fedcore.base.identity.CHANGEABLE` with other values from here on, recorded in
         config.yaml. With more rounds the bits are those of a run of so many if neither the learning rate's schedule
         nor a method looks at their number.
     :param out: copy the run to this new directory and resume the copy; ``path`` stays unchanged.

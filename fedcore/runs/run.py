@@ -17,6 +17,7 @@ import torch
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.identity import CHANGEABLE
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
@@ -49,9 +50,6 @@ from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
 from fedcore.storage.files import sync_tree
-
-CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
-"""Options that can change when a run is resumed. Only rounds, patience and device can change its bits."""
 
 UNFINISHED = (
     "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
