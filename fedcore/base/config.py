@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from fedcore.base.errors import ConfigError, UnknownNameError, describe
 from fedcore.base.system_options import SystemOptions, read_system
 
+_MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
+
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
 
@@ -54,9 +56,9 @@ class RunConfig(BaseModel):
     )
     alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; smaller is more heterogeneous.")
     classes_per_client: int = Field(
-        default=2, ge=1, description="Classes (or shards) per client, for the partitions classes and shards."
+        default=2, ge=1, le=_MANY, description="Classes (or shards) per client, for the partitions classes and shards."
     )
-    clients: int = Field(default=10, ge=1, description="Number of registered clients.")
+    clients: int = Field(default=10, ge=1, le=100_000_000, description="Number of registered clients.")
     participation: float = Field(default=1.0, gt=0, le=1, description="Fraction of the clients sampled in each round.")
     client_test_fraction: float = Field(
         default=0.0, ge=0, lt=1, description="Fraction of each client's samples held out for evaluation on the client."
@@ -77,15 +79,16 @@ class RunConfig(BaseModel):
         description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1; off by default.",
     )
 
-    rounds: int = Field(default=20, ge=1, description="Communication rounds T.")
-    local_epochs: int = Field(default=5, ge=1, description="Local epochs E per round.")
+    rounds: int = Field(default=20, ge=1, le=_MANY, description="Communication rounds T.")
+    local_epochs: int = Field(default=5, ge=1, le=_MANY, description="Local epochs E per round.")
     local_steps: int | None = Field(
         default=None,
         ge=1,
+        le=_MANY,
         description="Optimizer steps K that every client takes per round, in place of local epochs.",
     )
     batch_size: int = Field(
-        default=16, ge=1, description="Samples per local mini-batch; the last of an epoch may be smaller."
+        default=16, ge=1, le=_MANY, description="Samples per local mini-batch; the last of an epoch may be smaller."
     )
     drop_last: bool = Field(
         default=False,
@@ -97,11 +100,14 @@ class RunConfig(BaseModel):
         default="constant",
         description="How the learning rate falls over the rounds: not, along half a cosine to 0, or in steps.",
     )
-    lr_step_rounds: int = Field(default=10, ge=1, description="Rounds between two steps of --lr-schedule step.")
+    lr_step_rounds: int = Field(
+        default=10, ge=1, le=_MANY, description="Rounds between two steps of --lr-schedule step."
+    )
     lr_step_factor: float = Field(default=0.1, gt=0, le=1, description="Factor of each step of --lr-schedule step.")
     warmup_rounds: int = Field(
         default=0,
         ge=0,
+        le=_MANY,
         description="First rounds, in which the learning rate rises linearly to the full one.",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
@@ -125,6 +131,7 @@ class RunConfig(BaseModel):
     patience: int | None = Field(
         default=None,
         ge=1,
+        le=_MANY,
         description="Stop after so many rounds without a better accuracy on clients' held-out parts; off by default.",
     )
 

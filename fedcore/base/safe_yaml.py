@@ -1,18 +1,27 @@
-"""YAML restricted to JSON's values, for files of unknown origin and typed options."""
+"""YAML restricted to JSON's values, for files of unknown origin and typed options: no objects, no alias bombs."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import yaml
 
 from fedcore.base.errors import ConfigError
 
+MOST_NODES = 200_000
+"""Most values in one text, aliases expanded: a recipe has a few hundred."""
+
+_ONLY = ("null", "bool", "int", "float", "str", "seq", "map")
+
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader to which a date is a text."""
+    """A safe loader for JSON's types: dates stay text; sets, bytes and other types are refused."""
 
+    yaml_constructors = {  # PyYAML's own registry: the entry None refuses every other tag
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _ONLY
+    }
     yaml_implicit_resolvers = {
         first: [(tag, expression) for tag, expression in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -30,11 +39,18 @@ def write_yaml(value: Any) -> str:
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
-    :raises ValueError: it is not YAML, holds a type that JSON does not have, contains itself, or is nested too deeply.
+    :raises ValueError: it is not YAML, holds a type that JSON does not have, contains itself, or has too many values.
     """
     try:
-        value = _Loader(text).get_single_data()
-        json.dumps(value)  # refuses sets, bytes and what contains itself, which PyYAML reads
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _measure(node, {})
+            value = loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
     except RecursionError:
@@ -57,3 +73,22 @@ def parse_setting(text: str) -> tuple[str, str, Any]:
         return plugin, option, read_yaml(value)
     except ValueError as error:
         raise ConfigError(f"--set {text!r}: the value is not valid YAML ({error})") from None
+
+
+def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
+    """Return the number of values below a node, aliases expanded; ``sizes`` caches it, None for a node in progress."""
+    if id(node) in sizes:
+        size = sizes[id(node)]
+        if size is None:
+            raise ValueError("a value contains itself (through an alias)")
+        return size
+    sizes[id(node)] = None
+    size = 1
+    if isinstance(node, yaml.SequenceNode):
+        size += sum(_measure(child, sizes) for child in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        size += sum(_measure(key, sizes) + _measure(value, sizes) for key, value in node.value)
+    if size > MOST_NODES:
+        raise ValueError(f"its aliases expand to more than {MOST_NODES:,} values")
+    sizes[id(node)] = size
+    return size
