@@ -23,7 +23,7 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 # `make test` runs as many processes as there are cores. Threads of their own would only wait for each other, at twice
-# the processor time; runs have one thread anyway, see fedcore.base.threads.one_thread.
+# the processor time; runs have one thread anyway, see fedcore.base.process.one_thread.
 # Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from fedcore import RunConfig
-from fedcore.base.subprocesses import environment
+from fedcore.base.process import environment
 from fedcore_testing import Quadratic, client_state, committed, federate, model_bytes, name_of, small_config, weights
 from fedcore_testing import records as lines
 from fedcore_testing.federation import Choice

@@ -7,15 +7,15 @@ Imports no torch, so that ``fedcore --help`` is quick.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from fedcore.base.choices import public_share, read_choices
-from fedcore.base.errors import ConfigError, UnknownNameError
+from fedcore.base.errors import ConfigError, UnknownNameError, describe
 from fedcore.base.system_options import SystemOptions, read_system
-from fedcore.base.validation_errors import describe
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
 
@@ -23,7 +23,10 @@ Json = Any  # None, bool, int, float, str, list or dict of the same
 
 
 class RunConfig(BaseModel):
-    """One federated run. Flags override a config file, the file overrides these defaults."""
+    """One federated run. Flags override a config file, the file overrides these defaults.
+
+    The help shows the fields in this order, in the panels of :data:`fedcore.cli.options.PANELS`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -70,6 +73,10 @@ class RunConfig(BaseModel):
         default=None,
         description="Public samples, which belong to no client, for methods that use some: a share of the training "
         "set, such as 0.1, or the name of another data set.",
+    )
+    system: SystemOptions | None = Field(
+        default=None,
+        description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1; off by default.",
     )
 
     rounds: int = Field(default=20, ge=1, le=_MANY, description="Communication rounds T.")
@@ -120,11 +127,13 @@ class RunConfig(BaseModel):
         default="global",
         description="BatchNorm statistics and other buffers: averaged by samples, or kept on each client.",
     )
-    system: SystemOptions | None = Field(
-        default=None,
-        description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1; off by default.",
-    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of all random streams of the run.")
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        le=_MANY,
+        description="Stop after so many rounds without a better accuracy on clients' held-out parts; off by default.",
+    )
 
     engine: str = Field(default="local", description="Engine that runs the clients: local, or an installed one.")
     engine_options: dict[str, Json] = Field(
@@ -156,17 +165,6 @@ class RunConfig(BaseModel):
         description="On CUDA without worker processes, clients that train side by side, their steps as branches of "
         "one captured graph.",
     )
-
-    eval_every: int = Field(
-        default=1, ge=1, description="Rounds between evaluations; the last round is always evaluated."
-    )
-    patience: int | None = Field(
-        default=None,
-        ge=1,
-        le=_MANY,
-        description="Stop after so many rounds without a better accuracy on clients' held-out parts; off by default.",
-    )
-    checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
     min_clients: int = Field(
         default=1,
         ge=0,
@@ -188,6 +186,11 @@ class RunConfig(BaseModel):
         description="Seconds until a client without an answer has failed and its worker is replaced; not with "
         "--workers 0; off by default.",
     )
+
+    eval_every: int = Field(
+        default=1, ge=1, description="Rounds between evaluations; the last round is always evaluated."
+    )
+    checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
     out: Path | None = Field(default=None, description="Run directory; default runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(
         default_factory=dict, description="Trackers that show the run while it trains, each with its options."
@@ -207,21 +210,12 @@ class RunConfig(BaseModel):
                 raise UnknownNameError("option", str(name), cls.model_fields)
         return values
 
-    @field_validator("dataset", "model", "plugins", mode="before")
+    @field_validator("dataset", "model", mode="before")
     @classmethod
     def _names_only(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse objects: a configuration is what a file can hold."""
-        name = info.field_name
-        listed = list(value) if name == "plugins" and isinstance(value, (list, tuple, dict)) else [value]
-        if any(isinstance(item, type) or callable(item) for item in listed):
-            raise ValueError(f"a configuration holds names; give objects to fedcore.run(config, {name}=...)")
-        return value
-
-    @field_validator("dataset", "data_dir", "model", "weights", "partition", "engine", "device", "out")
-    @classmethod
-    def _no_null_byte(cls, value: Any) -> Any:
-        if "\0" in str(value):
-            raise ValueError("a name or path must not contain a null byte")
+        if callable(value):
+            raise ValueError(f"a configuration holds names; give objects to fedcore.run(config, {info.field_name}=...)")
         return value
 
     @field_validator("public", mode="before")
@@ -305,9 +299,11 @@ class RunConfig(BaseModel):
         return rate * (number + 1) / (warmup + 1) if number < warmup else rate
 
     @classmethod
-    def create(cls, values: dict[str, Any], *, source: str = "") -> RunConfig:
+    def create(cls, values: dict[str, Any], *, source: str = "", typed: Collection[str] = ()) -> RunConfig:
         """Validate a mapping; all problems are reported in one message.
 
+        :param source: the file that the values are from, for messages.
+        :param typed: the fields whose values are from the command line instead.
         :raises ConfigError: names each field, its value and its bound.
         """
         unknown = set(values) - set(cls.model_fields)
@@ -316,4 +312,37 @@ class RunConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(describe(error, f"{source}: " if source else "")) from None
+            raise ConfigError(describe(error, f"{source}: " if source else "", typed=typed)) from None
+
+
+def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
+    """Return ``[moon, {uscc: {epochs: 5}}]`` as ``{moon: {}, uscc: {epochs: 5}}``.
+
+    :param kind: what is chosen, for messages: ``plugin``, ``tracker``.
+    :raises ConfigError: a name is no text or is listed twice, or options are no mapping.
+    """
+    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    pairs: list[tuple[Any, Any]] = []
+    for item in listed:
+        pairs += item.items() if isinstance(item, dict) else [(item, None)]
+    names = [name for name, _ in pairs]
+    for name, options in pairs:
+        if callable(name):
+            raise ConfigError(f"a configuration holds names; give objects to fedcore.run(config, {kind}s=...)")
+        if not isinstance(name, str) or not isinstance(options, (dict, NoneType)):
+            raise ConfigError(f"{kind}s: write names, such as [moon, uscc], or a mapping of names to options")
+        if names.count(name) > 1:
+            raise ConfigError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
+    return {name: dict(options or {}) for name, options in pairs}
+
+
+def public_share(public: str | None) -> float | None:
+    """Return the share of the training set that ``--public`` names; None where it names a data set, or nothing.
+
+    >>> public_share("0.1"), public_share("digits")
+    (0.1, None)
+    """
+    try:
+        return float(public or "")
+    except ValueError:
+        return None

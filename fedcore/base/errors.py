@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import ClassVar, Literal, Self
+import linecache
+import os
+import traceback
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+DEBUG = "FEDCORE_DEBUG"
+"""Environment variable of a command with ``--debug``; worker processes inherit it."""
+
+_MOST_PROBLEMS, _LONGEST = 20, 200
 
 
 class FedcoreError(Exception):
@@ -145,3 +158,63 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return plain[initials]
     near = difflib.get_close_matches(words, plain, n=1, cutoff=0.6)
     return plain[near[0]] if near else None
+
+
+def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, typed: Collection[str] = ()) -> str:
+    """Render a pydantic error as one line per problem: option, problem, the value given.
+
+    :param prefix: where the values are from, except those that are ``typed`` on the command line.
+    """
+    lines = []
+    for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
+        path = [str(part) for part in problem["loc"]]
+        name = "--" + path[0].replace("_", "-") if flags and path else ".".join(path)
+        if flags and path[:1] == ["system"]:
+            name = " ".join([name, *path[1:]])
+        message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        if problem["type"] in ("tuple_type", "list_type", "set_type", "frozen_set_type"):
+            written = f", written [{problem['input']}]" if isinstance(problem["input"], (str, int, float)) else ""
+            message = f"input should be a list{written}"
+        says_what = problem["type"] == "value_error" and message  # with the value, where that helps
+        message = lower_first(message) or "a validator refuses it and gives no reason"
+        given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"
+        source = "" if path and path[0] in typed else prefix
+        lines.append(f"{source}{name + ': ' if name else ''}{message}{given}{_as_fraction(problem)}")
+    return "\n".join(lines)
+
+
+def lower_first(text: str) -> str:
+    """Return a sentence as it stands after a colon."""
+    return text[:1].lower() + text[1:]
+
+
+def _as_fraction(problem: ErrorDetails) -> str:
+    """Return how a percentage is written where a number of at most 1 is asked for, as ``; 50 % is 0.5``."""
+    value, context = problem["input"], problem.get("ctx", {})
+    if context.get("le", context.get("lt")) != 1 or not isinstance(value, (int, float)) or not 5 <= value <= 100:
+        return ""
+    return f"; {value:g} % is {value / 100:g}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def print_traceback() -> None:
+    """Print the traceback of the error that is being handled, where a command runs with ``--debug``."""
+    if os.environ.get(DEBUG):
+        traceback.print_exc()
+
+
+def place_of(error: BaseException, module: str) -> str:
+    """Return the last line of a module's package that an error passed, as `` (method.py:12)``; empty where none did.
+
+    A line that is in no file is returned itself.
+    """
+    package, found = module.partition(".")[0], ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+            file = frame.f_code.co_filename
+            found = linecache.getline(file, line).strip() if file.startswith("<") else f"{Path(file).name}:{line}"
+    return f" ({found})" if found else ""

@@ -26,23 +26,8 @@ WITHOUT_EFFECT = (
 )
 """Options of where and how a run is executed; with the same seed, results have the same bits for all their values."""
 
-LATER = (
-    "system",
-    "local_steps",
-    "public",
-    "optimizer",
-    "beta1",
-    "beta2",
-    "epsilon",
-    "weights",
-    "lr_schedule",
-    "lr_step_rounds",
-    "lr_step_factor",
-    "warmup_rounds",
-    "patience",
-    "drop_last",
-)
-"""Options that do not count in :func:`digest` at their defaults, as they were added later."""
+CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
+"""Options that can change when a run is resumed. Only rounds, patience and device can change its bits."""
 
 PARTITION_OPTIONS = (
     "dataset",
@@ -70,11 +55,12 @@ def key(value: Any) -> str:
 
 
 def digest(config: RunConfig) -> str:
-    """Return 12 hexadecimal digits, equal for two runs that must have the same results."""
-    values = settings(config)
-    for name in LATER:
-        if values[name] == RunConfig.model_fields[name].default:
-            del values[name]  # sweeps that started before the option existed find their runs again
+    """Return 12 hexadecimal digits, equal for two runs that must have the same results.
+
+    Options at their defaults do not count: sweeps that started before an option existed find their runs again.
+    """
+    defaults = settings(RunConfig())
+    values = {name: value for name, value in sorted(settings(config).items()) if value != defaults[name]}
     return hashlib.sha256(key(values).encode()).hexdigest()[:12]
 
 

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import json
 import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable
+from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from fedcore.base import objects
 from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
-from fedcore.base.user_modules import RunWhileImported, import_attribute
 
 GROUPS = {
     "plugin": "fedcore.plugins",
@@ -40,100 +42,6 @@ GROUPS = {
 
 NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker")
 """The kinds of which a configuration names some."""
-
-PACKAGES = {
-    ("plugin", "fedprox"): "fedcore-fedprox",
-    ("plugin", "moon"): "fedcore-moon",
-    ("plugin", "fedcd"): "fedcore-fedcd",
-    ("plugin", "fedproc"): "fedcore-fedproc",
-    ("plugin", "fedeccr"): "fedcore-fedeccr",
-    ("plugin", "uscc"): "fedcore-fedeccr",
-    ("plugin", "fdcl"): "fedcore-fdcl",
-    ("plugin", "fedcme"): "fedcore-fedcme",
-    ("plugin", "scaffold"): "fedcore-scaffold",
-    ("plugin", "feddyn"): "fedcore-feddyn",
-    ("plugin", "feddc"): "fedcore-feddc",
-    ("plugin", "fedrs"): "fedcore-fedrs",
-    ("plugin", "ditto"): "fedcore-ditto",
-    ("plugin", "fedper"): "fedcore-fedper",
-    ("plugin", "fedcp"): "fedcore-fedcp",
-    ("plugin", "solo"): "fedcore-solo",
-    ("plugin", "ccvr"): "fedcore-ccvr",
-    ("plugin", "fednova"): "fedcore-fednova",
-    ("plugin", "fedavgm"): "fedcore-fedavgm",
-    ("plugin", "fedsam"): "fedcore-fedsam",
-    ("plugin", "per-fedavg"): "fedcore-per-fedavg",
-    ("plugin", "fedrep"): "fedcore-fedrep",
-    ("plugin", "fedbabu"): "fedcore-fedrep",
-    ("plugin", "fedala"): "fedcore-fedala",
-    ("plugin", "fedadam"): "fedcore-fedopt",
-    ("plugin", "fedyogi"): "fedcore-fedopt",
-    ("plugin", "fedadagrad"): "fedcore-fedopt",
-    ("plugin", "fedntd"): "fedcore-fedntd",
-    ("plugin", "fedlc"): "fedcore-fedlc",
-    ("plugin", "qffl"): "fedcore-qffl",
-    ("plugin", "topk"): "fedcore-compress",
-    ("plugin", "qsgd"): "fedcore-compress",
-    ("plugin", "power-of-choice"): "fedcore-power-of-choice",
-    ("plugin", "feddf"): "fedcore-feddf",
-    ("plugin", "lora"): "fedcore-lora",
-    ("plugin", "fedamp"): "fedcore-fedamp",
-    ("plugin", "ifca"): "fedcore-ifca",
-    ("plugin", "fedbuff"): "fedcore-fedbuff",
-    ("plugin", "median"): "fedcore-robust",
-    ("plugin", "trimmed-mean"): "fedcore-robust",
-    ("plugin", "krum"): "fedcore-robust",
-    ("plugin", "norm-clip"): "fedcore-robust",
-    ("plugin", "dp"): "fedcore-dp",
-    ("plugin", "local-dp"): "fedcore-dp",
-    ("engine", "ray"): "fedcore-ray",
-    ("engine", "flower"): "fedcore-flower",
-    ("command", "plugins new"): "fedcore-testing",
-    ("command", "plugins check"): "fedcore-testing",
-    ("command", "plugins show"): "fedcore-testing",
-    ("command", "export"): "fedcore-export",
-    ("command", "federate"): "fedcore-flower",
-    ("command", "sweep"): "fedcore-study",
-    ("command", "compare"): "fedcore-study",
-    ("command", "reproduce"): "fedcore-study",
-    ("command", "results"): "fedcore-study",
-    ("command", "report"): "fedcore-study",
-    ("command", "bench"): "fedcore-study",
-    ("tracking", "processes"): "fedcore-trackers",
-    ("tracker", "tensorboard"): "fedcore-trackers",
-    ("tracker", "mlflow"): "fedcore-trackers",
-    ("tracker", "wandb"): "fedcore-trackers",
-    ("dataset", "breast-cancer"): "fedcore-zoo",
-    ("dataset", "mnist"): "fedcore-zoo",
-    ("dataset", "fashion-mnist"): "fedcore-zoo",
-    ("dataset", "emnist"): "fedcore-zoo",
-    ("dataset", "emnist-balanced"): "fedcore-zoo",
-    ("dataset", "cifar10"): "fedcore-zoo",
-    ("dataset", "cifar100"): "fedcore-zoo",
-    ("dataset prefix", "imagefolder"): "fedcore-zoo",
-    ("partitioner", "niid-bench"): "fedcore-zoo",
-    ("partitioner", "dirichlet-clients"): "fedcore-zoo",
-    ("augmentation", "cifar10"): "fedcore-zoo",
-    ("augmentation", "cifar100"): "fedcore-zoo",
-    ("dataset", "mutag"): "fedcore-graph",
-    ("dataset", "proteins"): "fedcore-graph",
-    ("dataset", "imdb-binary"): "fedcore-graph",
-    ("model", "simple-cnn"): "fedcore-zoo",
-    ("model", "fdcl-cnn"): "fedcore-zoo",
-    ("model", "fedcme-cnn"): "fedcore-zoo",
-    ("model", "fedlab-cnn"): "fedcore-zoo",
-    ("model", "fedlab-alexnet"): "fedcore-zoo",
-    ("model", "alexnet"): "fedcore-zoo",
-    ("model", "resnet50"): "fedcore-zoo",
-    ("model", "embedding-bag"): "fedcore-zoo",
-    ("model", "gin"): "fedcore-graph",
-    ("figure", "partition"): "fedcore-study",
-    ("dataset prefix", "hf"): "fedcore-huggingface",
-    ("model prefix", "hf"): "fedcore-huggingface",
-    ("model prefix", "torchvision"): "fedcore-zoo",
-    ("model prefix", "timm"): "fedcore-zoo",
-}
-"""(kind, name) -> the distribution that provides a known name, for the hint where it is not installed."""
 
 
 def available(kind: str) -> dict[str, EntryPoint]:
@@ -257,9 +165,19 @@ def _missing(error: Exception, point: EntryPoint) -> str:
     return f"it needs the package {missing}: pip install {missing}"
 
 
+@functools.cache
+def packages() -> dict[str, dict[str, str]]:
+    """Return the packages of fedcore's own that bring a name, installed or not, by kind and name.
+
+    ``tools/packages.py`` writes the file.
+    """
+    known: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("packages.json").read_text("utf-8"))
+    return known
+
+
 def package_of(kind: str, name: str) -> str | None:
-    """Return the distribution that provides a known name; None for fedcore's own names and unknown ones."""
-    return PACKAGES.get((kind, name))
+    """Return the package of fedcore's own that brings a name; None for names of the core and unknown ones."""
+    return packages().get(kind, {}).get(name)
 
 
 def how_to_install(package: str) -> str:
@@ -288,11 +206,19 @@ def _origin(point: EntryPoint) -> str:
     return point.dist.name if point.dist else "an unknown distribution"
 
 
+class RunWhileImported(ConfigError):
+    """A module starts a run while a name makes fedcore import it."""
+
+
+_importing: ContextVar[str | None] = ContextVar("importing", default=None)
+
+
 def _import_attribute(kind: str, name: str) -> Any:
     path = name.removeprefix(objects.CODE)
     module, _, attribute = path.replace(":", ".").rpartition(".")
+    token = _importing.set(module)
     try:
-        return import_attribute(module, attribute)
+        return getattr(importlib.import_module(module), attribute)
     except RunWhileImported:
         raise
     except Exception as error:  # an imported module can raise anything
@@ -301,3 +227,25 @@ def _import_attribute(kind: str, name: str) -> Any:
             f"({type(error).__name__}: {error}). "
             "Write module:package.module.attribute, and make sure the package is installed or on PYTHONPATH."
         ) from error
+    finally:
+        _importing.reset(token)
+
+
+def refuse_while_importing() -> None:
+    """Refuse to start a run where a name makes fedcore import the program that asks for it.
+
+    :raises RunWhileImported: how the program can be imported.
+    """
+    module = _importing.get()
+    if module is None:
+        return
+    frame, names = sys._getframe(1), []
+    while frame.f_back is not None:
+        if frame.f_code.co_name == "<module>":
+            names.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    program = next(iter(names), module)
+    raise RunWhileImported(
+        f"{program.rpartition('.')[2]}.py starts a run when it is imported; put fedcore.run below "
+        'if __name__ == "__main__":'
+    )

@@ -14,15 +14,6 @@ MOST_NODES = 200_000
 _ONLY = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
-def _text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    """Return a text; an escaped character may be a surrogate pair, as in JSON, but no unpaired surrogate."""
-    text: str = loader.construct_scalar(node)
-    try:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16")
-    except UnicodeDecodeError:
-        raise ValueError(f"{text!r} holds an unpaired surrogate") from None
-
-
 class _Loader(yaml.SafeLoader):
     """A safe loader for JSON's types: dates stay text; sets, bytes and other types are refused."""
 
@@ -31,7 +22,6 @@ class _Loader(yaml.SafeLoader):
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _ONLY
     }
-    yaml_constructors["tag:yaml.org,2002:str"] = _text
     yaml_implicit_resolvers = {
         first: [(tag, expression) for tag, expression in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -5,15 +5,31 @@ Nothing here imports torch before a command needs it, so that ``--help`` and ``p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["command", "main"]
+
+
+def command(function: Callable[..., Any]) -> typer.Typer:
+    """Return a package's command, for its entry point of the group ``fedcore.commands``."""
+    import typer
+
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app.command()(function)
+    return app
+
 
 def main() -> None:
     """Run the ``fedcore`` command; exits by SystemExit with an exit code of ``fedcore.cli.guard``."""
     import os
     import sys
 
-    from fedcore.base.startup import end_without_collecting, keep_freed_memory, open_standard_streams
+    from fedcore.base.process import end_without_collecting, keep_freed_memory
 
-    open_standard_streams()
     end_without_collecting()
     keep_freed_memory()
     try:

@@ -9,9 +9,9 @@ from rich.markup import escape
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.base.version import __version__
 from fedcore.cli import data, plugins, training
 from fedcore.cli.guard import guarded
 
@@ -50,11 +50,11 @@ class Commands(TyperGroup):
                 return ctx.fail(f"No such command {cmd_name!r}.{suggestion(cmd_name, self.list_commands(ctx))}")
             raise ConfigError(f"{name!r} needs the package {package}: {registry.how_to_install(package)}")
         try:
-            command = get_command(registry.resolve("command", name))
+            found = get_command(registry.resolve("command", name))
         except FedcoreError as error:
-            command = get_command(_broken(error))  # --help, and all other commands, go on
-        command.name = cmd_name
-        return command
+            found = get_command(_broken(error))  # --help, and all other commands, go on
+        found.name = cmd_name
+        return found
 
 
 def _words_before(ctx: Any) -> str:

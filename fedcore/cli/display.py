@@ -29,21 +29,20 @@ Record = Mapping[str, Any]
 def make_display(console: Console, *, quiet: bool = False) -> Display:
     """Return the display for a console, that of stderr."""
     if quiet:
-        return QuietDisplay(console)
+        return Display(console)
     return LiveDisplay(console) if console.is_interactive and console.file.isatty() else PlainDisplay(console)
 
 
 class Display:
-    """Follows a run's events; ``run`` takes an instance as ``notify``.
+    """Follows a run's events and prints its notes only; ``run`` takes an instance as ``notify``.
 
     Rounds are numbered from 1; in records, as for hooks, from 0.
-
-    :ivar directory: the run directory, None before it exists.
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.clock = console, clock
         self.directory: Path | None = None
+        """The run directory; None before it exists."""
         self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
         self.finished = False
         self.began = clock()
@@ -68,7 +67,6 @@ class Display:
         elif event == "client":
             self.clients += 1
             self.failed += bool(details["failed"])
-            self.client_done(details)
         elif event == "round":
             now = self.clock()
             if self._round_began is not None:
@@ -88,15 +86,8 @@ class Display:
     def started(self, details: Mapping[str, Any]) -> None:
         """Show that a run starts or resumes."""
 
-    def client_done(self, details: Mapping[str, Any]) -> None:
-        """Show that a client's update arrived or failed."""
-
     def round_done(self, record: Record) -> None:
         """Show a round's record."""
-
-
-class QuietDisplay(Display):
-    """Prints nothing."""
 
 
 class PlainDisplay(Display):

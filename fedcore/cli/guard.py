@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
@@ -13,20 +12,11 @@ from typing import Any
 import typer
 
 from fedcore.base.config import RunConfig
-from fedcore.base.debugging import DEBUG
-from fedcore.base.errors import DivergedError, FedcoreError, PluginCallError, RoundFailedError, nearest
+from fedcore.base.errors import DEBUG, DivergedError, FedcoreError, PluginCallError, RoundFailedError, nearest
 from fedcore.cli import output
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes of all commands; SOME_FAILED is for those that start several runs."""
-
-ENVIRONMENT = frozenset(
-    {
-        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE),
-        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE),
-    }
-)
-"""What file systems answer whatever the program does: permissions, names, limits, broken disks."""
 
 _DEBUG = "fedcore.debug"
 
@@ -35,9 +25,9 @@ _DEBUG = "fedcore.debug"
 def guarded(context: typer.Context) -> Iterator[None]:
     """Print the errors of the command that the block runs as messages; with its ``--debug`` the tracebacks, too.
 
-    Exit codes: 2 for a FedcoreError and for what is the matter with a path, but 4 for a DivergedError; 130 for Ctrl-C,
-    141 where the reader of the output closed the pipe, 1 for a bug, a plugin's included. What has an exit code already
-    is typer's: a mistake in the arguments, or a command's own end.
+    Exit codes: 2 for a FedcoreError and for what the operating system refuses, such as a path or a full disk; 4 for a
+    DivergedError; 130 for Ctrl-C; 141 where the reader of the output closed the pipe; 1 for a bug, a plugin's included.
+    What has an exit code already is typer's: a mistake in the arguments, or a command's own end.
     """
     try:
         yield
@@ -57,7 +47,7 @@ def guarded(context: typer.Context) -> Iterator[None]:
             _suggest(error)
             raise
         _trace(context)
-        if isinstance(error, OSError) and error.errno in ENVIRONMENT:
+        if isinstance(error, OSError):
             output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
             raise typer.Exit(BAD_INPUT) from None
         output.error(f"{type(error).__name__}: {error}{_hint(context)}", label="internal error")

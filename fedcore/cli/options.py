@@ -7,57 +7,33 @@ import inspect
 import operator
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 from rich.markup import escape
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.system_options import SystemOptions
-from fedcore.cli import fields
 from fedcore.cli.guard import debug
 
-METHODS, DATA, CLIENTS = "Methods", "Data and model", "Clients"
-TRAINING, EXECUTION, RECORDS = "Training", "Execution", "Records"
-GRID = "Sweep"
-
-FORMATS = ("table", "markdown", "csv", "latex", "json")
-"""How a table can be printed."""
-
-_PANELS = {
-    METHODS: ("plugins",),
-    DATA: ("dataset", "data_dir", "augment", "model", "weights", "projection"),
-    CLIENTS: (
-        "partition",
-        "alpha",
-        "classes_per_client",
-        "clients",
-        "participation",
-        "client_test_fraction",
-        "samples",
-        "public",
-        "system",
-    ),
-    EXECUTION: (
-        "engine",
-        "workers",
-        "device",
-        "precision",
-        "memory_format",
-        "autotune",
-        "capture",
-        "lanes",
-        "min_clients",
-        "max_waiting",
-        "max_payload",
-        "client_timeout",
-    ),
-    RECORDS: ("eval_every", "checkpoint_every", "out", "trackers"),
+METHODS, RECORDS = "Methods", "Records"
+PANELS = {
+    "plugins": METHODS,
+    "dataset": "Data and model",
+    "partition": "Clients",
+    "rounds": "Training",
+    "engine": "Execution",
+    "eval_every": RECORDS,
 }
+"""The help's panels, by the field of RunConfig with which each begins."""
+
 BY_SET = ("engine_options",)
 """Fields without a flag: what is in them is written as ``--set NAME.OPTION=VALUE``."""
 
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _NAMES_OF = {
     "plugins": "plugin",
     "dataset": "dataset",
@@ -77,23 +53,6 @@ AllowOutside = Annotated[
     bool,
     typer.Option(
         "--allow-outside", help="Allow trackers to write, and the engine to connect, outside the run directory."
-    ),
-]
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN_OR_SWEEP...", help="Run or sweep directories.")]
-By = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="OPTION",
-        help="Option that distinguishes rows: plugin, or an option of train; can be repeated. Default plugin.",
-    ),
-]
-Parallel = Annotated[
-    int | None,
-    typer.Option(
-        "--parallel",
-        min=1,
-        help="Parallel runs, each in its own process; default one per core if memory allows.",
-        rich_help_panel=GRID,
     ),
 ]
 RunSettings = Annotated[
@@ -138,22 +97,33 @@ RunDebug = Annotated[
 ]
 
 
-def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def config_flags(
+    *, only: Collection[str] = (), with_defaults: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of RunConfig's fields (of some ``only``), before its own.
 
     The command is called with the values that the user gave as its first argument, by field name.
+
+    :param with_defaults: whether the help names defaults; those of a run that exists already are its own values.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        flags = [flag(name) for name in RunConfig.model_fields if name not in BY_SET and (not only or name in only)]
+        flags = [
+            flag(name, with_default=with_defaults)
+            for name in RunConfig.model_fields
+            if name not in BY_SET and (not only or name in only)
+        ]
         names = [parameter.name for parameter in flags]
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
         @functools.wraps(function)
         def command(**arguments: Any) -> None:
-            given = {name: arguments.pop(name) for name in names}
-            function({name: value for name, value in given.items() if value not in (None, [])}, **arguments)
+            given = {}
+            for name in names:
+                if (value := arguments.pop(name)) not in (None, []):
+                    given[name] = value
+            function(given, **arguments)
 
         command.__signature__ = inspect.Signature([*flags, *own])  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in (*flags, *own)}
@@ -162,11 +132,11 @@ def config_flags(*, only: Collection[str] = ()) -> Callable[[Callable[..., None]
     return decorate
 
 
-def flag(name: str) -> inspect.Parameter:
+def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     """Return a field of RunConfig as a command's parameter; None (or no value) when it is not given."""
     field = RunConfig.model_fields[name]
-    inner = fields.base_type(field.annotation)
-    default = fields.default(field)
+    inner = base_type(field.annotation)
+    default = field.get_default(call_default_factory=True)
     text = field.description or ""
     long = "--" + name.replace("_", "-")
     declarations: list[str] = [long]
@@ -183,12 +153,12 @@ def flag(name: str) -> inspect.Parameter:
         text = f"{text} Options: {', '.join(SystemOptions.model_fields)}; can be repeated."
     elif inner is bool:
         declarations = [f"{long}/--no-{long.removeprefix('--')}"]
-    elif fields.choices(inner):
-        kind, metavar = str, "|".join(fields.choices(inner))
+    elif choices(inner):
+        kind, metavar = str, "|".join(choices(inner))
     elif inner not in (int, float, str, Path):
         raise TypeError(f"RunConfig.{name}: the command line has no flag for {field.annotation}")
-    shown = [fields.bounds(field)] if fields.bounds(field) else []
-    if default is not None and kind != list[str] and inner is not bool:
+    shown = [bounds(field)] if bounds(field) else []
+    if with_default and default is not None and kind != list[str] and inner is not bool:
         shown.append(f"default {default}")
     elif default is True:
         shown.append("on by default")
@@ -207,8 +177,9 @@ def flag(name: str) -> inspect.Parameter:
 
 
 def panel(name: str) -> str:
-    """Return the help panel of a field; what is in no list is about training."""
-    return next((title for title, names in _PANELS.items() if name in names), TRAINING)
+    """Return the help panel of a field."""
+    fields = list(RunConfig.model_fields)
+    return next(PANELS[field] for field in reversed(fields[: fields.index(name) + 1]) if field in PANELS)
 
 
 def _completer(kind: str) -> Callable[[str], list[str]]:
@@ -216,3 +187,32 @@ def _completer(kind: str) -> Callable[[str], list[str]]:
         return [name for name in registry.available(kind) if name.startswith(incomplete)]
 
     return complete
+
+
+def base_type(annotation: Any) -> Any:
+    """Return an annotation without its ``| None``."""
+    inner = [part for part in get_args(annotation) if part is not NoneType]
+    return inner[0] if get_origin(annotation) in (Union, UnionType) and len(inner) == 1 else annotation
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return the values of a Literal, else an empty list."""
+    inner = base_type(annotation)
+    return [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
+
+
+def bounds(field: FieldInfo) -> str:
+    """Return a field's bounds, as in ``0 < x <= 1`` or ``>= 1``; empty without bounds."""
+    limits = [(name, getattr(item, name)) for name in _SIGNS for item in field.metadata if hasattr(item, name)]
+    signs = [(_SIGNS[name], _number(limit)) for name, limit in limits if limit is not None]
+    if len(signs) == 2:
+        (low, least), (high, most) = signs
+        return f"{least} {low.replace('>', '<')} x {high} {most}"
+    return " ".join(signs[0]) if signs else ""
+
+
+def _number(value: Any) -> str:
+    """Write a limit of machine integers as a power of two."""
+    if isinstance(value, int) and value >= 2**31 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, FedcoreError, UnknownNameError, suggestion
+from fedcore.base.config import RunConfig, read_choices
+from fedcore.base.errors import ConfigError, FedcoreError, suggestion
 from fedcore.base.identity import full_name
 from fedcore.base.safe_yaml import parse_setting
 from fedcore.base.system_options import read_system
 from fedcore.hooks.plugin import option_names
 from fedcore.runs.trust import check_code, code_in
 from fedcore.storage.config_file import read_config_file
+
+KINDS = ("plugin", "tracker", "engine")
+"""What ``--set`` gives options to."""
 
 
 def build_config(
@@ -34,22 +37,26 @@ def build_config(
     if file and "out" in written and Path(str(written["out"])).resolve() == file.parent.resolve():
         del written["out"]  # the file of an earlier run; the new run gets a new directory
     values = {**written, **given}
-    if "system" in given and written.get("system"):
-        before = read_system(written["system"])
-        values["system"] = {**(before if isinstance(before, dict) else {}), **read_system(given["system"])}
-    chosen = {kind: _chosen(kind, given, written, source) for kind in ("plugins", "trackers")}
-    engine = _engine(given, written, source)
-    changed = set_options({**engine, **chosen["plugins"], **chosen["trackers"]}, settings)
-    values.update({kind: {name: changed[name] for name in names} for kind, names in chosen.items()})
-    values["engine_options"] = next(changed[name] for name in engine)
-    try:
-        config = RunConfig.create(values, source=source)
-    except UnknownNameError:
-        raise
-    except ConfigError as error:
-        raise ConfigError(_without_source(str(error), source, given)) from None
+    if "system" in given and isinstance(before := read_system(written.get("system")), dict):
+        values["system"] = {**before, **read_system(given["system"])}
+    plugins = _chosen("plugin", given.get("plugins"), written.get("plugins", {}))
+    trackers = _chosen("tracker", given.get("trackers"), written.get("trackers", {}))
+    default = RunConfig.model_fields["engine"].default
+    engine = str(values.get("engine", default))
+    options = written.get("engine_options") if engine == written.get("engine", default) else None
+    changed = set_options({**read_choices({engine: options}, "engine"), **plugins, **trackers}, settings)
+    values["plugins"] = {name: changed[name] for name in plugins}
+    values["trackers"] = {name: changed[name] for name in trackers}
+    values["engine_options"] = changed[engine]
+    config = RunConfig.create(values, source=source, typed=given)
     check_code(code_in(config), source, allow=allow_code, own=typed_code(given.values()))
     return config
+
+
+def _chosen(kind: str, typed: list[str] | None, written: Any) -> dict[str, dict[str, Any]]:
+    """Return the plugins or trackers that are typed, else those of the file, with the options that the file has."""
+    options = read_choices(written, kind)
+    return options if typed is None else {name: options.get(name, {}) for name in read_choices(typed, kind)}
 
 
 def typed_code(given: Iterable[Any]) -> set[str]:
@@ -72,59 +79,24 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
         name, option, value = parse_setting(text)
         name = full_name(name, changed)
         if name not in changed:
-            kind = _kind(name)
-            if kind == "engine":
-                raise ConfigError(f"--set {text}: {name!r} is not this run's engine. To use it, add --engine {name}")
-            if not (name in registry.available(kind) or registry.package_of(kind, name) or registry.is_code(name)):
-                near = suggestion(name, {*changed, *registry.available(kind)})
-                raise ConfigError(f"--set {text}: there is no {kind} {name!r}.{near}")
-            near = suggestion(name, changed) if changed else ""
-            raise ConfigError(
-                f"--set {text}: {kind} {name!r} is not among this run's {kind}s.{near} To use it, add --{kind} {name}"
-            )
+            raise ConfigError(f"--set {text}: {_absent(name, changed)}")
         changed[name][option] = value
     return changed
 
 
 def _options(name: str) -> Collection[str]:
-    """Return the options of a plugin, tracker or engine; none where it cannot be imported."""
-    for kind in ("plugin", "tracker", "engine"):
+    """Return the options of a plugin, tracker or engine; empty where it cannot be imported."""
+    for kind in KINDS:
         with suppress(FedcoreError, AttributeError):
             return option_names(registry.resolve(kind, name))
     return ()
 
 
-def _kind(name: str) -> str:
-    """Return the kind of a name that this run does not use: tracker or engine if it is known as such, else plugin."""
-    known = (
-        kind for kind in ("tracker", "engine") if name in registry.available(kind) or registry.package_of(kind, name)
-    )
-    return next(known, "plugin")
-
-
-def _engine(given: Mapping[str, Any], written: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
-    """Return the engine of the flags, else of the file, with the options that the file has for it."""
-    own = {key: written[key] for key in ("engine", "engine_options") if key in written}
-    config = RunConfig.create(own, source=source)
-    name = given.get("engine", config.engine)
-    return {name: dict(config.engine_options) if name == config.engine else {}}
-
-
-def _chosen(kind: str, given: Mapping[str, Any], written: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
-    """Return the ``plugins`` or ``trackers`` of the flags, else of the file, with the options that the file has."""
-    options: dict[str, dict[str, Any]] = getattr(RunConfig.create({kind: written.get(kind, {})}, source=source), kind)
-    if kind not in given:
-        return options
-    chosen = [{name: options.get(name, {})} for name in given[kind]]
-    named: dict[str, dict[str, Any]] = getattr(RunConfig.create({kind: chosen}), kind)
-    return named
-
-
-def _without_source(message: str, source: str, given: Mapping[str, Any]) -> str:
-    """Remove the file's name from problems that a flag caused."""
-    lines = []
-    for line in message.splitlines():
-        bare = line.removeprefix(f"{source}: ")
-        name = bare.partition(":")[0].removeprefix("--").replace("-", "_")
-        lines.append(bare if name in given else line)
-    return "\n".join(lines)
+def _absent(name: str, used: Collection[str]) -> str:
+    """Return why a name cannot have options in a run that uses other names, and the remedy."""
+    for kind in KINDS:
+        if name in registry.available(kind) or registry.package_of(kind, name):
+            return f"{kind} {name!r} is not in this run. To use it, add --{kind} {name}"
+    if registry.is_code(name):
+        return f"{name!r} is not in this run.{suggestion(name, used)} To use it, add --plugin {name}"
+    return f"there is no plugin {name!r}.{suggestion(name, {*used, *registry.available('plugin')})}"

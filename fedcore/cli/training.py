@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from fedcore.base.errors import DivergedError, FedcoreError
-from fedcore.base.startup import importing
+from fedcore.base.identity import CHANGEABLE
+from fedcore.base.process import importing
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED
 from fedcore.cli.settings import build_config
@@ -44,21 +45,13 @@ def train(
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
 
 
+@options.config_flags(only=CHANGEABLE, with_defaults=False)
 def resume(
+    given: dict[str, Any],
+    *,
     run_dir: RunDir,
-    rounds: Annotated[int | None, typer.Option(min=1, help="New total number of rounds.")] = None,
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="New number of rounds without a better one, after which it stops.")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Resume in a copy in this new folder; RUN_DIR is not changed.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=0, max=1024, help="New number of worker processes.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="New folder of the data sets' files.")] = None,
-    device: Annotated[str | None, typer.Option(help="New device: cpu, cuda or cuda:N.")] = None,
-    client_timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds until a client that does not answer is given up; not with --workers 0."),
     ] = None,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,
@@ -69,26 +62,19 @@ def resume(
 ) -> None:
     """Resume a stopped run with the same options, to the same bits.
 
-    Changed options are recorded in the run's config.yaml; no other option can change.
+    An option of the run that is given here replaces the run's own from now on, which its config.yaml records.
     """
     with importing():
         from fedcore.runs import experiment
 
-    changes = {
-        "rounds": rounds,
-        "patience": patience,
-        "workers": workers,
-        "data_dir": None if data_dir is None else str(data_dir),
-        "device": device,
-        "client_timeout": client_timeout,
-    }
+    changes = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     with training(quiet) as display:
         result = experiment.resume(
             run_dir,
             notify=display,
             allow_code=allow_code,
             allow_outside=allow_outside,
-            changes={name: value for name, value in changes.items() if value is not None},
+            changes=changes,
             out=out,
         )
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcore.base.debugging import print_traceback
-from fedcore.base.errors import FedcoreError, PluginCallError
+from fedcore.base.errors import FedcoreError, PluginCallError, print_traceback
+from fedcore.base.process import one_torch_thread
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
-from fedcore.base.threads import one_torch_thread
 from fedcore.client.context import context_of
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset, Samples

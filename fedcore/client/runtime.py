@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.debugging import print_traceback
-from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
+from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
 from fedcore.base.tensors import on_cpu, unflatten
 from fedcore.base.types import ClientUpdate
 from fedcore.client.captured_steps import StepGraphs, captures

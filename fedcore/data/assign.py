@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.base.choices import public_share
+from fedcore.base.config import public_share
 from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedcore.base.processors import cores as cores
+    from fedcore.base.process import cores as cores
     from fedcore.client.messages import ClientFailure as ClientFailure
     from fedcore.client.messages import ClientResult as ClientResult
     from fedcore.client.messages import ClientTask as ClientTask
@@ -57,7 +57,7 @@ _HOMES = {
     "Pair": "engines.dispatch",
     "SharedPayload": "client.messages",
     "WorkerSpec": "client.worker_spec",
-    "cores": "base.processors",
+    "cores": "base.process",
     "dumps": "storage.serial",
     "in_window": "engines.dispatch",
     "loads": "storage.serial",

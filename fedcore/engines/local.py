@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.base.processors import VARIABLE, cores
-from fedcore.base.subprocesses import command, environment
+from fedcore.base.process import CORES, command, cores, environment
 from fedcore.base.tensors import bytes_of
 from fedcore.client.captured_steps import captures
 from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, pack_task
@@ -96,7 +95,7 @@ def start_worker(connection: socket.socket, spool: Path) -> Process:
 
 def worker_environment() -> dict[str, str]:
     """Return the environment of a worker process."""
-    return environment(**ALLOCATOR, **{VARIABLE: "1"}, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    return environment(**ALLOCATOR, **{CORES: "1"}, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
 class _Worker:

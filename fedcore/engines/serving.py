@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from fedcore.base.errors import FedcoreError
-from fedcore.base.threads import one_thread
+from fedcore.base.process import one_thread
 from fedcore.client.messages import (
     BUNDLE,
     ClientResult,

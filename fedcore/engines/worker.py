@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from fedcore.base.startup import end_without_collecting, importing
+from fedcore.base.process import end_without_collecting, importing
 from fedcore.storage.owned_folder import delete
 
 PR_SET_PDEATHSIG = 1

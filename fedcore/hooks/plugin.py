@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypeVar, get_original_bases
 
-from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
-from fedcore.base.validation_errors import describe
+from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError, describe
 
 BUILTIN = "fedavg"
 

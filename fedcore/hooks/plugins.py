@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pluggy
 
-from fedcore.base.debugging import place_of
 from fedcore.base.errors import (
     ConfigError,
     FedcoreError,
@@ -18,6 +17,7 @@ from fedcore.base.errors import (
     PluginConflictError,
     PluginContractError,
     RejectUpdate,
+    place_of,
 )
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import HOOKS, create_plugin, problem_with

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.processors import cores
+from fedcore.base.process import cores
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
 from fedcore.runs.provenance import INSTRUCTIONS, versions

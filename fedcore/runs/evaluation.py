@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedcore.base.processors import cores
+from fedcore.base.process import cores
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, Counted, count, rates, summarise_clients

@@ -11,8 +11,8 @@ from torch import nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
-from fedcore.base.threads import one_thread
-from fedcore.base.user_modules import refuse_while_importing
+from fedcore.base.process import one_thread
+from fedcore.base.registry import refuse_while_importing
 from fedcore.data import Partition
 from fedcore.runs.client_models import own_model
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, given_again, name_objects
@@ -113,7 +113,7 @@ def resume(
     :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
         directory.
     :param engine: as in :func:`run`.
-    :param changes: options of :data:`fedcore.runs.run.CHANGEABLE` with other values from here on, recorded in
+    :param changes: options of :data:`fedcore.base.identity.CHANGEABLE` with other values from here on, recorded in
         config.yaml. With more rounds the bits are those of a run of so many if neither the learning rate's schedule
         nor a method looks at their number.
     :param out: copy the run to this new directory and resume the copy; ``path`` stays unchanged.

@@ -18,7 +18,7 @@ import torch
 
 from fedcore.base.config import RunConfig
 from fedcore.base.objects import CODE
-from fedcore.base.processors import cores
+from fedcore.base.process import cores
 from fedcore.models import SplitModel
 from fedcore.runs.trust import code_in
 from fedcore.storage.files import read_bytes

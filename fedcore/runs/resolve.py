@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base import registry
-from fedcore.base.choices import public_share
-from fedcore.base.config import RunConfig
+from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
 from fedcore.data.assign import public_rows, with_public

@@ -15,12 +15,12 @@ from typing import Any, Self
 import torch
 
 from fedcore.base import objects, registry
-from fedcore.base.choices import public_share
-from fedcore.base.config import RunConfig
+from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.identity import CHANGEABLE
+from fedcore.base.process import one_thread
+from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
-from fedcore.base.threads import one_thread
-from fedcore.base.user_modules import refuse_while_importing
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
@@ -50,9 +50,6 @@ from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
 from fedcore.storage.files import sync_tree
-
-CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
-"""Options that can change when a run is resumed. Only rounds, patience and device can change its bits."""
 
 UNFINISHED = (
     "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "

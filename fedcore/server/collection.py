@@ -11,8 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedcore.base.debugging import print_traceback
-from fedcore.base.errors import PluginCallError, RejectUpdate
+from fedcore.base.errors import PluginCallError, RejectUpdate, print_traceback
 from fedcore.base.tensors import bytes_of, clone, memory_of
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome

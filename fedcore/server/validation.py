@@ -12,11 +12,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedcore.base.errors import RejectUpdate
+from fedcore.base.errors import RejectUpdate, lower_first
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.base.validation_errors import lower_first
 from fedcore.client.messages import ClientResult, ClientTask, unpack_update
 from fedcore.client.setup import Setup
 from fedcore.data import Partition

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedcore.base.processors import cores
+from fedcore.base.process import cores
 from fedcore.storage.files import read_bytes, replacing
 from fedcore.storage.json_values import parse_json
 

@@ -23,16 +23,16 @@ IMPORTS_BY_NAME = {
     "plugins/fedcore-testing/src/fedcore_testing/fork_server.py",
     "plugins/fedcore-flower/src/fedcore_flower/child.py",
 }
-"""Where import_module is called, beside user_modules.py, which imports what a user may name: these have names of their
+"""Where import_module is called, beside registry.py, which imports what a user may name: these have names of their
 own, or of the program that started them."""
 
 UNPICKLES = {
     "fedcore/base/objects.py": ["import pickle", "import cloudpickle"],
-    "fedcore/base/user_modules.py": ["importlib.import_module"],
+    "fedcore/base/registry.py": ["importlib.import_module"],
 }
 """A worker process unpickles the objects that the program which started the run gave to it. The bytes come through the
 connection to that program's engine, or from Ray, never from a run directory or another file; Flower's clients take
-none. user_modules.py imports what a user may name."""
+none. registry.py imports what a user may name."""
 
 
 def findings(source: str) -> Iterator[str]:

@@ -88,7 +88,7 @@ def test_a_command_that_cannot_be_imported_leaves_the_others(installed):
 
 
 def test_a_command_that_is_not_installed_names_its_package(monkeypatch):
-    monkeypatch.setitem(registry.PACKAGES, ("command", "absent"), "fedcore-absent")
+    monkeypatch.setitem(registry.packages()["command"], "absent", "fedcore-absent")
     outcome = invoke("absent", "server")
     assert outcome.exit_code == 2
     assert "pip install fedcore-absent" in outcome.output
@@ -140,7 +140,7 @@ def test_wrong_engine_options_are_refused(installed, options, error, words, tmp_
 
 
 def test_an_engine_that_is_not_the_runs_is_named():
-    with pytest.raises(ConfigError, match=r"'ray' is not this run's engine. To use it, add --engine ray"):
+    with pytest.raises(ConfigError, match=r"engine 'ray' is not in this run. To use it, add --engine ray"):
         build_config({}, None, ["ray.address=auto"])
 
 

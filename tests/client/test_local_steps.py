@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 from fedcore import Plugin, PluginOptions, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
-from fedcore.base.identity import LATER, digest, settings
 from fedcore.client.frozen import FrozenModel
 from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
@@ -128,15 +125,6 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, method):
 def test_worker_processes_give_the_same_bits(tmp_path):
     one, two = (federate(tmp_path, "moon", **UNEQUAL, local_steps=9, workers=workers) for workers in (1, 2))
     assert model_bytes(one) == model_bytes(two)
-
-
-def test_without_it_a_run_is_known_by_the_same_digest():
-    """Sweeps that were begun before there was the option find their runs again."""
-    known = {name: value for name, value in settings(RunConfig()).items() if name not in LATER}
-    assert "local_steps" not in known
-    assert "local_epochs" in known
-    assert digest(RunConfig()) == hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
-    assert digest(RunConfig(local_steps=5)) != digest(RunConfig())
 
 
 # --- frozen models -------------------------------------------------------------------------------------------

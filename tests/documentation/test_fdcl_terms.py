@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedcore
-from fedcore.base.threads import one_thread
+from fedcore.base.process import one_thread
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fdcl_terms.py"
 

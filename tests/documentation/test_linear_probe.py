@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedcore
-from fedcore.base.threads import one_thread
+from fedcore.base.process import one_thread
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "linear_probe.py"
 

@@ -15,7 +15,7 @@ from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from fedcore.base.version import __version__
+from fedcore import __version__
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted((ROOT / "plugins").iterdir())

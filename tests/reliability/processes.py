@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fedcore.base.subprocesses import environment
+from fedcore.base.process import environment
 from fedcore.cli import main
 from fedcore.engines.channel import SHARED_MEMORY, Spool
 from fedcore_testing.forked import ForkedProcess, fork_server

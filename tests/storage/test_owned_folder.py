@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.base.subprocesses import environment
+from fedcore.base.process import environment
 from fedcore.storage import owned_folder
 from fedcore.storage.owned_folder import OwnedFolder, remove_abandoned
 

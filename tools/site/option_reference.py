@@ -8,9 +8,8 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from fedcore.base.config import RunConfig
-from fedcore.cli import fields
+from fedcore.cli import options
 from fedcore.cli.app import app
-from fedcore.cli.options import panel
 
 
 def options_page() -> str:
@@ -19,10 +18,12 @@ def options_page() -> str:
     for name, field in RunConfig.model_fields.items():
         flag = "--plugin" if name == "plugins" else "--" + name.replace("_", "-")
         default = "" if field.default in (None, PydanticUndefined) else f"`{field.default}`"
-        kind = " or ".join(f"`{choice}`" for choice in fields.choices(fields.base_type(field.annotation)))
-        bounds = fields.bounds(field) or kind
+        kind = " or ".join(f"`{choice}`" for choice in options.choices(field.annotation))
+        bounds = options.bounds(field) or kind
         text = _cell(field.description or "")
-        groups.setdefault(panel(name), []).append(f"| `{name}` | `{flag}` | {default} | {_cell(bounds)} | {text} |")
+        groups.setdefault(options.panel(name), []).append(
+            f"| `{name}` | `{flag}` | {default} | {_cell(bounds)} | {text} |"
+        )
     parts = [
         "# Options of a run",
         "Made from `fedcore.RunConfig` whenever the site is built. A field's name is its key in a YAML file "

@@ -320,7 +320,7 @@ class TestFind:
         ],
     )
     def test_unknown_names(self, method, table, says, monkeypatch):
-        monkeypatch.setitem(registry.PACKAGES, ("plugin", "absent"), "fedcore-absent")
+        monkeypatch.setitem(registry.packages()["plugin"], "absent", "fedcore-absent")
         with pytest.raises(ConfigError) as error:
             find_recipe(method, table)
         assert says in str(error.value)

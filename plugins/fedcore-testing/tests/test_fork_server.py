@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.base.subprocesses import environment
+from fedcore.base.process import environment
 from fedcore.engines import local
 from fedcore.engines.channel import Channel, Spool
 from fedcore_testing import client_state, federate, forked_workers

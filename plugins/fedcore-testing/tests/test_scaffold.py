@@ -11,8 +11,8 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.base.subprocesses import search_path
-from fedcore.base.version import __version__
+from fedcore import __version__
+from fedcore.base.process import search_path
 from fedcore.cli.app import app
 from fedcore_testing.scaffold import KINDS
 from tests.support import run_code

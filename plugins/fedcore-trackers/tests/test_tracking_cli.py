@@ -35,7 +35,7 @@ def test_flags_and_a_file_name_trackers_with_their_options(tmp_path):
 
 
 def test_an_option_of_a_tracker_that_is_not_used_says_how_to_use_it():
-    with pytest.raises(ConfigError, match=r"tracker 'tensorboard' is not among this run's trackers.*--tracker tensorb"):
+    with pytest.raises(ConfigError, match=r"tracker 'tensorboard' is not in this run.*--tracker tensorb"):
         build_config({}, None, ["tensorboard.dir=events"])
 
 

@@ -11,9 +11,9 @@ import torch
 import yaml
 from torch import nn
 
+from fedcore import __version__
 from fedcore.base.identity import digest, method, settings
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.version import __version__
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.models import build_model
 from fedcore.runs.run import Run

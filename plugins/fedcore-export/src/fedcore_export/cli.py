@@ -7,13 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import options, output
+from fedcore.cli import command, options, output
 from fedcore.cli.training import RunDir
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
 
-
-@app.command()
 def export(
     run_dir: RunDir,
     to: Annotated[str, typer.Option("--to", metavar="safetensors|torch|onnx", help="The format.")],
@@ -39,3 +36,6 @@ def export(
     for note in done.notes:
         output.note(note)
     output.stdout().print(output.text(f"written: {done.directory} ({', '.join(done.files)})"), soft_wrap=True)
+
+
+app = command(export)

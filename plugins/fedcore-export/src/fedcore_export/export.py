@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from fedcore import SplitModel
 from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore.base.process import one_thread
 from fedcore.base.tensors import copy_into
-from fedcore.base.threads import one_thread
 from fedcore.data import Dataset
 from fedcore.models import Placement
 from fedcore.runs.client_models import own_model

@@ -14,9 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError, RunConfig, __version__
 from fedcore.base import registry
-from fedcore.base.version import __version__
 from fedcore.data import DECLARED, Dataset
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.runs.trust import code_in

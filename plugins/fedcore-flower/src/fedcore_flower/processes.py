@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from fedcore.base.subprocesses import command, environment
+from fedcore.base.process import command, environment
 
 PRIVATE = 0o700
 FLOWER = "1.42"

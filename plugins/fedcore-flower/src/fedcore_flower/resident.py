@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from fedcore import FedcoreError, Tensors
-from fedcore.base.version import __version__
+from fedcore import FedcoreError, Tensors, __version__
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, SharedPayload
 from fedcore_flower import wire
 from fedcore_flower.agreement import RUN_ID, Setup, own_config, read_setup, run_folder

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
-from fedcore.base.choices import public_share
-from fedcore.base.threads import one_thread
+from fedcore.base.config import public_share
+from fedcore.base.process import one_thread
 from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import WorkerSpec

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_origin
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError
-from fedcore.cli import fields
+from fedcore.cli.options import base_type, bounds, choices
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
 from fedcore.hooks.declarations import ATTRIBUTES, excluded_by, meanings
@@ -121,11 +121,23 @@ def draw(card: Mapping[str, Any]) -> Group:
 def _option(name: str, field: Any) -> dict[str, Any]:
     return {
         "name": name,
-        "type": fields.type_name(field.annotation),
-        "default": _plain(fields.default(field)),
-        "bounds": fields.bounds(field),
+        "type": _type_name(field.annotation),
+        "default": "required" if field.is_required() else _plain(field.get_default(call_default_factory=True)),
+        "bounds": bounds(field),
         "description": field.description or "",
     }
+
+
+def _type_name(annotation: Any) -> str:
+    """Return a short name: ``float``, ``int or none``, ``mean|sum``."""
+    inner = base_type(annotation)
+    if choices(annotation):
+        name = "|".join(choices(annotation))
+    elif isinstance(inner, type) and get_origin(inner) is None:
+        name = inner.__name__
+    else:
+        name = str(inner).replace("typing.", "")
+    return name if inner is annotation else f"{name} or none"
 
 
 def _side(hook: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +12,9 @@ import typer
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import full_name
+from fedcore.base.process import importing
 from fedcore.base.safe_yaml import parse_setting
-from fedcore.base.startup import importing
-from fedcore.cli import options, output
+from fedcore.cli import command, options, output
 from fedcore.cli.settings import set_options
 from fedcore_testing.scaffold import KINDS, new_package, train_command
 
@@ -46,8 +46,8 @@ def new(
     check = [f"fedcore plugins check {name}"] if kind == "method" else []
     place = shlex.quote(str(folder))
     console.print("\nNext:")
-    for command in (f"pip install -e {shlex.quote(f'{folder}[test]')}", *check, f"pytest {place}"):
-        console.print(output.text(f"  {command}"), soft_wrap=True)
+    for line in (f"pip install -e {shlex.quote(f'{folder}[test]')}", *check, f"pytest {place}"):
+        console.print(output.text(f"  {line}"), soft_wrap=True)
     console.print(output.text(f"  {train_command(name, kind)}"), soft_wrap=True)
 
 
@@ -141,10 +141,4 @@ def _show(name: str, verdicts: Iterable[Verdict], console: Console) -> list[Verd
     return found
 
 
-def _command(function: Callable[..., Any]) -> typer.Typer:
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
-    app.command()(function)
-    return app
-
-
-new_app, check_app, show_app = _command(new), _command(check), _command(show)
+new_app, check_app, show_app = command(new), command(check), command(show)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedcore.base import registry
 from fedcore.base.errors import FedcoreError
+from fedcore.base.process import one_thread
 from fedcore.base.tensors import clone
-from fedcore.base.threads import one_thread
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.subprocesses import environment
+from fedcore.base.process import environment
 from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-from fedcore.base.startup import end_without_collecting, importing
+from fedcore.base.process import end_without_collecting, importing
 from fedcore.engines.worker import PR_SET_PDEATHSIG
 
 _MOST = 1 << 17  # bytes of a request: environment and import path

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
+from fedcore.base.process import search_path
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.subprocesses import search_path
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
 from fedcore.hooks.checks import create_plugin

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.config import RunConfig
-from fedcore.base.subprocesses import command, environment
+from fedcore.base.process import command, environment
 from fedcore.storage.files import open_inside
 from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
 from fedcore_trackers.memory import Memory, memory_file

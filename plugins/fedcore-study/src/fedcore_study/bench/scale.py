@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
+from fedcore.base.process import command, environment
 from fedcore.base.registry import available, how_to_install
-from fedcore.base.subprocesses import command, environment
 from fedcore_study.bench.measure import EngineRounds, Spread, engine
 from fedcore_study.bench.workloads import Windows, Workload
 

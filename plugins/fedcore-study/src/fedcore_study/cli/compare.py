@@ -9,12 +9,13 @@ import typer
 from fedcore import UnknownNameError
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.cli import options, output
+from fedcore_study.cli import shared
 
 
 def compare(
-    runs: options.Runs,
+    runs: shared.Runs,
     protocol: Annotated[str, typer.Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "global",
-    by: options.By = None,
+    by: shared.By = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
     ] = None,
@@ -34,9 +35,7 @@ def compare(
             "Needs a --protocol that clients measure.",
         ),
     ] = False,
-    form: Annotated[
-        str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.")
-    ] = "table",
+    form: Annotated[str, typer.Option("--format", metavar="|".join(shared.FORMATS), help="How to print it.")] = "table",
     latex: Annotated[
         bool, typer.Option("--latex", help="A table for a paper (booktabs), the best in bold; as --format latex.")
     ] = False,
@@ -48,8 +47,8 @@ def compare(
     The difference is paired by seed; its interval, from 3 seeds on, is Student's t.
     """
     form = "latex" if latex else form
-    if form not in options.FORMATS:
-        raise UnknownNameError("format", form, options.FORMATS)
+    if form not in shared.FORMATS:
+        raise UnknownNameError("format", form, shared.FORMATS)
 
     from fedcore_study.compare.comparison import compare as join
     from fedcore_study.compare.records import find_runs

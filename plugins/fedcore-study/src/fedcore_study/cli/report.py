@@ -8,17 +8,18 @@ from typing import Annotated
 import typer
 
 from fedcore.cli import options, output
+from fedcore_study.cli import shared
 
 
 def report(
-    runs: options.Runs,
+    runs: shared.Runs,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Write each figure as a file, too.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page and figures.")] = False,
     form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
-    by: options.By = None,
+    by: shared.By = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
     ] = None,

@@ -12,6 +12,7 @@ import typer
 from fedcore import ConfigError, UnknownNameError
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
+from fedcore_study.cli import shared
 
 if TYPE_CHECKING:
     from fedcore_study.reproduce.recipe import Recipe
@@ -58,12 +59,12 @@ def reproduce(
         ),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(options.FORMATS), help="How to print it.", rich_help_panel=TABLE)
+        str, typer.Option("--format", metavar="|".join(shared.FORMATS), help="How to print it.", rich_help_panel=TABLE)
     ] = "table",
     seeds: Annotated[
         int | None,
         typer.Option(
-            "--seeds", min=1, help="How many (0 to N-1), in place of the recipe's.", rich_help_panel=options.GRID
+            "--seeds", min=1, help="How many (0 to N-1), in place of the recipe's.", rich_help_panel=shared.GRID
         ),
     ] = None,
     out: Annotated[
@@ -71,7 +72,7 @@ def reproduce(
         typer.Option(
             "--out",
             help="The sweep's folder; default reproduce/<method>-table-<N>-<scale>.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
     evidence: Annotated[
@@ -80,10 +81,10 @@ def reproduce(
             "--evidence",
             metavar="DIR",
             help="Write each run's evidence there, as fedcore results add does, those in progress too.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
-    parallel: options.Parallel = None,
+    parallel: shared.Parallel = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, and say which runs there would be; start none.")
     ] = False,
@@ -100,8 +101,8 @@ def reproduce(
 
     if scale not in get_args(Scale):
         raise UnknownNameError("scale", scale, get_args(Scale))
-    if form not in options.FORMATS:
-        raise UnknownNameError("format", form, options.FORMATS)
+    if form not in shared.FORMATS:
+        raise UnknownNameError("format", form, shared.FORMATS)
     if table is None:
         for flag, names in (("--row", rows), ("--column", columns)):
             if names:

@@ -9,6 +9,7 @@ import typer
 
 from fedcore import ConfigError
 from fedcore.cli import options, output
+from fedcore_study.cli import shared
 
 app = typer.Typer(
     help="Evidence of runs, kept as small JSON files, and a page of tables from it.", no_args_is_help=True
@@ -21,7 +22,7 @@ OUTDATED = 1
 
 @app.command("add")
 def add(
-    runs: options.Runs,
+    runs: shared.Runs,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder of evidence.")] = RESULTS,
     debug: options.Debug = False,
 ) -> None:

@@ -16,6 +16,7 @@ from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
 from fedcore.runs.trust import check_code, code_in
+from fedcore_study.cli import shared
 from fedcore_study.sweep.cluster import Cluster
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.spec import SweepSpec, override, read_spec
@@ -37,7 +38,7 @@ def sweep(
             "--grid",
             metavar="AXIS=VALUE,...",
             help="An axis: plugin (moon+uscc combines two), an option of train, or PLUGIN.OPTION; can be given again.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
     trials: Annotated[
@@ -47,7 +48,7 @@ def sweep(
             metavar="TRIALS",
             min=1,
             help="Search by Optuna, in so many trials in all, in place of a grid; pruned on clients' held-out parts.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
     searched: Annotated[
@@ -56,13 +57,13 @@ def sweep(
             "--search",
             metavar="OPTION=LOW..HIGH[:log]",
             help="An option that --optuna searches, or OPTION=VALUE,VALUE; can be given again.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
-            "--seeds", metavar="N or A,B,...", help="How many (0 to N-1), or which.", rich_help_panel=options.GRID
+            "--seeds", metavar="N or A,B,...", help="How many (0 to N-1), or which.", rich_help_panel=shared.GRID
         ),
     ] = None,
     settings: Annotated[
@@ -71,23 +72,23 @@ def sweep(
             "--set",
             metavar="PLUGIN.OPTION=VALUE",
             help="An option of a plugin, in each run that has the plugin; can be given again.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="The sweep's folder; default sweeps/<file's name or time>.", rich_help_panel=options.GRID
+            "--out", help="The sweep's folder; default sweeps/<file's name or time>.", rich_help_panel=shared.GRID
         ),
     ] = None,
-    parallel: options.Parallel = None,
+    parallel: shared.Parallel = None,
     submit: Annotated[
         str | None,
         typer.Option(
             "--submit",
             metavar="slurm|local",
             help="Submit each run as a job, to SLURM or, to try it, to this machine; needs submitit.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
     submitted_with: Annotated[
@@ -96,11 +97,11 @@ def sweep(
             "--submit-set",
             metavar="NAME=VALUE",
             help="A parameter of submitit's executor, such as slurm_partition=gpu; can be given again.",
-            rich_help_panel=options.GRID,
+            rich_help_panel=shared.GRID,
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=options.GRID)
+        bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=shared.GRID)
     ] = False,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from fedcore import DataError, FedcoreError
+from fedcore.base.process import one_thread
 from fedcore.base.seeding import numpy_generator
 from fedcore.base.tensors import copy_into
-from fedcore.base.threads import one_thread
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk

@@ -17,8 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base import registry
 from fedcore.base.config import Json
+from fedcore.base.errors import describe
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.validation_errors import describe
 from fedcore.storage.config_file import read_config_file
 from fedcore_study.sweep.spec import SweepSpec, axis_name
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError
-from fedcore.base.startup import end_without_collecting, importing, keep_freed_memory
+from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore_study.sweep.directory import SweepDirectory
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcore import ConfigError
-from fedcore.base import subprocesses
+from fedcore.base import process
 from fedcore_study.sweep.child import ALONE
 from fedcore_study.sweep.processes import Job, Listener, Outcome
 
@@ -53,7 +53,7 @@ def submit_jobs(
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.popleft()
-                environment = subprocesses.environment()
+                environment = process.environment()
                 function = submitit.helpers.CommandFunction([*job.command, ALONE], verbose=False, env=environment)
                 running[job.name] = executor.submit(function), time.monotonic()
                 listen(job.name, "start", {})

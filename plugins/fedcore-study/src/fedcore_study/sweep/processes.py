@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from fedcore.base import subprocesses
+from fedcore.base import process
 from fedcore.storage.files import open_inside
 
 Inbox: TypeAlias = "queue.Queue[tuple[_Process, dict[str, Any] | None]]"
@@ -66,7 +66,7 @@ class _Process:
         self.message = ""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with open(open_inside(job.log, flags, inside=job.log.parents[1]), "ab") as log:
-            given = subprocesses.environment(**environment, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+            given = process.environment(**environment, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
             self.process = start_process(job.command, log.fileno(), given, keep)
         threading.Thread(target=self._listen, daemon=True).start()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
 from fedcore.base.identity import key, settings
-from fedcore.base.subprocesses import command
+from fedcore.base.process import command
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset
 from fedcore.engines import ALLOCATOR, cores

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from string import Template
 
+from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, UnknownNameError
-from fedcore.base.version import __version__
 
 KINDS = ("method", "dataset", "model", "partitioner", "tracker", "engine")
 _REGISTRY_KIND = {"method": "plugin"}
@@ -89,7 +89,7 @@ def _check_name(name: str, kind: str) -> None:
     registered = _REGISTRY_KIND.get(kind, kind)
     if name in registry.available(registered) or registry.package_of(registered, name):
         raise ConfigError(f"{kind} {name!r} exists already; choose another name, or two packages would provide it")
-    if f"fedcore-{name}" in registry.PACKAGES.values():
+    if any(f"fedcore-{name}" in names.values() for names in registry.packages().values()):
         raise ConfigError(f"package 'fedcore-{name}' exists already; choose another name")
     values = _values(name, kind)
     source = next(text for path, text in _render(_TEMPLATES / kind, values) if path.name == "__init__.py")

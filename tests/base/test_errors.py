@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedcore.base.debugging import DEBUG, print_traceback
+from fedcore.base.errors import DEBUG, print_traceback
 
 
 @pytest.mark.parametrize("wanted", [True, False])

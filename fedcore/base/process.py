@@ -1,0 +1,147 @@
+"""This process and the Python processes that it starts: memory, imports, processors, threads, command lines.
+
+Imports torch only where it computes with one thread, so that the command line can use the rest before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+CORES = "PYTHON_CPU_COUNT"
+"""Environment variable with the number of processors, as Python 3.13 reads it; 1 in worker processes."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
+_MEMORY_OPTIONS = ((_TRIM_THRESHOLD, 512 << 20), (_MMAP_THRESHOLD, 128 << 20), (_ARENA_MAX, 1))
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import torch in the block without garbage collections, which would visit all its modules again and again.
+
+    Later collections leave these modules out, too. Does nothing where torch is imported already.
+    """
+    enabled = gc.isenabled()
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+
+def end_without_collecting() -> None:
+    """Let the process end without a last garbage collection, of memory that the kernel takes back anyway."""
+    atexit.register(gc.freeze)
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep up to 512 MiB of freed memory for all threads of the process; return whether it does.
+
+    By default it returns the activations of a forward pass to the kernel, above all those of threads, and page faults
+    bring them back: evaluation took 15 % longer. Options in the environment, which the user set, stay as they are.
+    """
+    given = [name for name in os.environ if name.startswith("MALLOC_")]
+    if given or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and all(mallopt(*option) for option in _MEMORY_OPTIONS)
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use: by its environment, or else by its affinity."""
+    given = os.environ.get(CORES, "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module, without the working directory on the import path.
+
+    The working directory may be a run directory of unknown origin; a ``torch.py`` in it must not be run.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return this process's environment with its import path, so that a subprocess finds the same modules."""
+    return {**os.environ, "PYTHONPATH": search_path(), **more}
+
+
+def search_path() -> str:
+    """Return this process's import path in the form of ``PYTHONPATH``."""
+    return os.pathsep.join(place or os.getcwd() for place in sys.path)
+
+
+_turn = threading.RLock()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, in torch and in the libraries below numpy and scipy; undone at the end.
+
+    With more threads, sums depend on how the work is divided, so everything that reaches weights or state is computed
+    here. The number of threads is the process's, as is torch's global generator (:mod:`fedcore.base.seeding`). The
+    block therefore waits until no other thread of this process is in such a block, and warns that it does.
+    """
+    turn = _turn
+    if not turn.acquire(blocking=False):
+        warnings.warn(
+            "fedcore is at work in another thread of this program; this call waits until it ends. Runs side by side "
+            "need a process each, such as those of fedcore sweep --parallel",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        turn.acquire()
+    try:
+        with one_torch_thread(), _libraries(tuple(sys.modules)).limit(limits=1):
+            yield
+    finally:
+        turn.release()
+
+
+def _begin_anew() -> None:
+    """Leave the turn of a thread that a fork does not have."""
+    global _turn
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Compute with one thread in torch; undone at the end."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.lru_cache(maxsize=1)
+def _libraries(modules: tuple[str, ...]) -> ThreadpoolController:
+    """Return the loaded libraries that have threads; as finding them takes milliseconds, once for the same imports."""
+    import threadpoolctl
+
+    return threadpoolctl.ThreadpoolController()
