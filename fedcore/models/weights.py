@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedcore.base.errors import ConfigError
 from fedcore.models.split import SplitModel
-from fedcore.storage.files import require_file
 
 _DIGEST = re.compile(r"#([0-9a-f]{16})$")
 _BASE = "encoder.base."
@@ -33,7 +32,6 @@ def with_digest(weights: str) -> str:
     path = weights[: found.start()] if found else weights
     try:
         path = str(Path(path).expanduser().absolute())
-        require_file(Path(path))
         with Path(path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except (OSError, RuntimeError) as error:

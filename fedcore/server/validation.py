@@ -19,8 +19,8 @@ from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.base.validation_errors import lower_first
 from fedcore.client.messages import ClientResult, ClientTask, unpack_update
 from fedcore.client.setup import Setup
+from fedcore.client.store import ClientStore
 from fedcore.data import Partition
-from fedcore.storage.client_store import ClientStore
 
 MIB = 1 << 20
 PAYLOAD_FACTOR = 16

@@ -155,7 +155,7 @@ def test_an_update_enters_eight_files_from_the_step_to_the_checkpoint(travel):
 
     assert set(travel(trip, at_step)) == {
         "client/optimizer.py", "models/layout.py", "client/messages.py", "server/validation.py",
-        "server/aggregation.py", "runs/checkpoint.py", "storage/serial.py", "base/tensors.py",
+        "server/aggregation.py", "runs/checkpoint.py", "base/serial.py", "base/tensors.py",
     }, trip.files  # fmt: skip
 
 

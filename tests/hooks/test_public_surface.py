@@ -40,20 +40,19 @@ EXTENDS = {
             "fedcore.models",
             "fedcore.runs",
             "fedcore.server",
-            "fedcore.storage",
         },
         "it takes runs apart",
     ),
     "fedcore-trackers": (
-        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
         "its processes follow a run directory",
     ),
     "fedcore-zoo": (
-        {"fedcore.base", "fedcore.data", "fedcore.storage"},
+        {"fedcore.base", "fedcore.data"},
         "its data sets and its partition read files and check labels as the core does",
     ),
     "fedcore-export": (
-        {"fedcore.base", "fedcore.cli", "fedcore.data", "fedcore.models", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.data", "fedcore.models", "fedcore.runs"},
         "its command opens a finished run",
     ),
     "fedcore-study": (
@@ -65,7 +64,6 @@ EXTENDS = {
             "fedcore.hooks",
             "fedcore.models",
             "fedcore.runs",
-            "fedcore.storage",
         },
         "its commands read, start and compare runs; its tests fork these",
     ),
@@ -77,12 +75,11 @@ EXTENDS = {
             "fedcore.hooks",
             "fedcore.runs",
             "fedcore.server",
-            "fedcore.storage",
         },
         "its commands start runs, and its clients keep their own data and state",
     ),
     "fedcore-ray": (
-        {"fedcore.base", "fedcore.cli", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.runs"},
         "its engine compares the nodes' versions and writes files for them; its tests call commands",
     ),
 }

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore.base.files import storing, write_text
+from fedcore.base.serial import read_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
 from fedcore.data import Dataset
@@ -27,8 +29,6 @@ from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.runs.client_models import own_model
 from fedcore.runs.run import Run
-from fedcore.storage.files import read_bytes, storing, write_text
-from fedcore.storage.serial import read_tensors
 from fedcore_export.card import ExportedFile, model_card
 
 FORMATS = ("safetensors", "torch", "onnx")
@@ -222,5 +222,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _described(file: Path) -> ExportedFile:
-    content = read_bytes(file)
+    content = file.read_bytes()
     return ExportedFile(file.name, len(content), hashlib.sha256(content).hexdigest())

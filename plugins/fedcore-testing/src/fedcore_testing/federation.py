@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
+from fedcore.base.serial import read_tensors
 from fedcore.base.subprocesses import environment
 from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
@@ -30,7 +31,6 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, RunResult, resume, run
 from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
-from fedcore.storage.serial import read_tensors
 from fedcore_testing import importable as offered
 from fedcore_testing.forked import fork_server
 

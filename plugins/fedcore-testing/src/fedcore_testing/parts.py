@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from fedcore.base.seeding import random_stream
+from fedcore.base.serial import dumps, loads
 from fedcore.data import Dataset, Samples, load_dataset
 from fedcore.data.assign import Partitioner
 from fedcore.models import SplitModel
-from fedcore.storage.serial import dumps, loads
 from fedcore_testing.fingerprint import fingerprint, random_states
 
 

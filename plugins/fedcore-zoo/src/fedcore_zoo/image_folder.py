@@ -17,7 +17,6 @@ from fedcore.data import Dataset, Split, assemble
 from fedcore.data.datasets import expanded
 from fedcore.data.split import unused
 from fedcore.engines import cores
-from fedcore.storage.files import read_text, require_file
 from fedcore_zoo.vision import load_torchvision
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -86,7 +85,7 @@ def _class_folders(folder: Path) -> tuple[list[tuple[Path, str]], list[str]]:
 def _annotated_files(annotations: Path) -> list[tuple[Path, str]]:
     """Return (file, class name) of Tiny-ImageNet's validation images: lines "file TAB class TAB box"."""
     try:
-        lines = read_text(annotations).splitlines()
+        lines = annotations.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"imagefolder: cannot read {annotations}: {error}") from error
     rows = [line.split("\t") for line in lines if line.strip()]
@@ -102,7 +101,6 @@ def _decode(files: Sequence[Path]) -> Tensor:
 
     def read(file: Path) -> Array:
         try:
-            require_file(file)
             return np.asarray(loader(str(file)), dtype=np.uint8).transpose(2, 0, 1)
         except Exception as error:  # Pillow's decoders may raise anything on damaged files
             raise DataError(f"imagefolder: cannot read {file}: {error}") from error

@@ -12,6 +12,7 @@ import torch
 
 from fedcore import DataError, FedcoreError
 from fedcore.base.seeding import numpy_generator
+from fedcore.base.serial import read_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.base.threads import one_thread
 from fedcore.client.setup import Setup
@@ -19,7 +20,6 @@ from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.picture import spaced
 from fedcore.data.public import with_public
 from fedcore.models.placement import Placement, forward_chunk
-from fedcore.storage.serial import read_tensors
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord
 from fedcore_study.report.charts import Chart, Heatmap, Omitted, Points, Scatter

@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method
-from fedcore.base.safe_yaml import parse_setting, read_yaml
+from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml
 from fedcore.base.validation_errors import describe
-from fedcore.storage.config_file import read_config_file
 
 MOST_RUNS = 100_000
 
