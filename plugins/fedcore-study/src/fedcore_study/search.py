@@ -226,7 +226,7 @@ def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec, seed: 
     if best is not None:
         config: RunConfig = spec.run(best.options, seed)
         values = config.model_dump(mode="json", exclude_defaults=True)
-        write_text(out / BEST, write_yaml(values), inside=out)
+        write_text(out / BEST, write_yaml(values))
     return SearchResult(out, trials, best)
 
 
