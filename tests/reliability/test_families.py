@@ -50,6 +50,8 @@ def test_every_file_damaged_in_every_way(tmp_path: Path, kind: str, finished: bo
         names = [name for name in names if name in ("memory", "lock", "events", "metrics")]
     for name in names:
         for how in damages.DAMAGES:
+            if (name, how) == ("client", "another run's"):
+                continue  # it is whole, and under the right name: nothing tells it from this run's
             cases += 1
             try:
                 found = damages.check(made, folder, name, how)
