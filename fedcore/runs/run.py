@@ -113,7 +113,7 @@ class Run:
                 try:
                     partition.save(directory.partition_file)
                     digests = _digest_of(partition), data_digest(dataset)
-                    file = SavedConfig(setup.config.model_dump(mode="json"), *digests, versions(setup.config))
+                    file = SavedConfig.of(setup.config, *digests, versions(setup.config))
                     directory.write_config(file)  # last: with this file the folder is a run that can be resumed
                     yield cls(setup, dataset, partition, directory, file)
                 except BaseException:
@@ -217,9 +217,9 @@ class Run:
         with one_thread(), self.directory.lock():
             finished = self.directory.read_summary(note) is not None
             state = self.recover(note) or self.initial()
-            if finished and state.phase != "done" and not self.changed:
+            if finished and state.phase != "done" and not self.changes:
                 note(UNFINISHED)
-            if "rounds" in self.changed:
+            if "rounds" in self.changes:
                 before, _ = self.changed["rounds"]
                 for caution in schedule_cautions(before, self.config, state.round):
                     note(caution)

@@ -50,6 +50,11 @@ class SavedConfig:
     """Changes made on purpose at a resume, oldest first: the round, and by option the values before and after."""
 
     @classmethod
+    def of(cls, config: RunConfig, partition: str, data: str, versions: Mapping[str, Any]) -> SavedConfig:
+        """Return the content for a new run."""
+        return cls(config.model_dump(mode="json"), partition, data, versions)
+
+    @classmethod
     def read(cls, file: Path, checkpoint: Callable[[], Any] = lambda: None) -> SavedConfig:
         """Read a run's own config.yaml, which has to be as it was written.
 
