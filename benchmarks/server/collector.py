@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from fedcore import ClientUpdate, Plugin, ServerContext, hookimpl
 from fedcore.client.messages import ClientResult, ClientTask, pack_update
 from fedcore.client.setup import Setup
+from fedcore.client.store import RemoteClientStore
 from fedcore.models import SplitModel
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.collection import Collector
 from fedcore.server.scope import Federation, Round
 from fedcore.server.state import ServerState
-from fedcore.storage.client_store import RemoteClientStore
 from fedcore_testing.federation import small_config
 
 MILLIONS = [25.0]

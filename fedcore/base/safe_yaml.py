@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,6 +11,9 @@ from fedcore.base.errors import ConfigError
 
 MOST_NODES = 200_000
 """Most values in one text, aliases expanded: a recipe has a few hundred."""
+
+BESIDE_OPTIONS = ("digests", "changes", "versions")
+"""Entries of a run's own config.yaml that are not options: digests of its files, changes at a resume, versions."""
 
 _ONLY = ("null", "bool", "int", "float", "str", "seq", "map")
 
@@ -58,6 +62,29 @@ def read_yaml(text: str) -> Any:
     except (AttributeError, KeyError, IndexError, TypeError) as error:  # PyYAML on odd scalars: `!!int`, `!!bool x`
         raise ValueError(f"a value is not of its type ({type(error).__name__}: {error})") from None
     return value
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Read the options of a YAML config, a run's own ``config.yaml`` included.
+
+    :raises ConfigError: missing, unreadable or not a mapping.
+    """
+    return {name: value for name, value in read_mapping(path).items() if name not in BESIDE_OPTIONS}
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping, or nothing; raises as :func:`read_config_file`."""
+    try:
+        values = read_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"config file {path} must be a mapping of option names to values")
+    return values
 
 
 def parse_setting(text: str) -> tuple[str, str, Any]:

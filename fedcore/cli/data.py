@@ -11,10 +11,10 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.identity import PARTITION_OPTIONS
+from fedcore.base.safe_yaml import read_mapping
 from fedcore.cli import options, output
 from fedcore.cli.settings import typed_code
-from fedcore.runs.trust import check_code, code_in
-from fedcore.storage.config_file import read_mapping
+from fedcore.runs.saved import check_code, code_in
 
 app = typer.Typer(help="Data sets, and their partitions among clients.", no_args_is_help=True)
 

@@ -12,11 +12,10 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig, read_choices
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
 from fedcore.base.identity import full_name
-from fedcore.base.safe_yaml import parse_setting
+from fedcore.base.safe_yaml import parse_setting, read_config_file
 from fedcore.base.system_options import read_system
 from fedcore.hooks.plugin import option_names
-from fedcore.runs.trust import check_code, code_in
-from fedcore.storage.config_file import read_config_file
+from fedcore.runs.saved import check_code, code_in
 
 KINDS = ("plugin", "tracker", "engine")
 """What ``--set`` gives options to."""

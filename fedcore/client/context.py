@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedcore.base.errors import PluginContractError
+from fedcore.base.state import State
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.frozen import all_outputs
@@ -22,7 +23,6 @@ from fedcore.hooks.contexts import ClientContext, View
 from fedcore.hooks.plugins import match
 from fedcore.models import SplitModel
 from fedcore.models.split import evaluating
-from fedcore.storage.state import State
 
 
 def context_of(session: LocalSession, plugin: str) -> ClientContext:

@@ -1,6 +1,6 @@
 """The messages between the server and its clients, and how they become named tensors and JSON.
 
-All messages have this one form, whatever carries them (:mod:`fedcore.storage.serial` turns it into bytes), and every
+All messages have this one form, whatever carries them (:mod:`fedcore.base.serial` turns it into bytes), and every
 packing function stands beside its inverse. Groups of tensors are joined into names ``group/name`` by
 :func:`fedcore.base.tensors.flatten`. The worker specification is packed beside its class.
 """

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
+from fedcore.base.state import States
 from fedcore.base.tensors import on_cpu, unflatten
 from fedcore.base.types import ClientUpdate
 from fedcore.client.captured_steps import StepGraphs, captures
@@ -35,12 +36,11 @@ from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
 from fedcore.client.session import LocalSession
 from fedcore.client.setup import READ_UPDATES, Setup
+from fedcore.client.store import ClientStore
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
 from fedcore.data.client_data import ClientData
 from fedcore.models.placement import Placement
-from fedcore.storage.client_store import ClientStore
-from fedcore.storage.state import States
 
 Work = Generator[LocalEpoch, None, ClientResult]
 """Yields local epochs, whose steps whoever iterates has to take, and returns the result."""

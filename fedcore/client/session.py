@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.seeding import derive_seed, generator
+from fedcore.base.state import States
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.fixed_tensors import FixedTensors
@@ -23,7 +24,6 @@ from fedcore.data import PublicSamples
 from fedcore.data.client_data import ClientData
 from fedcore.hooks.contexts import ClientContext
 from fedcore.hooks.plugins import PluginSet
-from fedcore.storage.state import States
 
 
 class LossTotals:

@@ -37,20 +37,15 @@ SAMPLES = "samples"
 """The kind under which the registry finds classes of samples."""
 
 
-def pack_worker_spec(spec: WorkerSpec, *, local: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a specification into tensors and JSON; :func:`pack_objects` has what is neither.
-
-    :param local: for workers on this machine: a partition that stays in a file is not packed, they read that file.
-    """
-    file = spec.partition.file if local else None
-    lists = dict(zip(PARTS, (spec.partition.train, spec.partition.test), strict=True)) if file is None else {}
+def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split a specification into tensors and JSON; :func:`pack_objects` has what is neither."""
+    lists = dict(zip(PARTS, (spec.partition.train, spec.partition.test), strict=True))
     partition = {part: {"positions": each.positions, "offsets": each.offsets} for part, each in lists.items()}
     dataset, samples = spec.dataset, _samples(spec.dataset)
     meta = {
         "config": spec.config.model_dump(mode="json"),
         "state_dir": str(spec.state_dir),
         "info": spec.partition.info,
-        "partition_file": None if file is None else str(file),
         "dataset": {
             "name": dataset.name,
             "num_classes": dataset.num_classes,
@@ -87,13 +82,9 @@ def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     """
     config, groups = RunConfig.model_validate(meta["config"]), unflatten(tensors)
     dataset = _dataset(config, unflatten(groups.get("data", {})), meta["dataset"])
-    if meta["partition_file"] is not None:
-        partition = Partition.stored(Path(meta["partition_file"]), meta["info"])
-    else:
-        lists = unflatten(groups["partition"])
-        train, test = (IndexLists(lists[part]["positions"], lists[part]["offsets"]) for part in PARTS)
-        partition = Partition(train, test, meta["info"])
-    return WorkerSpec(config, dataset, partition, Path(meta["state_dir"]))
+    lists = unflatten(groups["partition"])
+    train, test = (IndexLists(lists[part]["positions"], lists[part]["offsets"]) for part in PARTS)
+    return WorkerSpec(config, dataset, Partition(train, test, meta["info"]), Path(meta["state_dir"]))
 
 
 def _samples(dataset: Dataset) -> dict[str, Samples]:

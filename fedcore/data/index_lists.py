@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -13,17 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.storage.stored_tensors import StoredTensor
-
 _INT32 = torch.iinfo(torch.int32)
-_AT_ONCE = 1 << 12  # clients in a piece of what is made of all of them
 
 
 class IndexLists(Sequence[Tensor]):
     """A sequence of one (n_k,) int64 tensor per client, created on access.
 
-    A list of tensors takes 1 kB per client, this class 8 bytes per client and 4 per position;
-    :class:`StoredIndexLists` takes none.
+    A list of tensors takes 1 kB per client, this class 8 bytes per client and 4 per position.
 
     :param positions: the positions of all clients, concatenated: (n,) int32 or int64.
     :param offsets: the start of each client's positions, and the end of the last: (K + 1,) int64.
@@ -68,7 +63,8 @@ class IndexLists(Sequence[Tensor]):
     def __getitem__(self, client: int | slice) -> Tensor | IndexLists:
         if isinstance(client, slice):
             return IndexLists.of([self[k] for k in range(*client.indices(len(self)))])
-        return self._between(*self._bounds(client))
+        begin, end = self._bounds(client)
+        return self.positions.narrow(0, begin, end - begin).long()
 
     def size(self, client: int) -> int:
         """Return the number of positions of one client, without creating its tensor."""
@@ -84,10 +80,6 @@ class IndexLists(Sequence[Tensor]):
         k = range(len(self._ends) - 1)[client]  # counts from the end, and raises IndexError, as a list does
         return int(self._ends[k]), int(self._ends[k + 1])
 
-    def _between(self, begin: int, end: int) -> Tensor:
-        """Return the positions from one place to before another, int64."""
-        return self.positions.narrow(0, begin, end - begin).long()
-
     def __iter__(self) -> Iterator[Tensor]:
         for begin, end in pairwise(self.offsets.tolist()):
             yield self.positions[begin:end].long()
@@ -100,20 +92,6 @@ class IndexLists(Sequence[Tensor]):
         positions = self.positions.tolist()
         return [positions[begin:end] for begin, end in pairwise(self.offsets.tolist())]
 
-    def json(self) -> Iterator[str]:
-        """Yield the JSON text of :meth:`tolists` piece by piece."""
-        yield "["
-        for first in range(0, len(self), _AT_ONCE):
-            ends = self.offsets[first : first + _AT_ONCE + 1]
-            piece = IndexLists(self.positions[ends[0] : ends[-1]], ends - ends[0])
-            yield ", " * (first > 0) + json.dumps(piece.tolists())[1:-1]
-        yield "]"
-
-    def sizes_in_pieces(self) -> Iterator[Tensor]:
-        """Yield :attr:`sizes` piece by piece."""
-        for first in range(0, len(self), _AT_ONCE):
-            yield self.offsets[first : first + _AT_ONCE + 1].diff()
-
     def problem(self) -> str | None:
         """Return the defect of tensors from an untrusted file, or None."""
         if any(tensor.ndim != 1 for tensor in (self.positions, self.offsets)):
@@ -123,22 +101,3 @@ class IndexLists(Sequence[Tensor]):
         if not len(self.offsets) or self.offsets[0] != 0 or self.offsets[-1] != len(self.positions):
             return f"offsets should go from 0 to {len(self.positions)}"
         return "offsets should not decrease" if bool((self.offsets[1:] < self.offsets[:-1]).any()) else None
-
-
-class StoredIndexLists(IndexLists):
-    """Index lists that stay in a file: a client's are read when it is asked for, and registered clients take no memory.
-
-    :param positions: see :class:`IndexLists`, likewise ``offsets``.
-    """
-
-    def __init__(self, positions: StoredTensor, offsets: StoredTensor) -> None:
-        super().__init__(positions.mapped, offsets.mapped)
-        self._positions, self._offsets = positions, offsets
-
-    def _bounds(self, client: int) -> tuple[int, int]:
-        k = range(len(self))[client]
-        begin, end = self._offsets.read(k, k + 2).tolist()
-        return begin, end
-
-    def _between(self, begin: int, end: int) -> Tensor:
-        return torch.from_numpy(self._positions.read(begin, end))

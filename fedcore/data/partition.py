@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import DataError, StorageError
+from fedcore.base.files import write_text
+from fedcore.base.serial import write_tensors
 from fedcore.data.dataset import Dataset
-from fedcore.data.index_lists import IndexLists, StoredIndexLists
+from fedcore.data.index_lists import IndexLists
 from fedcore.data.samples import JSON
-from fedcore.storage.files import write_text
-from fedcore.storage.serial import write_tensors
-from fedcore.storage.stored_tensors import stored_tensors
 
 FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
@@ -33,8 +32,6 @@ DECLARED = "declared"
 MAX_IN_JSON = 2_000_000
 """The most positions in the JSON file (about 15 MB); more go into a safetensors file beside it."""
 
-_HASHED_AT_ONCE = 1 << 16
-
 
 class Partition:
     """The training samples that each client holds; ``sha256`` identifies a partition.
@@ -44,22 +41,10 @@ class Partition:
     :param info: origin of the partition: dataset, labels_sha256, partitioner, alpha, classes_per_client,
         client_test_fraction, seed, notes. ``shares_samples`` is there if clients may hold the same sample,
         ``samples``, their number, if not all were assigned.
-    :param file: the safetensors file in which the lists stay; None where they are in memory.
     """
 
-    def __init__(
-        self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON], file: Path | None = None
-    ) -> None:
-        self.train, self.test, self.info, self.file = IndexLists.of(train), IndexLists.of(test), info, file
-
-    @classmethod
-    def stored(cls, file: Path, info: dict[str, JSON]) -> Partition:
-        """Return a partition whose lists stay in a file that :meth:`save` wrote and that is known to be whole."""
-        tensors = stored_tensors(file)
-        train, test = (
-            StoredIndexLists(tensors[positions], tensors[offsets]) for positions, offsets in TENSORS.values()
-        )
-        return cls(train, test, info, file)
+    def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
+        self.train, self.test, self.info = IndexLists.of(train), IndexLists.of(test), info
 
     @classmethod
     def declared(cls, train: Sequence[int], test: Sequence[int], dataset: str) -> Partition:
@@ -101,7 +86,7 @@ class Partition:
         digest = hashlib.sha256(FORMAT.encode())
         for parts in (self.train, self.test):
             count = torch.tensor([len(parts)])
-            for block in (count, *parts.sizes_in_pieces(), *parts.positions.split(_HASHED_AT_ONCE)):
+            for block in (count, parts.sizes, parts.positions):
                 digest.update(np.ascontiguousarray(block.numpy(), dtype="<i8").data)
         return digest.hexdigest()
 
@@ -116,22 +101,20 @@ class Partition:
         cell = client * num_classes + labels[self.train.positions.long()]
         return torch.bincount(cell, minlength=self.num_clients * num_classes).view(-1, num_classes)
 
-    def save(self, path: Path) -> Partition:
-        """Write the partition as JSON, atomically; returns it as a run goes on with it.
+    def save(self, path: Path) -> None:
+        """Write the partition as JSON, atomically.
 
-        More than ``MAX_IN_JSON`` positions are written to a safetensors file beside it, which the JSON file names and
-        the returned partition leaves them in.
+        More than ``MAX_IN_JSON`` positions are written to a safetensors file next to it, which the JSON file names.
 
         :raises DataError: the file cannot be written.
         """
         parts = {"train": self.train, "test": self.test}
         sha256 = self.sha256
         content: dict[str, Any] = {"format": FORMAT, "sha256": sha256, "info": self.info}
-        written = self
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if sum(len(part.positions) for part in parts.values()) <= MAX_IN_JSON:
-                write_text(path, _with_lists(content, parts))
+                content.update({name: part.tolists() for name, part in parts.items()})
             else:
                 # Named by its content, so the file that an older JSON file names is not overwritten.
                 beside = path.with_name(f"{path.stem}-{sha256[:16]}.safetensors")
@@ -139,26 +122,9 @@ class Partition:
                 tensors.update({TENSORS[name][1]: part.offsets for name, part in parts.items()})
                 write_tensors(beside, tensors)
                 content.update(format=SPLIT_FORMAT, clients=self.num_clients, file=beside.name)
-                write_text(path, json.dumps(content) + "\n")
-                written = self.at(beside)
+            write_text(path, json.dumps(content) + "\n")
         except (OSError, StorageError) as error:
             raise DataError(f"cannot write the partition file {path}: {error}") from error
-        return written
-
-    def at(self, file: Path) -> Partition:
-        """Return this partition with its lists in a file that is known to hold the same."""
-        same = Partition.stored(file, self.info)
-        same.sha256 = self.sha256
-        return same
-
-
-def _with_lists(content: Mapping[str, Any], parts: Mapping[str, IndexLists]) -> Iterator[str]:
-    """Yield the text of a JSON object with these lists as its last entries, piece by piece."""
-    yield json.dumps(content).removesuffix("}")
-    for name, part in parts.items():
-        yield f', "{name}": '
-        yield from part.json()
-    yield "}\n"
 
 
 def problem_with(train: IndexLists, test: IndexLists, size: int, *, shared: bool = False) -> str | None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base.errors import ConfigError, DataError
+from fedcore.base.serial import read_tensors
 from fedcore.data.dataset import Dataset
 from fedcore.data.index_lists import IndexLists
 from fedcore.data.partition import DECLARED, FORMAT, SPLIT_FORMAT, TENSORS, Partition, labels_sha256, problem_with
-from fedcore.storage.files import read_text
-from fedcore.storage.serial import read_tensors
 
 _INFO: dict[str, tuple[type | tuple[type, ...], str]] = {
     "dataset": (str, "a name"),
@@ -33,7 +32,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     :raises ConfigError: it belongs to another data set.
     """
     try:
-        content = json.loads(read_text(path), parse_constant=_no_constant)
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except OSError as error:
         raise DataError(f"cannot read the partition file {path}: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -58,9 +57,8 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
             f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
         )
     size = sys.maxsize if declared else len(dataset.train)
-    beside = None
     if content["format"] == SPLIT_FORMAT:
-        train, test, beside = _read_beside(content, path)
+        train, test = _read_beside(content, path)
     else:
         train, test = (_parts(content, name, size, path) for name in ("train", "test"))
     result = Partition(train, test, info)
@@ -73,7 +71,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
             "Write it again with `fedcore data split --out`; a split of your own is a function, "
             "--partition module:NAME.FUNCTION."
         )
-    return result if beside is None else result.at(beside)  # not those that were read for the checks
+    return result
 
 
 def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLists:
@@ -87,8 +85,8 @@ def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLis
     return IndexLists.of(lists)
 
 
-def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, IndexLists, Path]:
-    """Return train and test from the safetensors file that a partition file names, memory-mapped, and the file."""
+def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, IndexLists]:
+    """Return train and test from the safetensors file that a partition file names."""
     name = content.get("file")
     if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
         raise DataError(f'{path}: "file" should name a .safetensors file in the same folder')
@@ -104,7 +102,7 @@ def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, Index
         problem = part.problem()
         if problem:
             raise DataError(f"{beside}: {problem}")
-    return train, test, beside
+    return train, test
 
 
 def _no_constant(name: str) -> float:

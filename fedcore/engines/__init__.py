@@ -13,7 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcore.base.files import OwnedFolder as OwnedFolder
+    from fedcore.base.files import remove_abandoned as remove_abandoned
     from fedcore.base.process import cores as cores
+    from fedcore.base.serial import dumps as dumps
+    from fedcore.base.serial import loads as loads
     from fedcore.client.messages import ClientFailure as ClientFailure
     from fedcore.client.messages import ClientResult as ClientResult
     from fedcore.client.messages import ClientTask as ClientTask
@@ -37,10 +41,6 @@ if TYPE_CHECKING:
     from fedcore.engines.in_process import InProcessEngine as InProcessEngine
     from fedcore.engines.local import ALLOCATOR as ALLOCATOR
     from fedcore.engines.protocol import Engine as Engine
-    from fedcore.storage.owned_folder import OwnedFolder as OwnedFolder
-    from fedcore.storage.owned_folder import remove_abandoned as remove_abandoned
-    from fedcore.storage.serial import dumps as dumps
-    from fedcore.storage.serial import loads as loads
 
 _HOMES = {
     "ALLOCATOR": "engines.local",
@@ -53,21 +53,21 @@ _HOMES = {
     "FailureKind": "client.messages",
     "InProcessEngine": "engines.in_process",
     "Outcome": "client.messages",
-    "OwnedFolder": "storage.owned_folder",
+    "OwnedFolder": "base.files",
     "Pair": "engines.dispatch",
     "SharedPayload": "client.messages",
     "WorkerSpec": "client.worker_spec",
     "cores": "base.process",
-    "dumps": "storage.serial",
+    "dumps": "base.serial",
     "in_window": "engines.dispatch",
-    "loads": "storage.serial",
+    "loads": "base.serial",
     "pack_error": "client.messages",
     "pack_outcome": "client.messages",
     "pack_task": "client.messages",
     "pack_objects": "client.worker_spec",
     "pack_worker_spec": "client.worker_spec",
     "unpack_objects": "client.worker_spec",
-    "remove_abandoned": "storage.owned_folder",
+    "remove_abandoned": "base.files",
     "unpack_outcome": "client.messages",
     "unpack_task": "client.messages",
     "unpack_worker_spec": "client.worker_spec",

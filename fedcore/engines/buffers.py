@@ -15,8 +15,8 @@ import weakref
 from pathlib import Path
 
 from fedcore.base.errors import StorageError
+from fedcore.base.files import storing
 from fedcore.engines.frames import Parts, size_of
-from fedcore.storage.files import storing
 
 
 class Buffers:

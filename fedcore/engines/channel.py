@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import StorageError
+from fedcore.base.files import OVERFLOW, OwnedFolder, lacks_room, remove_abandoned, storing
 from fedcore.engines.buffers import Buffers, LentBuffers
 from fedcore.engines.frames import LENGTHS, Parts, pack_frame, size_of, unpack_frame, unpack_whole
-from fedcore.storage.files import lacks_room, storing
-from fedcore.storage.owned_folder import OVERFLOW, OwnedFolder, remove_abandoned
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folders in it are private
 INLINE_BYTES = 1 << 18

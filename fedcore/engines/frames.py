@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.storage.json_values import parse_json
+from fedcore.base.files import parse_json
 
 ALIGNMENT = 64
 LENGTHS = struct.Struct("<QQ")

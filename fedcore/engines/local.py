@@ -132,7 +132,7 @@ class WorkerEngine:
         self._pace = Pace()
         self._timeout = spec.config.client_timeout
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
-        tensors, meta = pack_worker_spec(spec, local=True)
+        tensors, meta = pack_worker_spec(spec)
         self._objects = pack_objects(spec)
         self._folders = Spool.make_folders(bytes_of(tensors))
         self._spool = Spool(self._folders[0].path)

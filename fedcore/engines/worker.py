@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from fedcore.base.files import delete
 from fedcore.base.process import end_without_collecting, importing
-from fedcore.storage.owned_folder import delete
 
 PR_SET_PDEATHSIG = 1
 ENGINE_DIED = signal.SIGUSR1

@@ -18,10 +18,10 @@ from fedcore.hooks.plugin import Plugin
 
 if TYPE_CHECKING:
     from fedcore.base.config import RunConfig
+    from fedcore.base.state import State
     from fedcore.data import PublicSamples
     from fedcore.models import ModelTask, Outputs, SplitModel
     from fedcore.models.layout import Layout
-    from fedcore.storage.state import State
 
 
 class View:

@@ -12,7 +12,7 @@ from fedcore.base.process import cores
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
 from fedcore.runs.provenance import INSTRUCTIONS, versions
-from fedcore.runs.trust import code_in
+from fedcore.runs.saved import code_in
 
 
 def data_cautions(dataset: Dataset) -> list[str]:

@@ -7,47 +7,32 @@ that one of the two names is deleted, so that a run can go on from the older one
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fedcore.base.errors import RunDirectoryError
+from fedcore.base.files import delete_others, storing, sync_path
+from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.base.tensors import SEPARATOR, flatten, unflatten
 from fedcore.base.types import Tensors
-from fedcore.runs.saved import Binding
-from fedcore.server.state import ServerState
-from fedcore.storage.client_row import ClientRow
-from fedcore.storage.client_store import ClientStore
-from fedcore.storage.files import delete_others
-from fedcore.storage.manifest import Manifest
-from fedcore.storage.serial import read_tensors, write_tensors
+from fedcore.client.store import ClientStore
+from fedcore.server.state import Manifest, ServerState
 
 KEPT = 2
 PHASES = {"train": 0, "post_train": 1, "done": 2}
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "round": int,
-    "metrics_bytes": int,
-    "plugins": dict,
-    "ledger": dict,
-    "best": dict,
-    "before_correction": (dict, type(None)),
-}
+_PLAIN = ("round", "phase", "ledger", "best", "before_correction", "metrics_bytes", "virtual_time")
+"""What of a server's state goes into a checkpoint's JSON as it is."""
 
 Note = Callable[[str], None]
 """Called with a message for the user, as ``notify`` is with the event ``note``."""
 
 Check = Callable[[ServerState, Mapping[str, Any]], object]
 
-MOST_CLIENTS = 100_000_000
-"""A manifest's memory grows with the highest client that it names; a file that names a higher one is no checkpoint."""
-
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError, RunDirectoryError)
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OSError, RunDirectoryError)
 
 
 class CheckpointStore:
@@ -58,41 +43,30 @@ class CheckpointStore:
 
     def __init__(self, root: Path, clients: ClientStore) -> None:
         self.root, self.clients = root, clients
-        self.binding: Binding | None = None  # what is written into every checkpoint
-        self.found: Mapping[str, Any] = {}  # the JSON part of the one that was loaded
+        self.binding: Mapping[str, Any] | None = None
+        """What every checkpoint that is written is bound to, see :attr:`fedcore.runs.saved.SavedConfig.binding`."""
+        self.found: Mapping[str, Any] = {}
+        """The JSON part of the checkpoint that was loaded."""
         self._kept: dict[Path, Manifest] = {}  # oldest first
-        self._stamps = ClientRow(0, np.int64)  # of the clients' states that the newest names; 0 for unknown
 
-    def save(
-        self,
-        state: ServerState,
-        touched: Iterable[int] = (),
-        *,
-        metrics: str | None = None,
-        sessions: Mapping[str, Any] | None = None,
-    ) -> None:
+    def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
         """Write a checkpoint, its clients' states first; then delete what neither it nor the one before names.
 
         Clients may train the next round meanwhile: their versions are left.
 
         :param touched: clients that may have written versions since the last checkpoint, accepted or not.
         :param metrics: SHA-256, in hex, of the part of metrics.jsonl that the state counts.
-        :param sessions: bytes and SHA-256 of sessions.jsonl.
         :raises StorageError: it cannot be written; what was there before stays.
         """
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
         manifest = Manifest.of(state.manifest)
         new = manifest.changed(next(reversed(self._kept.values()), Manifest.of({})))
         self.clients.settle({client: manifest[client] for client in new if client in manifest})
+        with storing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            sync_path(self.root.parent)
         tensors, meta = _pack(state)
-        tensors[f"manifest{SEPARATOR}stamps"] = self._stamped(manifest, new)
-        if self.binding is not None:
-            meta["binding"] = self.binding.plain()
-        if metrics is not None:
-            meta["metrics_sha256"] = metrics
-        if sessions is not None:
-            meta["sessions"] = dict(sessions)
-        write_tensors(path, tensors, meta, inside=self.root.parent)
+        write_tensors(path, tensors, {**meta, "binding": self.binding, "metrics_sha256": metrics})
         before = {other: named for other, named in self._kept.items() if other != path}
         self._kept = dict([*before.items(), (path, manifest)][-KEPT:])
         oldest = next(iter(self._kept.values()))
@@ -100,11 +74,7 @@ class CheckpointStore:
         self._prune({*touched, *(client for named in dropped for client in named.changed(oldest))}, state.round)
 
     def load(
-        self,
-        *,
-        check: Check | None = None,
-        note: Note | None = None,
-        phase: str | None = None,
+        self, *, check: Check | None = None, note: Note | None = None, phase: str | None = None
     ) -> ServerState | None:
         """Return the newest checkpoint that is whole with all that it names; None where there is none. Writes nothing.
 
@@ -112,28 +82,26 @@ class CheckpointStore:
         older checkpoint does not help, and their readers check them.
 
         :param check: raises RunDirectoryError for what else has to fit; it is given the JSON part, too.
-        :param note: told of damaged ones, those that were passed over and the one before.
+        :param note: told of damaged ones that were passed over.
         :param phase: of the run, whose checkpoints alone count; default all.
         :raises RunDirectoryError: there are checkpoints, but none is whole.
         """
         files, problems = self._files(phase), []
         for path, older in zip(reversed(files), [*reversed(files[:-1]), None]):
             try:
-                tensors, meta = read_tensors(path)
-                state = _unpack(tensors, meta)
-                manifest, (before, damage) = Manifest.of(state.manifest), _manifest_in(older)
-                self.clients.check(manifest, before)
-                stamps = self._check_stamps(manifest, tensors[f"manifest{SEPARATOR}stamps"])
+                state, meta = _read(path)
+                kept = {path: Manifest.of(state.manifest)}
+                if older is not None:
+                    with contextlib.suppress(*_DAMAGED):
+                        kept = {older: Manifest.of(_read(older)[0].manifest), **kept}
+                before = kept.get(older) if older is not None else None
+                self.clients.check(kept[path], kept[path] if before is None else kept[path].changed(before))
                 if check is not None:
                     check(state, meta)
             except _DAMAGED as error:
                 problems.append(f"{path.name}: {error}")
                 continue
-            self._kept, self.found, self._stamps = {path: manifest}, meta, stamps
-            if older is not None and before is not None:
-                self._kept = {older: before, path: manifest}
-            if damage and note is not None:
-                note(f"{damage}. It is the checkpoint before the last one, which is whole")
+            self._kept, self.found = kept, meta
             if problems and note is not None:
                 note(
                     f"{'; '.join(problems)}. The checkpoint before is whole: going on from it, after "
@@ -146,26 +114,6 @@ class CheckpointStore:
                 f"give the same bits: fedcore train --config {self.root.parent / 'config.yaml'} --out NEW_FOLDER"
             )
         return None
-
-    def _stamped(self, manifest: Manifest, new: Iterable[int]) -> Tensor:
-        """Return what the states that a manifest names are known by, (n,) int64 in its order; looks at the new ones."""
-        stamps = {client: self.clients.stamp(client, manifest.get(client)) for client in new}
-        self._stamps = self._stamps.updated(stamps)
-        return torch.from_numpy(self._stamps.of(manifest.tensors()["clients"].numpy()))
-
-    def _check_stamps(self, manifest: Manifest, found: Tensor) -> ClientRow:
-        """Refuse a client's state that is whole, but not the one that was written: another run's, client's or round's.
-
-        :param found: as :meth:`_stamped` gave it.
-        """
-        clients = manifest.tensors()["clients"].numpy()
-        if found.dtype != torch.int64 or found.shape != (len(clients),):
-            raise ValueError("the manifest's stamps do not fit its clients")
-        stamps = ClientRow(0, np.int64).filled_with(clients, found.numpy())
-        for client, version in manifest.items():
-            if stamps[client] and self.clients.stamp(client, version) != stamps[client]:
-                raise RunDirectoryError(f"client {client}'s state of round {version} is not the one that was written")
-        return stamps
 
     def tidy(self) -> None:
         """Delete what a killed process left: all but what :meth:`load` found, the one before it, and what they name."""
@@ -184,14 +132,14 @@ class CheckpointStore:
 
     def _prune(self, clients: Collection[int], training: int | None = None) -> None:
         names = {path.name for path in self._kept}
-        delete_others(self.root, names.__contains__, inside=self.root.parent)
+        delete_others(self.root, names.__contains__)
         self.clients.prune(clients, list(self._kept.values()), training=training)
 
     def binding_found(self) -> Any:
         """Return what the newest readable checkpoint says that it belongs to; None where none says so."""
         for path in reversed(self._files()):
             with contextlib.suppress(*_DAMAGED):
-                return read_tensors(path)[1].get("binding")
+                return read_tensors(path)[1]["binding"]
         return None
 
     def _files(self, phase: str | None = None) -> list[Path]:
@@ -202,65 +150,25 @@ def _round_of(path: Path) -> int:
     return int(path.name.partition("-")[0])
 
 
-def _pack(state: ServerState) -> tuple[Tensors, dict[str, Any]]:
+def _pack(state: ServerState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a state into tensors and JSON."""
-    tensors, rest = flatten(state.plugins)
+    tensors, plugins = flatten(state.plugins)
     manifest = Manifest.of(state.manifest).tensors()
-    return flatten({"model": state.model, "plugins": tensors, "manifest": manifest})[0], {
-        "round": state.round,
-        "phase": state.phase,
-        "plugins": rest,
-        "ledger": state.ledger,
-        "best": state.best,
-        "before_correction": state.before_correction,
-        "metrics_bytes": state.metrics_bytes,
-        "virtual_time": state.virtual_time,
-    }
+    plain = {name: getattr(state, name) for name in _PLAIN}
+    return flatten({"model": state.model, "plugins": tensors, "manifest": manifest})[0], {**plain, "plugins": plugins}
 
 
-def _unpack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ServerState:
-    """Join what :func:`_pack` split; the tensors are copies."""
+def _read(path: Path) -> tuple[ServerState, dict[str, Any]]:
+    """Return the state in a checkpoint, and its JSON part."""
+    tensors, meta = read_tensors(path)
     groups: dict[str, Tensors] = {"model": {}, "plugins": {}, "manifest": {}}
     for name, tensor in tensors.items():
         group, _, key = name.partition(SEPARATOR)
-        groups[group][key] = tensor.clone()
-    if meta["phase"] not in PHASES:
-        raise ValueError(f"phase {meta['phase']!r} is none of {', '.join(PHASES)}")
-    for name, kinds in _KINDS.items():
-        if not isinstance(meta[name], kinds):
-            raise TypeError(f"{name} is a {type(meta[name]).__name__}")
-    if min(meta["round"], meta["metrics_bytes"]) < 0:
-        raise ValueError("a count is negative")
-    virtual_time = float(meta["virtual_time"])
-    if not 0 <= virtual_time < math.inf:
-        raise ValueError(f"the clock stands at {virtual_time}")
-    return ServerState(
+        groups[group][key] = tensor.clone()  # in memory of its own, as torch allocates it
+    state = ServerState(
         model=groups["model"],
-        round=meta["round"],
-        phase=meta["phase"],
         plugins=unflatten(groups["plugins"], meta["plugins"]),
-        manifest=_manifest(groups["manifest"]),
-        ledger=meta["ledger"],
-        best=meta["best"],
-        before_correction=meta["before_correction"],
-        metrics_bytes=meta["metrics_bytes"],
-        virtual_time=virtual_time,
+        manifest=Manifest.from_tensors(groups["manifest"]),
+        **{name: meta[name] for name in _PLAIN},
     )
-
-
-def _manifest_in(path: Path | None) -> tuple[Manifest | None, str]:
-    """Return a checkpoint's manifest, None where it cannot be read, and then why."""
-    if path is None:
-        return None, ""
-    try:
-        return Manifest.of(_unpack(*read_tensors(path)).manifest), ""
-    except _DAMAGED as error:
-        return None, f"{path.name}: {error}"
-
-
-def _manifest(tensors: Mapping[str, Tensor]) -> Manifest:
-    """Return the manifest in a checkpoint's tensors."""
-    clients = tensors["clients"]
-    if bool(((clients < 0) | (clients >= MOST_CLIENTS)).any()):
-        raise ValueError(f"the manifest names a client that is not between 0 and {MOST_CLIENTS - 1}")
-    return Manifest.from_tensors(tensors)
+    return state, meta

@@ -19,15 +19,22 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, RunDirectoryError
+from fedcore.base.files import (
+    TEMPORARY,
+    RecordFile,
+    make_folders,
+    parse_record,
+    refuse_links,
+    storing,
+    sync_names,
+    sync_path,
+    write_text,
+)
+from fedcore.base.serial import read_tensors, write_tensors
+from fedcore.client.store import ClientStore, RemoteClientStore
 from fedcore.runs.checkpoint import CheckpointStore, Note
-from fedcore.runs.records import RecordFile
-from fedcore.runs.saved import ConfigFile, SavedConfig, read_saved
-from fedcore.runs.trust import check_links, code_in, objects_in, places_in
+from fedcore.runs.saved import SavedConfig, code_in, objects_in, places_in
 from fedcore.server.state import ServerState
-from fedcore.storage.client_store import ClientStore, RemoteClientStore
-from fedcore.storage.files import make_folders, read_text, storing, sync_names, write_text
-from fedcore.storage.json_values import parse_json, unsealed
-from fedcore.storage.serial import read_tensors, write_tensors
 
 
 class RunDirectory:
@@ -44,9 +51,8 @@ class RunDirectory:
         self.path = path
         self._locked = False
         self._missing: list[Path] = []  # folders that were not there before, innermost first
-        self.metrics = RecordFile(path / "metrics.jsonl", lambda: self.mark)
-        self.sessions = RecordFile(path / "sessions.jsonl", lambda: self.mark)
-        self._mark: str | None = None
+        self.metrics = RecordFile(path / "metrics.jsonl")
+        self.sessions = RecordFile(path / "sessions.jsonl")
         self.clients = (ClientStore if with_clients else RemoteClientStore)(path / "clients")
         self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
 
@@ -126,7 +132,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path} is no run directory: it has no config.yaml. Name the folder that train printed."
             )
-        check_links(path)
+        refuse_links(path)
         return cls(path.resolve())
 
     @property
@@ -147,28 +153,20 @@ class RunDirectory:
         """The partition: which client holds which samples."""
         return self.path / "partition.json"
 
-    def write_config(self, file: ConfigFile) -> None:
-        """Write the resolved options, what they are bound to, and the versions of what was installed."""
-        file.write(self.path / "config.yaml")
-        self._mark = file.binding.mark
+    def write_config(self, saved: SavedConfig) -> None:
+        """Write config.yaml, and bind the checkpoints to it."""
+        saved.write(self.path / "config.yaml")
+        self.checkpoints.binding = saved.binding
 
     def read_config(self) -> RunConfig:
-        """Read the run's configuration back; raises as :func:`fedcore.runs.saved.read_saved`."""
-        return self.read_saved().config
+        """Read the run's configuration back; raises as :meth:`SavedConfig.read`."""
+        return self.read_saved().config(self.path)
 
     def read_saved(self) -> SavedConfig:
-        """Read config.yaml with what it is bound to; raises as :func:`fedcore.runs.saved.read_saved`."""
-        return read_saved(self.path / "config.yaml", self.path, was=self.checkpoints.binding_found)
-
-    @property
-    def mark(self) -> str:
-        """What the checksums of this run's records start from, see :attr:`fedcore.runs.saved.Binding.mark`."""
-        if self._mark is None:
-            try:
-                self._mark = self.read_saved().mark
-            except FedcoreError:
-                self._mark = ""
-        return self._mark
+        """Read config.yaml, and bind the checkpoints to it; raises as :meth:`SavedConfig.read`."""
+        saved = SavedConfig.read(self.path / "config.yaml", self.checkpoints.binding_found)
+        self.checkpoints.binding = saved.binding
+        return saved
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -203,33 +201,58 @@ class RunDirectory:
         """Append a line to metrics.jsonl; returns and raises as :meth:`RecordFile.append`."""
         return self.metrics.append(record)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl but for damaged ones, and one that is being written."""
-        return self.metrics.read()
-
-    def note_damaged_metrics(self, note: Note) -> None:
-        """Say which lines of metrics.jsonl :meth:`read_metrics` leaves out because they are damaged."""
-        if damage := self.metrics.damage():
-            note(f"{self.metrics.path}: {damage}, which the history lacks")
+    def read_metrics(self, note: Note = lambda message: None) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl; see :meth:`RecordFile.read`."""
+        return self.metrics.read(note)
 
     def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> Callable[[], None]:
         """Return what saves a checkpoint, see :meth:`CheckpointStore.save`, in this thread or another.
 
         It counts the records as they are now, and they are on the disk before it.
         """
-        length = self.sessions.length
-        sessions = {"bytes": length, "sha256": self.sessions.digest(length)}
         metrics = self.metrics.digest(state.metrics_bytes)
 
         def save() -> None:
-            self.metrics.sync()
-            self.checkpoints.save(state, touched, metrics=metrics, sessions=sessions)
+            if self.metrics.length:
+                with storing(self.metrics.path):
+                    sync_path(self.metrics.path)
+            self.checkpoints.save(state, touched, metrics=metrics)
 
         return save
 
+    def recover(
+        self, note: Note, check: Callable[[ServerState], None] = lambda state: None, *, phase: str | None = None
+    ) -> ServerState | None:
+        """Return what the run goes on from, None for the start, and put the directory back to it.
+
+        :param note: told of damaged files that were passed over.
+        :param check: raises an error for a state that is none of this run, before anything is written.
+        :param phase: go on from a checkpoint of this phase only.
+        :raises RunDirectoryError: there are checkpoints, but none can be used.
+        """
+        try:
+            state = self.checkpoints.load(
+                check=lambda state, meta: self.metrics.check(state.metrics_bytes, meta["metrics_sha256"]),
+                note=note,
+                phase=phase,
+            )
+        except RunDirectoryError:  # somebody may have edited the records, which training does not read
+            state = self.checkpoints.load(
+                check=lambda state, meta: self.metrics.check(state.metrics_bytes), note=note, phase=phase
+            )
+            note(f"{self.metrics.path} was changed since it was written; its lines are kept, and the run goes on")
+        if state is not None:
+            check(state)
+        self.metrics.restore(state.metrics_bytes if state else 0)  # what came after it will be written again
+        self.sessions.restore()
+        self.checkpoints.tidy()
+        for path in self.path.glob(f".*{TEMPORARY}"):
+            path.unlink(missing_ok=True)
+        return state
+
     def write_model(self, model: dict[str, Tensor]) -> None:
         """Write the global model."""
-        write_tensors(self.path / "model.safetensors", model, inside=self.path)
+        write_tensors(self.path / "model.safetensors", model)
 
     def read_model(self) -> dict[str, Tensor]:
         """Return the final global model, by name.
@@ -250,7 +273,7 @@ class RunDirectory:
         """
         file = self.path / "summary.json"
         try:
-            return unsealed(parse_json(read_text(file)), self.mark)
+            return parse_record(file.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -265,11 +288,11 @@ class RunDirectory:
                 (self.path / name).unlink(missing_ok=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json; :attr:`mark` goes into the checksum that it carries."""
+        """Write summary.json."""
         text = json.dumps(summary, indent=2)
         # A row of numbers in one line: a confusion matrix of 100 classes has 10,000 of them.
         rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
-        write_text(self.path / "summary.json", rows + "\n", inside=self.path)
+        write_text(self.path / "summary.json", rows + "\n")
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:

@@ -20,8 +20,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.objects import CODE
 from fedcore.base.process import cores
 from fedcore.models import SplitModel
-from fedcore.runs.trust import code_in
-from fedcore.storage.files import read_bytes
+from fedcore.runs.saved import code_in
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
 INSTRUCTIONS = "instruction set"
@@ -67,7 +66,7 @@ def _source(module: str) -> str:
         folders = (spec and spec.submodule_search_locations) or ()
         files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))]
         for file in files or [Path((spec and spec.origin) or "")]:
-            digest.update(read_bytes(file))
+            digest.update(file.read_bytes())
     except (ImportError, OSError, ValueError):
         return ""
     return digest.hexdigest()

@@ -17,6 +17,7 @@ import torch
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, RunDirectoryError
+from fedcore.base.files import sync_path
 from fedcore.base.identity import CHANGEABLE
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
@@ -39,17 +40,21 @@ from fedcore.runs.cautions import (
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import session, versions
-from fedcore.runs.recovery import recover
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.runs.result import RunResult
-from fedcore.runs.saved import HOW_TO_CHANGE, Binding, ConfigFile, bound, partition_digest
+from fedcore.runs.saved import (
+    SavedConfig,
+    check_code,
+    check_places,
+    code_in,
+    partition_digest,
+    places_in,
+)
 from fedcore.runs.tracking import resolve_trackers, tracked
 from fedcore.runs.training import Experiment, out_of_patience
-from fedcore.runs.trust import check_code, check_places, check_places_inside, code_in, places_in
 from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
-from fedcore.storage.files import sync_tree
 
 UNFINISHED = (
     "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
@@ -68,7 +73,7 @@ class Run:
     dataset: Dataset
     partition: Partition
     directory: RunDirectory
-    file: ConfigFile
+    file: SavedConfig
     """The run's config.yaml, and what its other files have to agree with."""
     changes: tuple[str, ...] = ()
     """Names of the options that take other values from here on."""
@@ -105,10 +110,9 @@ class Run:
             setup = _set_up(config.model_copy(update={"out": out}), dataset)
             with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
                 try:
-                    partition = partition.save(directory.partition_file)
+                    partition.save(directory.partition_file)
                     digests = _digest_of(partition), data_digest(dataset)
-                    file = ConfigFile.of(setup.config, *digests, versions(setup.config))
-                    directory.checkpoints.binding = file.binding
+                    file = SavedConfig.of(setup.config, *digests, versions(setup.config))
                     directory.write_config(file)  # last: with this file the folder is a run that can be resumed
                     yield cls(setup, dataset, partition, directory, file)
                 except BaseException:
@@ -148,24 +152,13 @@ class Run:
         check_code([name for name in code_in(config) if not objects.is_lent(name)], source, allow=allow_code)
         if not allow_outside:
             check_places(places_in(config, directory.path), source, allow=False)
-            check_places_inside(config, directory.path)
         config, dataset = resolve(config)
         partition = load_partition(directory.partition_file, dataset)
         if partition.is_declared:
             _require_reached(reached, path)
             directory = directory.without_clients()
-        binding = Binding(bound(saved.values), _digest_of(partition), data_digest(dataset), saved.changes)
-        differing = [
-            words
-            for name, words in {"partition": "partition.json", "data": "the data set's content"}.items()
-            if saved.digests[name] != binding.digests()[name]
-        ]
-        if differing:
-            raise RunDirectoryError(
-                f"{directory.path} does not hold together, it was begun with something else: "
-                f"{' and '.join(differing)}. {HOW_TO_CHANGE}"
-            )
-        file, changed = ConfigFile(saved.values, binding, saved.versions), tuple(changes)
+        saved.require(_digest_of(partition), data_digest(dataset), directory.path)
+        file, changed = saved, tuple(changes)
         if out is not None:
             out = RunDirectory.choose(out)
             file = replace(file, values={**saved.values, "out": str(directory.path)})
@@ -173,9 +166,7 @@ class Run:
         setup = _set_up(config, dataset)
         if out is not None:
             directory = _copied(directory, out, with_clients=not partition.is_declared)
-            if partition.file is not None:
-                partition = partition.at(directory.path / partition.file.name)
-        directory.checkpoints.binding = binding
+        directory.checkpoints.binding = saved.binding
         return cls(setup, dataset, partition, directory, file, changed)
 
     @property
@@ -225,9 +216,9 @@ class Run:
         with one_thread(), self.directory.lock():
             finished = self.directory.read_summary(note) is not None
             state = self.recover(note) or self.initial()
-            if finished and state.phase != "done" and not self.changed:
+            if finished and state.phase != "done" and not self.changes:
                 note(UNFINISHED)
-            if "rounds" in self.changed:
+            if "rounds" in self.changes:
                 before, _ = self.changed["rounds"]
                 for caution in schedule_cautions(before, self.config, state.round):
                     note(caution)
@@ -254,7 +245,7 @@ class Run:
         if summary is None:
             problem = damage[0] if damage else f"{self.directory.path} is not finished; go on with it"
             raise RunDirectoryError(f"{problem}: {self.directory.how_to_resume}")
-        self.directory.note_damaged_metrics(noting(only_notes))
+        self.directory.read_metrics(noting(only_notes))
         network = Placement.plain().model(self.setup.model).eval()
         copy_into(network.state_dict(), self.directory.read_model())
         return RunResult(summary["metrics"], network, self.directory.path, summary, self.config)
@@ -284,7 +275,7 @@ class Run:
 
         :raises RunDirectoryError: none of its checkpoints can be used, or it has had as many rounds already.
         """
-        state = recover(self.directory, note, self.check)
+        state = self.directory.recover(note, self.check)
         if state is None or not {"rounds", "patience"}.intersection(self.changes):
             return state and self._in_phase(state)
         rounds = self.config.rounds
@@ -293,7 +284,7 @@ class Run:
         if state.phase == "train" or rounds == state.round:
             return replace(state, phase="post_train") if rounds == state.round and state.phase == "train" else state
         if state.phase == "done":
-            state = recover(self.directory, note, self.check, phase="post_train")
+            state = self.directory.recover(note, self.check, phase="post_train")
         if state is None:
             raise RunDirectoryError(
                 f"--rounds {rounds}: {self.directory.path} is finished, and the checkpoint of before its end, from "
@@ -312,21 +303,14 @@ class Run:
     def _record_changes(self, state: ServerState) -> None:
         """Write the options that take other values from here on, and their values before, into config.yaml."""
         if self.changes:
-            file = self.file.changed(self.changed, state.round)
-            self.directory.checkpoints.binding = file.binding
-            self.directory.write_config(file)
+            self.directory.write_config(self.file.changed(self.changed, state.round))
 
     def check(self, state: ServerState) -> None:
         """Refuse a checkpoint of another run, or of another model than the configuration's.
 
         :raises RunDirectoryError: names what differs.
         """
-        differing = self.file.binding.differences(self.directory.checkpoints.found.get("binding"))
-        if differing:
-            raise RunDirectoryError(
-                f"{self.directory.path} does not hold together, its checkpoint was written with something else: "
-                f"{'; '.join(differing)}. {HOW_TO_CHANGE}"
-            )
+        self.file.require_binding(self.directory.checkpoints.found["binding"], self.directory.path)
 
         def described(model: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
             return {name: (tensor.shape, tensor.dtype) for name, tensor in model.items()}
@@ -409,7 +393,8 @@ def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDir
                 )
             for folder, _, _ in os.walk(made.path):
                 os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
-            sync_tree(made.path)
+            for path in (made.path, *made.path.rglob("*")):
+                sync_path(path)
         except BaseException as error:
             made.discard()
             if isinstance(error, OSError):

@@ -1,213 +1,219 @@
-"""A run's config.yaml, and the binding of its files: the configuration, the partition and the content of the data set.
+"""A run's config.yaml: its options, the binding of the run's files, and what a file may do only if the user allows it.
 
-``config.yaml`` and every checkpoint carry a digest of each, so that an exchanged or damaged file is detected. Options
-without an effect on the bits (:data:`fedcore.base.identity.WITHOUT_EFFECT`) are not bound: a run can be resumed with
-another number of workers or another data directory. Imports no torch.
+The binding is the options that can change the bits, who holds which samples, and the content of the data set. It stands
+in ``config.yaml`` as digests and in every checkpoint. A resume refuses to break it: otherwise a configuration that was
+edited, or data that were exchanged, would make another run of what was begun. Imports no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import RunDirectoryError
-from fedcore.base.identity import WITHOUT_EFFECT
-from fedcore.base.safe_yaml import write_yaml
-from fedcore.storage.config_file import BESIDE_OPTIONS, read_mapping
-from fedcore.storage.files import write_text
+from fedcore.base.errors import ConfigError, FedcoreError, RunDirectoryError
+from fedcore.base.files import write_text
+from fedcore.base.identity import CHANGEABLE, WITHOUT_EFFECT
+from fedcore.base.objects import OBJECT
+from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping, write_yaml
+from fedcore.hooks.plugin import places
 
 HOW_TO_CHANGE = (
     "Put back what it was. A change that is wanted is an option of fedcore resume, such as --rounds; any other is "
     "a new run: fedcore train --config FILE --out NEW_FOLDER"
 )
 
-
-@dataclass(frozen=True)
-class Binding:
-    """The settings, partition and data that the files of one run agree on.
-
-    :param settings: every option that can change the run's bits, as plain values.
-    :param partition: digest of who holds which samples; ``data`` of the samples.
-    :param changes: changes made on purpose when the run was resumed, oldest first: the round, and by option
-        the values before and after.
-    """
-
-    settings: Mapping[str, Any]
-    partition: str
-    data: str
-    changes: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-
-    def digests(self) -> dict[str, str]:
-        """Return what config.yaml carries."""
-        return {"settings": settings_digest(self.settings), "partition": self.partition, "data": self.data}
-
-    def plain(self) -> dict[str, Any]:
-        """Return what a checkpoint carries."""
-        return {"settings": dict(self.settings), "partition": self.partition, "data": self.data}
-
-    def changed(self, settings: Mapping[str, Any], round: int, noted: Mapping[str, tuple[Any, Any]]) -> Binding:
-        """Return the binding after a change on purpose.
-
-        :param noted: option -> values before and after.
-        """
-        entry = {"round": round, **{name: list(values) for name, values in noted.items()}}
-        return replace(self, settings=bound(settings), changes=[*self.changes, entry])
-
-    def differences(self, other: Any) -> list[str]:
-        """Return in words what a checkpoint's binding has otherwise; none for one of before
-        a recorded change.
-
-        :param other: what :meth:`plain` gave; another thing is damaged.
-        """
-        if not isinstance(other, dict) or not isinstance(other.get("settings"), dict):
-            return ["the checkpoint's own record of what it belongs to, which is damaged"]
-        found = [_differing(settings, other["settings"]) for settings in self._earlier()]
-        differing = [] if [] in found else found[0]
-        for name, what in (
-            ("partition", "who holds which samples (partition.json)"),
-            ("data", "the data set's content"),
-        ):
-            if getattr(self, name) != other.get(name):
-                differing.append(what)
-        return differing
-
-    @property
-    def mark(self) -> str:
-        """What goes into the checksums of this run's records, so that no other's fit: the settings as it was begun."""
-        return settings_digest([*self._earlier()][-1])
-
-    def _earlier(self) -> Iterator[dict[str, Any]]:
-        """Yield the settings, and those before each change, newest first."""
-        settings = dict(self.settings)
-        yield dict(settings)
-        for change in reversed(self.changes):
-            settings.update({name: values[0] for name, values in change.items() if name in settings})
-            yield dict(settings)
+_PARTS = {"partition": "who holds which samples (partition.json)", "data": "the data set's content"}
 
 
 @dataclass(frozen=True)
-class ConfigFile:
-    """What a run writes into its config.yaml.
-
-    :param values: the options; ``versions`` what the run was begun with.
-    """
+class SavedConfig:
+    """The content of a run's config.yaml."""
 
     values: Mapping[str, Any]
-    binding: Binding
+    """The options, as plain values."""
+    partition: str
+    """The digest of who holds which samples."""
+    data: str
+    """The digest of the data set's content."""
     versions: Mapping[str, Any]
+    """What was installed when the run was begun."""
+    changes: Sequence[Mapping[str, Any]] = ()
+    """Changes made on purpose at a resume, oldest first: the round, and by option the values before and after."""
 
     @classmethod
-    def of(cls, config: RunConfig, partition: str, data: str, versions: Mapping[str, Any]) -> ConfigFile:
-        """Return the file of a new run; ``partition`` and ``data`` are digests, see :class:`Binding`."""
-        values = config.model_dump(mode="json")
-        return cls(values, Binding(bound(values), partition, data), versions)
+    def of(cls, config: RunConfig, partition: str, data: str, versions: Mapping[str, Any]) -> SavedConfig:
+        """Return the content for a new run."""
+        return cls(config.model_dump(mode="json"), partition, data, versions)
 
-    def changed(self, changes: Mapping[str, tuple[Any, Any]], round: int) -> ConfigFile:
-        """Return the file after options were changed on purpose: by option the values before and after."""
-        values = {**self.values, **{name: after for name, (_, after) in changes.items()}}
-        return replace(self, values=values, binding=self.binding.changed(values, round, changes))
+    @classmethod
+    def read(cls, file: Path, checkpoint: Callable[[], Any] = lambda: None) -> SavedConfig:
+        """Read a run's own config.yaml, which has to be as it was written.
 
-    def write(self, path: Path) -> None:
+        :param checkpoint: returns the binding in a checkpoint, from which a changed option is named.
+        :raises RunDirectoryError: the options differ from those that were written.
+        :raises ConfigError: it cannot be read, or holds an option that this fedcore does not know.
+        """
+        content = read_mapping(file)
+        values = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
+        if not values.keys() <= RunConfig.model_fields.keys():
+            RunConfig.create(values, source=str(file))  # says which it does not know
+        digests, versions, changes = (content.get(name) for name in ("digests", "versions", "changes"))
+        if not (isinstance(digests, dict) and set(digests) == {"settings", *_PARTS}):
+            raise RunDirectoryError(f"{file} is damaged: its digests are not whole. {HOW_TO_CHANGE}")
+        versions = versions if isinstance(versions, dict) else {}
+        saved = cls(values, digests["partition"], digests["data"], versions, changes or ())
+        if digests["settings"] != saved._digest():
+            found = checkpoint()
+            differing = _differing(saved.binding["settings"], found["settings"]) if found else []
+            raise RunDirectoryError(
+                f"{file} was changed since it was written{': ' * bool(differing)}{'; '.join(differing)}. "
+                f"{HOW_TO_CHANGE}"
+            )
+        return saved
+
+    def write(self, file: Path) -> None:
         """Write the file.
 
         :raises ValueError: a text has no form in UTF-8, so that it could not be read back.
         :raises StorageError: it cannot be written.
         """
-        content = {**self.values, "digests": self.binding.digests()}
-        content |= {"changes": [dict(entry) for entry in self.binding.changes]} if self.binding.changes else {}
+        digests = {"settings": self._digest(), "partition": self.partition, "data": self.data}
+        content = {**self.values, "digests": digests, **({"changes": list(self.changes)} if self.changes else {})}
         content["versions"] = dict(self.versions)
         json.dumps(content, ensure_ascii=False).encode()
-        write_text(path, write_yaml(content), inside=path.parent)
+        write_text(file, write_yaml(content))
 
+    def config(self, out: Path) -> RunConfig:
+        """Return the options of a run whose directory is by now at ``out``; raises ConfigError."""
+        return RunConfig.create({**self.values, "out": str(out)}, source=str(out / "config.yaml"))
 
-@dataclass(frozen=True)
-class SavedConfig:
-    """A run's config.yaml, as it was read.
-
-    :param values: its options as they stand there.
-    :param digests: of settings, partition and data.
-    """
-
-    config: RunConfig
-    values: Mapping[str, Any]
-    digests: Mapping[str, str]
-    changes: Sequence[Mapping[str, Any]]
-    versions: Mapping[str, Any]
+    def changed(self, changes: Mapping[str, tuple[Any, Any]], round: int) -> SavedConfig:
+        """Return the file after options were changed on purpose: by option the values before and after."""
+        values = {**self.values, **{name: after for name, (_, after) in changes.items()}}
+        entry = {"round": round, **{name: list(pair) for name, pair in changes.items()}}
+        return replace(self, values=values, changes=[*self.changes, entry])
 
     @property
-    def mark(self) -> str:
-        """See :attr:`Binding.mark`."""
-        return Binding(bound(self.values), "", "", self.changes).mark
+    def binding(self) -> dict[str, Any]:
+        """What a checkpoint carries."""
+        settings = {name: value for name, value in self.values.items() if name not in WITHOUT_EFFECT}
+        return {"settings": settings, "partition": self.partition, "data": self.data}
 
+    def _digest(self) -> str:
+        return _sha256([sorted(self.binding["settings"].items()), self.changes])
 
-def read_saved(file: Path, out: Path, *, was: Callable[[], Any] = lambda: None) -> SavedConfig:
-    """Read a run's own config.yaml, which has to be as whole as it was written.
+    def require(self, partition: str, data: str, directory: Path) -> None:
+        """Refuse a partition or data that the run was not begun with, given by their digests.
 
-    :param out: the run directory, wherever it was when it was written.
-    :param was: gives a checkpoint's binding, from which a change is named.
-    :raises RunDirectoryError: options are missing, or differ from what was written.
-    :raises ConfigError: it cannot be read, or holds what this fedcore does not know.
-    """
-    content = read_mapping(file)
-    digests, changes, versions = (content.get(name) for name in ("digests", "changes", "versions"))
-    values = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
-    if not values.keys() <= RunConfig.model_fields.keys():
-        RunConfig.create(values, source=str(file))  # says which it does not know
-    if not (isinstance(digests, dict) and set(digests) == {"settings", "partition", "data"}):
-        raise RunDirectoryError(f"{file} is damaged: its digests are not whole. {HOW_TO_CHANGE}")
-    if not _are_changes(changes):
-        raise RunDirectoryError(f"{file} is damaged: its list of changes is none. {HOW_TO_CHANGE}")
-    if digests["settings"] != settings_digest(bound(values)):
-        missing = sorted(set(RunConfig.model_fields) - set(values))
-        if missing:
-            names = f"{', '.join(missing[:4])}{f' and {len(missing) - 4} others' if len(missing) > 4 else ''}"
-            raise RunDirectoryError(f"{file} is not whole: it lacks {names}. {HOW_TO_CHANGE}")
-        then = was()
-        settings = then.get("settings") if isinstance(then, dict) else None
-        found = _differing(bound(values), settings) if isinstance(settings, dict) else []
-        raise RunDirectoryError(
-            f"{file} was changed since it was written{': ' + '; '.join(found) if found else ''}. {HOW_TO_CHANGE}"
-        )
-    config = RunConfig.create({**values, "out": str(out)}, source=str(file))
-    return SavedConfig(config, values, digests, changes or (), versions if isinstance(versions, dict) else {})
+        :raises RunDirectoryError: names what differs.
+        """
+        differing = [
+            _PARTS[name] for name, found in (("partition", partition), ("data", data)) if getattr(self, name) != found
+        ]
+        if differing:
+            raise RunDirectoryError(
+                f"{directory} does not hold together, it was begun with something else: {' and '.join(differing)}. "
+                f"{HOW_TO_CHANGE}"
+            )
 
+    def require_binding(self, binding: Mapping[str, Any], directory: Path) -> None:
+        """Refuse the binding of a checkpoint that belongs to another run. What a resume may change counts for none.
 
-def bound(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a run's bits depend on."""
-    return {name: value for name, value in values.items() if name not in WITHOUT_EFFECT}
-
-
-def settings_digest(settings: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of plain values; the order inside a setting counts, that of the settings does not."""
-    return hashlib.sha256(json.dumps(sorted(settings.items())).encode()).hexdigest()
+        :raises RunDirectoryError: names what differs.
+        """
+        settings = {**binding["settings"], **{name: self.values.get(name) for name in CHANGEABLE}}
+        differing = _differing(self.binding["settings"], settings)
+        differing += [words for name, words in _PARTS.items() if getattr(self, name) != binding[name]]
+        if differing:
+            raise RunDirectoryError(
+                f"{directory} does not hold together, its checkpoint was written with something else: "
+                f"{'; '.join(differing)}. {HOW_TO_CHANGE}"
+            )
 
 
 def partition_digest(sha256: str, info: Mapping[str, Any]) -> str:
     """Return the SHA-256, in hex, of a partition: of the hash of its index lists, and of how it was made."""
-    return hashlib.sha256(json.dumps([sha256, info], sort_keys=True).encode()).hexdigest()
+    return _sha256([sha256, dict(sorted(info.items()))])
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _differing(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    """Return in words which settings differ."""
-    names = [name for name in sorted({*now, *then}) if now.get(name, now) != then.get(name, then)]
-
-    def value(settings: Mapping[str, Any], name: str) -> str:
-        return f"{settings[name]!r:.60}" if name in settings else "nothing"
-
-    return [f"{name} is {value(now, name)}, the checkpoint was written with {value(then, name)}" for name in names]
+    """Return in words which settings differ, among those that both have."""
+    names = [name for name in sorted(now.keys() & then.keys()) if now[name] != then[name]]
+    return [f"{name} is {now[name]!r:.60}, the checkpoint was written with {then[name]!r:.60}" for name in names]
 
 
-def _are_changes(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list)
-        and all(
-            isinstance(entry, dict)
-            and all(name == "round" or (isinstance(pair, list) and len(pair) == 2) for name, pair in entry.items())
-            for entry in value
-        )
-    )
+def code_in(config: RunConfig) -> list[str]:
+    """Return the names in a configuration that import code: ``module:package.attribute``."""
+    single = (config.dataset, config.model, config.partition, config.engine)
+    return [name for name in (*config.plugins, *config.trackers, *single) if registry.is_code(name)]
+
+
+def objects_in(config: RunConfig) -> list[str]:
+    """Return the arguments of ``fedcore.resume`` for what a program gave as objects: ``model=Net``."""
+    given = [
+        f"{kind}={name.removeprefix(OBJECT)}"
+        for kind, name in (("model", config.model), ("dataset", config.dataset))
+        if name.startswith(OBJECT)
+    ]
+    plugins = [name.removeprefix(OBJECT) for name in config.plugins if name.startswith(OBJECT)]
+    return [*given, *([f"plugins=[{', '.join(plugins)}]"] if plugins else [])]
+
+
+def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:
+    """Refuse code that a file names, unless the user allows it.
+
+    :param source: where the names were found, for the message.
+    :param own: names that the user gave directly.
+    :raises ConfigError: the first name, and the flag that allows it.
+    """
+    for name in names:
+        if not allow and name not in own:
+            raise ConfigError(
+                f"{source} names {name!r}, which is code that would be imported and run. Look at it, and if you trust "
+                "it, add --allow-code (in Python: allow_code=True)"
+            )
+
+
+def places_in(config: RunConfig, directory: Path) -> list[str]:
+    """Return the options, ``name.option=value``, by which trackers or the engine reach out of a run's directory."""
+    found = []
+    chosen = [("tracker", name, given) for name, given in config.trackers.items()]
+    for kind, name, given in [*chosen, ("engine", config.engine, config.engine_options)]:
+        try:
+            options = getattr(registry.resolve(kind, name), "Options", None) if given else None
+        except FedcoreError:
+            continue  # it cannot be started either
+        for option in places(options) if options else ():
+            value = given.get(option)
+            if value is not None and not _is_inside(value, directory):
+                found.append(f"{name}.{option}={value}")
+    return found
+
+
+def check_places(places: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:
+    """Refuse places outside of a run's directory that its own configuration names, unless the user allows it.
+
+    :raises ConfigError: the first one, and the flag that allows it.
+    """
+    for place in places:
+        if not allow and place not in own:
+            raise ConfigError(
+                f"{source} has a tracker or the engine reach outside of the run directory: {place}. If you want that, "
+                "add --allow-outside (in Python: allow_outside=True)"
+            )
+
+
+def _is_inside(value: object, directory: Path) -> bool:
+    """Whether a value is the path of something in a directory; an address such as http://... is not."""
+    text = str(value)
+    return "://" not in text and "\0" not in text and Path(text).resolve().is_relative_to(directory.resolve())

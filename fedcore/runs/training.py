@@ -13,8 +13,10 @@ import torch
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import DivergedError, FedcoreError
+from fedcore.base.files import finite
 from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
+from fedcore.base.state import States
 from fedcore.base.tensors import copy_into
 from fedcore.models.placement import Placement
 from fedcore.runs import participation
@@ -28,8 +30,6 @@ from fedcore.server.post_train import run_post_train
 from fedcore.server.round import Notify, RoundResult, run_round
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
-from fedcore.storage.json_values import finite, sealed
-from fedcore.storage.state import States
 
 OTHER_DRAWS = (
     "something beside this run drew from torch's global random generator: another thread, a hook or a callback. The "
@@ -220,7 +220,7 @@ class Experiment:
         earlier = self.directory.read_summary()
         if earlier and not self._times.rounds and has_times(earlier, summary):  # then, which still holds
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
-        summary = sealed(finite(summary), self.directory.mark)
+        summary = finite(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.setup.model).eval()

@@ -7,11 +7,11 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Va
 
 from torch import Tensor
 
+from fedcore.base.state import States
 from fedcore.base.tensors import bytes_of, flatten
 from fedcore.base.types import Tensors
 from fedcore.server.context import RoundContext, ScopeContext
 from fedcore.server.scope import Round, ServerScope
-from fedcore.storage.state import States
 
 
 class LazyTensors(Mapping[str, Tensor]):

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate
 from fedcore.base.seeding import derive_seed, generator, random_stream
+from fedcore.base.state import State
 from fedcore.base.tensors import bytes_of, copy_into, largest_values, on_cpu, out_of_range
 from fedcore.base.types import Answer, ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask
@@ -23,7 +24,6 @@ from fedcore.models.placement import Placement
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Round, ServerScope
-from fedcore.storage.state import State
 
 
 class ScopeContext(View, ServerContext):

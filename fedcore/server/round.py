@@ -14,8 +14,7 @@ from fedcore.server.collection import Collector
 from fedcore.server.context import RoundContext
 from fedcore.server.plugin_results import check_cohort
 from fedcore.server.scope import Federation, Round
-from fedcore.server.state import ServerState
-from fedcore.storage.manifest import Manifest
+from fedcore.server.state import Manifest, ServerState
 
 Notify = Callable[[str, Mapping[str, Any]], None]
 """Called with an event's name and its details."""

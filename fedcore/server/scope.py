@@ -12,18 +12,18 @@ from torch import Tensor
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
+from fedcore.base.state import States
 from fedcore.base.tensors import bytes_of, first_nonfinite, outlier
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, pack_shared
 from fedcore.client.setup import READ_UPDATES, Setup
+from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition
 from fedcore.engines.protocol import Engine
 from fedcore.models.placement import resolve_device
 from fedcore.server.state import Ledger, ServerState
 from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
 from fedcore.server.validation import UpdateValidator
-from fedcore.storage.client_store import ClientStore
-from fedcore.storage.state import States
 
 IGNORED = ("repeated", "unasked")
 MESSAGE_LENGTH = 1000

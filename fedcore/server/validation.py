@@ -18,8 +18,8 @@ from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientResult, ClientTask, unpack_update
 from fedcore.client.setup import Setup
+from fedcore.client.store import ClientStore
 from fedcore.data import Partition
-from fedcore.storage.client_store import ClientStore
 
 MIB = 1 << 20
 PAYLOAD_FACTOR = 16

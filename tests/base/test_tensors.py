@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.base import tensors
-from fedcore.storage.serial import dumps, loads
+from fedcore.base.serial import dumps, loads
 
 ONE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3])}
 

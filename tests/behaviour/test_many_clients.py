@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedcore
-import fedcore.data.partition as partition_module
 from fedcore.base.seeding import choose, generator
+from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
 from fedcore.data import Dataset, ResidentSamples
 from fedcore.runs.experiment import resume
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore.runs.run import Run
 from fedcore.runs.training import Experiment
-from fedcore.storage.manifest import Manifest
-from fedcore.storage.serial import read_tensors, write_tensors
+from fedcore.server.state import Manifest
 from fedcore_study.bench import scale
 from fedcore_study.bench.measure import engine
 from fedcore_study.bench.scale import SCALE, peak_memory, same_rounds, scaled_config
@@ -56,45 +54,12 @@ def test_a_manifest_is_as_a_dict(first, second):
     assert Manifest.of(both) is both
 
 
-@pytest.mark.parametrize(
-    ("clients", "versions"),
-    [([0, 1], [0]), ([-1], [0]), ([0], [-2]), ([0.0], [0]), ([0], [True]), ([[0]], [[0]])],
-    ids=["lengths", "client", "version", "fractions", "flags", "shape"],
-)
-def test_a_damaged_manifest_is_refused(clients, versions):
-    tensors = {name: torch.tensor(values) for name, values in (("clients", clients), ("versions", versions))}
-    tensors = {name: t.int() if t.dtype == torch.int64 else t for name, t in tensors.items()}
-    with pytest.raises(ValueError, match="manifest"):
-        Manifest.from_tensors(tensors)
-
-
 def test_a_site_carries_the_partition_as_it_is(tmp_path):
     config, dataset = resolve(support.config(tmp_path, clients=5, client_test_fraction=0.2))
     partition = resolve_partition(config, dataset)
     write_tensors(tmp_path / "site", *pack_worker_spec(WorkerSpec(config, dataset, partition, tmp_path)))
     again = unpack_worker_spec(*read_tensors(tmp_path / "site")).partition
     assert (again.sha256, again.info) == (partition.sha256, partition.info)
-
-
-def test_workers_of_this_machine_read_the_partitions_file(tmp_path, monkeypatch):
-    config, dataset = resolve(support.config(tmp_path, clients=5, client_test_fraction=0.2))
-    monkeypatch.setattr(partition_module, "MAX_IN_JSON", 0)
-    partition = resolve_partition(config, dataset).save(tmp_path / "partition.json")
-    spec = WorkerSpec(config, dataset, partition, tmp_path)
-    for local in (True, False):
-        tensors, meta = pack_worker_spec(spec, local=local)
-        assert any(name.startswith("partition/") for name in tensors) != local
-        again = unpack_worker_spec(tensors, meta).partition
-        assert (again.sha256, again.info) == (partition.sha256, partition.info)
-        assert again.file == (partition.file if local else None)
-
-
-def test_a_copy_of_a_run_reads_its_own_partition(tmp_path, monkeypatch):
-    monkeypatch.setattr(partition_module, "MAX_IN_JSON", 0)
-    result = support.run(tmp_path, rounds=1)
-    opened = Run.open(result.directory, allow_code=True, out=tmp_path / "copy")
-    assert opened.partition.file.parent == tmp_path / "copy"
-    assert opened.partition.sha256 == Run.open(result.directory, allow_code=True).partition.sha256
 
 
 @pytest.mark.slow

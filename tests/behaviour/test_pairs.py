@@ -11,10 +11,10 @@ import torch
 import fedcore
 from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.base.serial import read_tensors
 from fedcore.client.setup import Setup
 from fedcore.data import load_dataset, with_public
 from fedcore.runs.directory import RunDirectory
-from fedcore.storage.serial import read_tensors
 
 NAMES = sorted({point.name for point in entry_points(group="fedcore.plugins")} - {"fedavg"})
 PAIRS = list(combinations(NAMES, 2))

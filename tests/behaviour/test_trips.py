@@ -146,7 +146,7 @@ def test_a_batch_enters_three_files_from_the_samples_to_the_step(travel):
     assert set(files) == {"client/loop.py", "data/samples.py", "models/split.py"}, files
 
 
-def test_an_update_enters_eight_files_from_the_step_to_the_checkpoint(travel):
+def test_an_update_enters_nine_files_from_the_step_to_the_checkpoint(travel):
     trip = Trip(lambda value: False)
 
     def at_step(step: int, parameters: list[Tensor]) -> None:
@@ -155,7 +155,8 @@ def test_an_update_enters_eight_files_from_the_step_to_the_checkpoint(travel):
 
     assert set(travel(trip, at_step)) == {
         "client/optimizer.py", "models/layout.py", "client/messages.py", "server/validation.py",
-        "server/aggregation.py", "runs/checkpoint.py", "storage/serial.py", "base/tensors.py",
+        "server/aggregation.py", "runs/checkpoint.py", "base/serial.py", "base/tensors.py",
+        "base/files.py",
     }, trip.files  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from fedcore.cli.settings import build_config
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.hooks.plugin import PLACE, PluginOptions
 from fedcore.runs.resolve import resolve
-from fedcore.runs.trust import places_in
+from fedcore.runs.saved import places_in
 from fedcore_testing import federate, model_bytes
 
 greet = typer.Typer(help="Greets.")

@@ -5,6 +5,7 @@ import torch
 
 from fedcore import ClientUpdate, PluginContractError
 from fedcore.base.errors import FedcoreError, StorageError
+from fedcore.base.serial import dumps, loads
 from fedcore.client.messages import (
     ClientFailure,
     ClientResult,
@@ -21,7 +22,6 @@ from fedcore.client.messages import (
     unpack_update,
 )
 from fedcore.models.placement import Placement
-from fedcore.storage.serial import dumps, loads
 
 W, B = torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])
 CPU = Placement(torch.device("cpu"), torch.contiguous_format)

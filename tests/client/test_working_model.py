@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fedcore.base.serial import dumps, loads
 from fedcore.client.working_model import KeptModels
-from fedcore.storage.serial import dumps, loads
 
 
 def test_kept_models():

@@ -10,12 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedcore.data.index_lists as index_lists_module
 import fedcore.data.partition as partition_module
 from fedcore.base.errors import ConfigError, DataError, PluginContractError
+from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.data import IndexLists, Partition, load_partition
-from fedcore.data.index_lists import StoredIndexLists
-from fedcore.storage.serial import read_tensors, write_tensors
 from tests.data.labelled import DATASET, partitioned
 
 KINDS = (list, lambda part: np.array(part, dtype=np.int64), lambda part: torch.tensor(part, dtype=torch.int64))
@@ -44,17 +42,7 @@ def test_parts_are_as_a_list_of_tensors(lists, kind):
     assert parts.sizes.tolist() == [len(part) for part in lists] == [parts.size(k) for k in range(len(lists))]
     assert parts.offsets.tolist() == [0, *accumulate(map(len, lists))]
     assert parts.problem() is None
-    assert "".join(parts.json()) == json.dumps(lists)
     assert IndexLists.of(parts) is parts
-
-
-@given(LISTS)
-def test_pieces_join_to_the_whole(lists):
-    parts = IndexLists.of(lists)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_lists_module, "_AT_ONCE", 3)
-        assert "".join(parts.json()) == json.dumps(lists)
-        assert [size for piece in parts.sizes_in_pieces() for size in piece.tolist()] == parts.sizes.tolist()
 
 
 def test_positions_take_four_bytes_where_they_fit():
@@ -89,29 +77,6 @@ def split(tmp_path, monkeypatch):
     partition = deal(client_test_fraction=0.25)
     partition.save(tmp_path / "split.json")
     return partition, tmp_path / "split.json", next(tmp_path.glob("*.safetensors"))
-
-
-def test_a_saved_partition_stays_in_its_file(split):
-    partition, path, beside = split
-    for stored in (partition.save(path), load_partition(path, DATASET)):
-        assert (stored.file, stored.sha256, stored.info) == (beside, partition.sha256, partition.info)
-        beside.rename(beside.with_suffix(".old"))  # the file that is open is read on
-        for own, original in ((stored.train, partition.train), (stored.test, partition.test)):
-            assert isinstance(own, StoredIndexLists)
-            assert own.tolists() == original.tolists()
-            for k in range(-len(original), len(original)):
-                assert torch.equal(own[k], original[k])
-                assert own[k].dtype == torch.int64
-                assert own.size(k) == original.size(k)
-            with pytest.raises(IndexError):
-                own[len(original)]
-        beside.with_suffix(".old").rename(beside)
-
-
-def test_a_partition_in_memory_stays_there(tmp_path):
-    partition = deal()
-    assert partition.save(tmp_path / "split.json") is partition
-    assert partition.file is load_partition(tmp_path / "split.json", DATASET).file is None
 
 
 def test_very_many_positions_stand_in_a_file_beside(split):

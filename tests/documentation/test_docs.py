@@ -210,7 +210,7 @@ def test_a_plugin_package_depends_on_the_core_and_on_the_shared_parts_that_it_im
 
 def test_yaml_of_a_config_round_trips(tmp_path):
     from fedcore.base.config import RunConfig
-    from fedcore.storage.config_file import read_config_file
+    from fedcore.base.safe_yaml import read_config_file
 
     config = RunConfig.create({"plugins": ["moon", {"fedprox": {"mu": 0.5}}], "alpha": 0.1})
     file = tmp_path / "config.yaml"

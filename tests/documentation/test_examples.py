@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcore
-from fedcore.storage.serial import read_tensors
+from fedcore.base.serial import read_tensors
 from fedcore_testing import check_plugin
 from tests.support import run_code
 

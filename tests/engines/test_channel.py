@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fedcore.base.errors import StorageError
+from fedcore.base.files import OVERFLOW, delete
 from fedcore.engines.channel import INLINE_BYTES, Channel, Spool, socket_pair
 from fedcore.engines.frames import LENGTHS
-from fedcore.storage.owned_folder import OVERFLOW, delete
 
 
 @pytest.fixture

@@ -21,17 +21,16 @@ from hypothesis import strategies as st
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError, FedcoreError, RunDirectoryError
-from fedcore.base.safe_yaml import parse_setting
+from fedcore.base.safe_yaml import parse_setting, read_config_file
+from fedcore.base.serial import dumps, loads, read_tensors, write_tensors
 from fedcore.cli.settings import build_config
+from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, read_npz
 from fedcore.data import partition as partition_module
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.saved import ConfigFile, partition_digest
+from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore.server.state import ServerState
-from fedcore.storage.client_store import ClientStore
-from fedcore.storage.config_file import read_config_file
-from fedcore.storage.serial import dumps, loads, read_tensors, write_tensors
 from fedcore_study.compare import comparison, formats
 from fedcore_study.compare.records import RunRecord, find_runs
 from fedcore_study.reproduce.find import recipe_files
@@ -99,12 +98,13 @@ def partition_beside(draw: Draw, folder: Path) -> None:
 
 
 def checkpoint(draw: Draw, folder: Path) -> None:
-    """A run's checkpoint: bytes, header and tensors, the checksum right or wrong."""
+    """A run's checkpoint."""
     store = CheckpointStore(folder / "checkpoint", ClientStore(folder / "clients"))
     store.clients.write(1, 0, {"moon": {"previous": torch.ones(3), "seen": 4}})
     state = ServerState({"w": torch.ones(2, 3)}, 1, "train", {"moon": {"a": torch.ones(2), "b": [1]}}, {0: None, 1: 0})
     store.save(state)
-    _alter_tensors(draw, next((folder / "checkpoint").iterdir()))
+    path = next((folder / "checkpoint").iterdir())
+    path.write_bytes(_bytes(draw, path.read_bytes()))
     found = _allowed(RunDirectoryError, lambda: CheckpointStore(store.root, store.clients).load())
     if found is not None:
         assert found.round >= 0
@@ -135,7 +135,7 @@ def records(draw: Draw, folder: Path) -> None:
     run = folder / "run"
     run.mkdir()
     partition = partition_digest("0", {"labels_sha256": "1"})
-    RunDirectory(run).write_config(ConfigFile.of(RunConfig(rounds=2), partition, "2", {}))
+    RunDirectory(run).write_config(SavedConfig.of(RunConfig(rounds=2), partition, "2", {}))
     (run / "partition.json").write_text('{"sha256": "0", "info": {"labels_sha256": "1"}}')
     lines = [{"round": n, **_LINE} for n in range(2)]
     which = draw(st.sampled_from(["config.yaml", "partition.json", "metrics.jsonl", "summary.json"]))

@@ -39,16 +39,15 @@ EXTENDS = {
             "fedcore.hooks",
             "fedcore.runs",
             "fedcore.server",
-            "fedcore.storage",
         },
         "it takes runs apart",
     ),
     "fedcore-trackers": (
-        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.hooks", "fedcore.runs"},
         "its processes follow a run directory",
     ),
     "fedcore-export": (
-        {"fedcore.base", "fedcore.cli", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.runs"},
         "its command opens a finished run",
     ),
     "fedcore-study": (
@@ -58,7 +57,6 @@ EXTENDS = {
             "fedcore.client",
             "fedcore.hooks",
             "fedcore.runs",
-            "fedcore.storage",
         },
         "its commands read, start and compare runs; its tests fork these",
     ),
@@ -70,12 +68,11 @@ EXTENDS = {
             "fedcore.hooks",
             "fedcore.runs",
             "fedcore.server",
-            "fedcore.storage",
         },
         "its commands start runs, and its clients keep their own data and state",
     ),
     "fedcore-ray": (
-        {"fedcore.base", "fedcore.cli", "fedcore.runs", "fedcore.storage"},
+        {"fedcore.base", "fedcore.cli", "fedcore.runs"},
         "its engine compares the nodes' versions and writes files for them; its tests call commands",
     ),
 }

@@ -1,4 +1,4 @@
-"""What others do to a run's directory while it is trained, and copies that share their files with it."""
+"""What others do to a run's directory while it is trained."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ import fedcore
 from fedcore.base.errors import RunDirectoryError
 from fedcore.runs.experiment import started
 from tests.reliability import damages, kills
-
-
-def files_of(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +59,6 @@ def test_a_run_whose_directory_is_taken_away_stops(
     if change is not shutil.rmtree:
         resumed = fedcore.resume(tmp_path / "elsewhere").directory
         assert kills.differences(damages.left(resumed), made.whole) == []
-
-
-def test_a_copy_made_of_hard_links_leaves_the_other_alone(made: damages.Made, tmp_path: Path) -> None:
-    """As ``cp -al`` and backups make them; metrics.jsonl and sessions.jsonl are the files that are appended to."""
-    copy = Path(shutil.copytree(made.path, tmp_path / "copy", copy_function=os.link))
-    before = files_of(made.path)
-    resumed = damages.run("resume", copy, "--quiet")
-    assert resumed.exit_code == 0, resumed.output
-    assert kills.differences(damages.left(copy), made.whole) == []
-    assert files_of(made.path) == before
 
 
 def test_a_path_that_is_no_text_is_refused_for_a_new_run_and_read(made: damages.Made, tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import torch
 
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
 from fedcore.client.setup import Setup
+from fedcore.client.store import RemoteClientStore
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.context import RoundContext, ScopeContext
 from fedcore.server.scope import MESSAGE_LENGTH, Federation, Round, ServerScope, in_order
 from fedcore.server.state import ServerState
-from fedcore.storage.client_store import RemoteClientStore
 from fedcore_testing.federation import small_config
 
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from fedcore import ConfigError, DataError, FedcoreError, RunConfig, RunDirectoryError
 from fedcore.cli.app import app
+from fedcore.client.store import ClientStore
 from fedcore.data import load_dataset
 from fedcore.engines import ClientFailure, ClientRuntime, ClientTask
 from fedcore.runs import experiment
 from fedcore.runs.directory import RunDirectory
-from fedcore.storage.client_store import ClientStore
 from fedcore_flower import wire
 from fedcore_flower.agreement import (
     Setup,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from ray_faults import Away, Breaks, CannotSetUp, Hangs, Notes, look_elsewhere
 from typer.testing import CliRunner
 
@@ -16,8 +16,7 @@ from fedcore import ConfigError, FedcoreError, PluginContractError
 from fedcore.cli.app import app
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import started
-from fedcore.runs.saved import bound, settings_digest
-from fedcore.storage.config_file import BESIDE_OPTIONS
+from fedcore.runs.saved import SavedConfig
 from fedcore_testing import check_engine, committed, federate, model_bytes, records, small_config
 from tests.reliability.processes import wait_for
 
@@ -237,10 +236,9 @@ def test_a_run_directory_does_not_decide_what_is_connected_to(cluster, tmp_path)
     """An address in a configuration from someone else is not connected to unasked."""
     result = federate(tmp_path, **ONE_ROUND)
     file = result.directory / "config.yaml"
-    content = yaml.safe_load(file.read_text()) | {"engine": "ray", "engine_options": {"address": "host:6379"}}
-    options = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
-    content["digests"]["settings"] = settings_digest(bound(options))  # as somebody would who knows of it
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    saved = SavedConfig.read(file)
+    changed = {"engine": "ray", "engine_options": {"address": "host:6379"}}
+    replace(saved, values={**saved.values, **changed}).write(file)  # as somebody would who knows of its digest
     refused = CliRunner().invoke(app, ["resume", str(result.directory)])
     assert refused.exit_code == 2
     assert "--allow-outside" in refused.output

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from fedcore import SplitModel
 from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore.base.files import storing, write_text
 from fedcore.base.process import one_thread
+from fedcore.base.serial import read_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.data import Dataset
 from fedcore.models import Placement
 from fedcore.runs.client_models import own_model
 from fedcore.runs.run import Run
-from fedcore.storage.files import read_bytes, storing, write_text
-from fedcore.storage.serial import read_tensors
 from fedcore_export.card import ExportedFile, model_card
 
 FORMATS = ("safetensors", "torch", "onnx")
@@ -222,5 +222,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _described(file: Path) -> ExportedFile:
-    content = read_bytes(file)
+    content = file.read_bytes()
     return ExportedFile(file.name, len(content), hashlib.sha256(content).hexdigest())

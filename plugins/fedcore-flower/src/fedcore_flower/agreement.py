@@ -18,7 +18,7 @@ from fedcore import ConfigError, RunConfig, __version__
 from fedcore.base import registry
 from fedcore.data import DECLARED, Dataset
 from fedcore.hooks.plugin import BUILTIN
-from fedcore.runs.trust import code_in
+from fedcore.runs.saved import code_in
 from fedcore_flower import wire
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedcore.storage.client_store import ClientStore
-from fedcore.storage.files import write_json
-from fedcore.storage.json_values import parse_json
+from fedcore.base.files import parse_json, write_json
+from fedcore.client.store import ClientStore
 
 Named = list[tuple[int, int | None]]
 

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError, RunDirectoryError
-from fedcore.storage.files import write_json
-from fedcore.storage.json_values import parse_json
+from fedcore.base.files import parse_json, write_json
 from fedcore_flower.agreement import RUN_ID
 from fedcore_flower.keys import PublicKey
 

@@ -22,7 +22,7 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Run
-from fedcore.runs.trust import check_code, code_in
+from fedcore.runs.saved import check_code, code_in
 from fedcore.server.round import Notify
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of

@@ -1,6 +1,6 @@
 """What travels between the server and a client's resident process: named blobs, the first one the request itself.
 
-A blob is tensors and JSON (``fedcore.storage.serial``). ``head`` is the request or the answer. Beside it may go what
+A blob is tensors and JSON (``fedcore.base.serial``). ``head`` is the request or the answer. Beside it may go what
 the other side has not yet: ``setup`` (the run), ``shared`` (the global model of a round). What carries them, Flower's
 messages or a socket, looks into none.
 """

@@ -14,8 +14,8 @@ import torch
 
 from fedcore import ConfigError
 from fedcore.base import registry
+from fedcore.base.files import storing
 from fedcore.runs.provenance import installed_versions
-from fedcore.storage.files import storing
 from fedcore_ray.cluster import Cluster
 
 SERVER_SIDE = ("tracker", "command")

@@ -1,6 +1,6 @@
 """Tensors and JSON as one array of bytes: what Ray's object store holds, read where it lies.
 
-The bytes are those of ``fedcore.storage.serial``. Ray stores an array of bytes as it is, so that no object of ours is
+The bytes are those of ``fedcore.base.serial``. Ray stores an array of bytes as it is, so that no object of ours is
 pickled, and maps it into every process of a node.
 """
 
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedcore.base.files import parse_json
 from fedcore.engines import dumps
-from fedcore.storage.json_values import parse_json
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 

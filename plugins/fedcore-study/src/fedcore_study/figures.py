@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedcore.base.files import storing
 from fedcore.data import Dataset, Partition
-from fedcore.storage.files import storing
 from fedcore_study.report.optional_dependencies import require
 
 

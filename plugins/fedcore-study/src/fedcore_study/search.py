@@ -15,10 +15,9 @@ from typing import Any
 
 from fedcore import ConfigError, FedcoreError, Interrupted, RunConfig, UnknownNameError, run
 from fedcore.base import registry
+from fedcore.base.files import parse_json, write_text
 from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml, write_yaml
-from fedcore.storage.files import write_text
-from fedcore.storage.json_values import parse_json
 from fedcore_study.sweep.directory import STUDY
 from fedcore_study.sweep.spec import SweepSpec, axis_name
 
@@ -227,7 +226,7 @@ def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec, seed: 
     if best is not None:
         config: RunConfig = spec.run(best.options, seed)
         values = config.model_dump(mode="json", exclude_defaults=True)
-        write_text(out / BEST, write_yaml(values), inside=out)
+        write_text(out / BEST, write_yaml(values))
     return SearchResult(out, trials, best)
 
 

@@ -17,13 +17,13 @@ from fedcore.base.process import one_thread
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
 from fedcore.client.setup import Setup
+from fedcore.client.store import RemoteClientStore
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.protocol import Engine
 from fedcore.runs.experiment import RunResult
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
-from fedcore.storage.client_store import RemoteClientStore
 from fedcore_testing.federation import client_state, committed, federate, model_bytes, records, small_config
 from fedcore_testing.fingerprint import fingerprint
 from fedcore_testing.probe import RAISE, Probe, ProbeOfEach

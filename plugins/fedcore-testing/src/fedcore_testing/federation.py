@@ -19,6 +19,7 @@ from torch import Tensor
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.process import environment
+from fedcore.base.serial import read_tensors
 from fedcore.base.types import Tensors
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
@@ -29,7 +30,6 @@ from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, RunResult, resume, run
 from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
-from fedcore.storage.serial import read_tensors
 from fedcore_testing import importable as offered
 from fedcore_testing.forked import fork_server
 

@@ -12,8 +12,8 @@ import torch
 
 from fedcore import SplitModel
 from fedcore.base.seeding import random_stream
+from fedcore.base.serial import dumps, loads
 from fedcore.data import Dataset, Partitioner, Samples, load_dataset
-from fedcore.storage.serial import dumps, loads
 from fedcore_testing.fingerprint import fingerprint, random_states
 
 

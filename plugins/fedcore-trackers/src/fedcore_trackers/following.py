@@ -16,7 +16,6 @@ from typing import Any
 
 from fedcore.base.config import RunConfig
 from fedcore.base.process import command, environment
-from fedcore.storage.files import open_inside
 from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
 from fedcore_trackers.memory import Memory, memory_file
 from fedcore_trackers.process import SWITCHED_OFF
@@ -65,7 +64,8 @@ class TrackerProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self._ending = False
         try:
-            with open(open_inside(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, inside=directory), "ab") as log:
+            self.log.parent.mkdir(exist_ok=True)
+            with self.log.open("ab") as log:
                 self.process = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
                     command("fedcore_trackers.process", name, str(directory)),
                     stdin=subprocess.PIPE,

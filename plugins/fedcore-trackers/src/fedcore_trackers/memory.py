@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcore.storage.files import read_text, replacing
-from fedcore.storage.json_values import parse_json
+from fedcore.base.files import parse_json, write_bytes
 
 
 @dataclass
@@ -30,7 +29,7 @@ class Memory:
     @classmethod
     def read(cls, file: Path) -> Memory:
         """Read a tracker's file; where there is none, nothing has happened yet."""
-        return cls(**parse_json(read_text(file))) if file.exists() else cls()
+        return cls(**parse_json(file.read_bytes())) if file.exists() else cls()
 
     def write(self, file: Path) -> None:
         """Write the file: a reader sees the old one or the new one.
@@ -41,11 +40,8 @@ class Memory:
             text = json.dumps(asdict(self))
         except (TypeError, ValueError) as error:
             raise RuntimeError(f"run.state can hold JSON only: {error}") from error
-        with (
-            replacing(file, sync=False, inside=file.parents[1]) as temporary,
-            temporary.open("x", encoding="utf-8") as opened,
-        ):
-            opened.write(text)
+        file.parent.mkdir(exist_ok=True)
+        write_bytes(file, text.encode(), sync=False)
 
 
 def memory_file(directory: Path, name: str) -> Path:

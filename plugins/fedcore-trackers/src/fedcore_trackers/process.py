@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcore.runs.saved import read_saved
-from fedcore.storage.files import open_inside, read_text
-from fedcore.storage.json_values import parse_json, unsealed
+from fedcore.base.files import parse_record
+from fedcore.runs.saved import SavedConfig
 from fedcore_trackers.base import Status, TrackedRun, Tracker, create_tracker
 from fedcore_trackers.memory import Memory, memory_file
 
@@ -33,20 +32,17 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the run decides; its end is the end of stdin
     wake = _private_stdin()
     file = memory_file(directory, name)
-    with open(open_inside(file.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, inside=directory), "w") as lock:
+    with file.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a run that was killed may still be closing
         try:
             memory = Memory.read(file)
-            saved = read_saved(directory / "config.yaml", directory)
-            config, mark = saved.config, saved.mark
+            config = SavedConfig.read(directory / "config.yaml").config(directory)
             if memory.status == "finished" and memory.round >= config.rounds:
                 return 0
             memory.status, memory.error = "running", ""
             memory.write(file)
             tracker = create_tracker(name, config.trackers[name])
-            Follower(tracker, TrackedRun(directory, config, memory.round, memory.state), memory, file, mark).follow(
-                wake
-            )
+            Follower(tracker, TrackedRun(directory, config, memory.round, memory.state), memory, file).follow(wake)
         except BaseException as error:
             traceback.print_exc()
             memory = Memory.read(file)  # as it was written last: what raised may be a state that is no JSON
@@ -59,8 +55,8 @@ def main(arguments: list[str]) -> int:
 class Follower:
     """Passes the records that a run appends to a tracker."""
 
-    def __init__(self, tracker: Tracker, run: TrackedRun, memory: Memory, file: Path, mark: str) -> None:
-        self.tracker, self.run, self.memory, self.file, self._mark = tracker, run, memory, file, mark
+    def __init__(self, tracker: Tracker, run: TrackedRun, memory: Memory, file: Path) -> None:
+        self.tracker, self.run, self.memory, self.file = tracker, run, memory, file
         self._offset = 0
 
     def follow(self, wake: Iterable[str]) -> None:
@@ -76,9 +72,7 @@ class Follower:
                 break
         self._catch_up()
         summary = self.run.directory / "summary.json"
-        self._call(
-            "finish", status, unsealed(parse_json(read_text(summary)), self._mark) if status == "finished" else None
-        )
+        self._call("finish", status, parse_record(summary.read_bytes()) if status == "finished" else None)
         self.memory.status = status
         self.memory.write(self.file)
 
@@ -94,7 +88,7 @@ class Follower:
                     return
                 self._offset += len(line)
                 try:
-                    record = unsealed(parse_json(line), self._mark)
+                    record = parse_record(line)
                 except ValueError:
                     continue  # damaged while the run was stopped, which the run has said
                 if record.get("round", -1) >= self.memory.round:

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 from pydantic import Field
 
 from fedcore.base.safe_yaml import write_yaml
-from fedcore.storage.files import open_inside
 from fedcore_trackers.base import Status, TrackedRun, Tracker, TrackerOptions, requires
 from fedcore_trackers.scalars import parameters, round_scalars, scalars
 
@@ -80,14 +79,11 @@ class TensorBoard(Tracker):
 
 
 def _new_file(chosen: Path | None, run: TrackedRun) -> BinaryIO:
-    """Make a file of events; in the run directory, without following links.
-
-    TensorBoard's own writer would follow links that wait there.
-    """
-    folder = chosen.resolve() / run.name if chosen else run.directory / "tensorboard"
-    inside = run.directory if chosen is None or folder.is_relative_to(run.directory) else chosen.resolve()
+    """Make a file of events."""
+    folder = chosen / run.name if chosen else run.directory / "tensorboard"
+    folder.mkdir(parents=True, exist_ok=True)
     name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
-    return open(open_inside(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, inside=inside), "wb")
+    return (folder / name).open("xb")
 
 
 _PLAIN = (bool, int, float, str)

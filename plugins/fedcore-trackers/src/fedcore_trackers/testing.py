@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcore.base.errors import FedcoreError, UnknownNameError
 from fedcore.hooks.plugin import option_names, parse_options
-from fedcore.runs.saved import read_saved
+from fedcore.runs.saved import SavedConfig
 from fedcore_testing import federate, model_bytes, name_of, records
 from fedcore_trackers.base import TrackedRun, Tracker, tracker_class
 from fedcore_trackers.memory import Memory, memory_file
@@ -71,7 +71,7 @@ def _check_options(name: str, cls: type[Tracker], options: Mapping[str, Any]) ->
 
 def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, Any], directory: Path) -> None:
     """Pass a finished run in two parts, as two processes would, and check that the records are not changed."""
-    saved = read_saved(directory / "config.yaml", directory)
+    config = SavedConfig.read(directory / "config.yaml").config(directory)
     file = directory / "metrics.jsonl"
     whole = file.read_text(encoding="utf-8")
     memory = Memory()
@@ -79,9 +79,9 @@ def _check_stop_and_resume(name: str, cls: type[Tracker], options: Mapping[str, 
     for part, end in ((whole.partition("\n")[0] + "\n", "stopped"), (whole, "finished")):
         file.write_text(part, encoding="utf-8")
         watched = _Watched(cls(parse_options(name, cls, options, kind="tracker")))
-        run = TrackedRun(directory, saved.config, memory.round, memory.state)
+        run = TrackedRun(directory, config, memory.round, memory.state)
         try:
-            Follower(watched, run, memory, memory_file(directory, name), saved.mark).follow([f"{end}\n"])
+            Follower(watched, run, memory, memory_file(directory, name)).follow([f"{end}\n"])
         except RuntimeError as error:
             raise AssertionError(f"{name}: {error}") from error
         kept = json.loads(json.dumps(memory.state))

@@ -93,7 +93,7 @@ def page(
         if outdated:
             raise typer.Exit(OUTDATED)
         return
-    from fedcore.storage.files import write_text
+    from fedcore.base.files import write_text
 
     write_text(file, new)
     for picture, (recipe, column, runs) in drawn.items():

@@ -15,7 +15,7 @@ from fedcore.base.safe_yaml import read_yaml
 from fedcore.cli import options, output
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
-from fedcore.runs.trust import check_code, code_in
+from fedcore.runs.saved import check_code, code_in
 from fedcore_study.cli import shared
 from fedcore_study.sweep.cluster import Cluster
 from fedcore_study.sweep.directory import SweepDirectory

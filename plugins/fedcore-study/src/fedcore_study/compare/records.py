@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import RunConfig, RunDirectoryError
+from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_links
 from fedcore.base.identity import digest
-from fedcore.runs.records import RecordFile
-from fedcore.runs.saved import SavedConfig, partition_digest, read_saved
-from fedcore.runs.trust import check_links
-from fedcore.storage.files import read_bytes, read_text
-from fedcore.storage.json_values import parse_json, unsealed
+from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore_study.compare.fairness import Spread, spread_of
 from fedcore_study.compare.model_size import ModelSize, model_size
 from fedcore_study.sweep.directory import STUDY, SweepDirectory
@@ -185,36 +182,36 @@ def read_run(path: Path, warn: Warn) -> RunRecord:
     if not os.path.lexists(file):
         what = "does not exist" if not path.exists() else "is neither a run nor a sweep: it has no config.yaml"
         raise RunDirectoryError(f"{path} {what}. Name folders that train or sweep printed.")
-    check_links(path, deep=False)
-    saved = read_saved(file, path)
+    refuse_links(path, deep=False)
+    saved = SavedConfig.read(file)
     partition, labels = _hashes(path / "partition.json", saved)
-    rounds = list(_rounds(path / "metrics.jsonl", warn, saved.mark))
-    summary, sessions = _summary(path, warn, saved.mark), _sessions(path, warn, saved.mark)
-    return RunRecord(path, saved.config, partition, labels, rounds, summary, sessions, saved.changes)
+    rounds = list(_rounds(path / "metrics.jsonl", warn))
+    summary, sessions = _summary(path, warn), RecordFile(path / "sessions.jsonl").read(warn)
+    return RunRecord(path, saved.config(path), partition, labels, rounds, summary, sessions, saved.changes)
 
 
 def _hashes(file: Path, saved: SavedConfig) -> tuple[str, str]:
     try:
-        content = parse_json(read_text(file))
+        content = parse_json(file.read_bytes())
         found = partition_digest(str(content["sha256"]), content["info"])
-        if found != saved.digests["partition"]:
+        if found != saved.partition:
             raise ValueError("it is not the one that config.yaml was written with")
         return str(content["sha256"]), str(content["info"].get("labels_sha256", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunDirectoryError(f"{file} is missing or damaged ({type(error).__name__}: {error})") from None
 
 
-def _rounds(file: Path, warn: Warn, mark: str) -> Iterator[dict[str, Any]]:
+def _rounds(file: Path, warn: Warn) -> Iterator[dict[str, Any]]:
     """Yield the lines of rounds up to the first that is not whole."""
     try:
-        lines = read_bytes(file).split(b"\n")
+        lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            line = unsealed(parse_json(text), mark)
+            line = parse_record(text)
             if "round" in line:  # other lines are about what comes after training
                 _check(line)
                 yield line
@@ -222,17 +219,6 @@ def _rounds(file: Path, warn: Warn, mark: str) -> Iterator[dict[str, Any]]:
             where = "is half written" if number == len(lines) else f"is damaged ({type(error).__name__}: {error})"
             warn(f"{file}: line {number} {where}; read up to it")
             return
-
-
-def _sessions(path: Path, warn: Warn, mark: str) -> list[dict[str, Any]]:
-    """Return the lines of sessions.jsonl that are whole."""
-    file = RecordFile(path / "sessions.jsonl", lambda: mark)
-    content, damaged = file.content(), file.damaged()
-    if content and not content.endswith(b"\n"):
-        damaged.append(content.count(b"\n") + 1)
-    if damaged:
-        warn(f"{file.path}: damaged in line {', '.join(map(str, damaged))}, which is left out")
-    return file.read()
 
 
 def _check(line: Mapping[str, Any]) -> None:
@@ -277,10 +263,10 @@ def _check_number(value: Any) -> None:
         raise TypeError(f"{value!r:.40} is no number")
 
 
-def _summary(path: Path, warn: Warn, mark: str) -> dict[str, Any] | None:
+def _summary(path: Path, warn: Warn) -> dict[str, Any] | None:
     file = path / "summary.json"
     try:
-        summary = unsealed(parse_json(read_text(file)), mark)
+        summary = parse_record(file.read_bytes())
         _check_metrics(summary["metrics"])
         _check_counts(summary["bytes"]["down"], summary["bytes"]["up"], summary["rounds"])
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from fedcore import ConfigError
 from fedcore.base.identity import key, method
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import read_yaml
-from fedcore.runs.trust import check_code, code_in
+from fedcore.runs.saved import check_code, code_in
 from fedcore_study.compare import formats
 from fedcore_study.compare.comparison import compare
 from fedcore_study.compare.groups import Group, by_seed, grouped

@@ -16,7 +16,7 @@ from plotly.io import to_json
 from plotly.offline import get_plotlyjs
 
 from fedcore import ConfigError, __version__
-from fedcore.storage.files import storing, write_text
+from fedcore.base.files import storing, write_text
 from fedcore_study.report.build import Report, Section
 from fedcore_study.report.charts import Chart, Heatmap, Omitted, plain
 from fedcore_study.report.figures import figure, themes

@@ -13,11 +13,11 @@ import torch
 from fedcore import DataError, FedcoreError
 from fedcore.base.process import one_thread
 from fedcore.base.seeding import numpy_generator
+from fedcore.base.serial import read_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk
-from fedcore.storage.serial import read_tensors
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord
 from fedcore_study.report.charts import Chart, Heatmap, Omitted, Points, Scatter

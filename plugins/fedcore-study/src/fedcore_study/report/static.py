@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedcore import UnknownNameError
-from fedcore.storage.files import replacing, storing
+from fedcore.base.files import replacing, storing
 from fedcore_study.report.charts import Bars, Boxes, Chart, Curves, Heatmap, Scatter, legible
 from fedcore_study.report.palette import SCALES, color, turn
 

@@ -18,9 +18,8 @@ from fedcore import ConfigError
 from fedcore.base import registry
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
+from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import digest, method, settings
-from fedcore.storage.files import write_text
-from fedcore.storage.json_values import parse_json
 from fedcore_study.compare.records import RunRecord, Warn
 from fedcore_study.reproduce.recipe import Scale
 

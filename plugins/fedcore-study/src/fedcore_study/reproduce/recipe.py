@@ -19,7 +19,7 @@ from fedcore.base import registry
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.storage.config_file import read_config_file
+from fedcore.base.safe_yaml import read_config_file
 from fedcore_study.sweep.spec import SweepSpec, axis_name
 
 Scale = Literal["quick", "paper"]

@@ -66,7 +66,7 @@ def _run(directory: SweepDirectory, name: str, workers: int | None, allowed: Seq
     with importing():
         from fedcore.runs import experiment
     from fedcore.runs.directory import RunDirectory
-    from fedcore.runs.trust import code_in, places_in
+    from fedcore.runs.saved import code_in, places_in
 
     def notify(event: str, details: Mapping[str, Any]) -> None:
         if event == "round":

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from fedcore import RunConfig, RunDirectoryError
+from fedcore.base.files import parse_json, refuse_links, write_json, write_text
 from fedcore.base.identity import digest
-from fedcore.runs.trust import check_links
-from fedcore.storage.files import open_inside, write_json, write_text
-from fedcore.storage.json_values import parse_json
 
 Standing = Literal["finished", "stopped", "waiting"]
 
@@ -115,13 +112,15 @@ class SweepDirectory:
 
         :raises RunDirectoryError: another one is at work, the folder cannot be made, or links in it lead out of it.
         """
-        check_links(self.path, ("runs", "logs"), deep=False)
+        for folder in (self.path, self.path / "runs", self.path / "logs"):
+            if folder.is_dir():
+                refuse_links(folder, deep=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = open_inside(self.path / ".lock", os.O_WRONLY | os.O_CREAT, inside=self.path)
+            opened = (self.path / ".lock").open("a")
         except OSError as error:
             raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
-        with open(descriptor, "w") as file:
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from fedcore.base import process
-from fedcore.storage.files import open_inside
 
 Inbox: TypeAlias = "queue.Queue[tuple[_Process, dict[str, Any] | None]]"
 Listener = Callable[[str, str, Mapping[str, Any]], None]
@@ -64,8 +62,8 @@ class _Process:
         self.job, self.inbox = job, inbox
         self.began = time.monotonic()
         self.message = ""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        with open(open_inside(job.log, flags, inside=job.log.parents[1]), "ab") as log:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
             given = process.environment(**environment, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
             self.process = start_process(job.command, log.fileno(), given, keep)
         threading.Thread(target=self._listen, daemon=True).start()

@@ -15,8 +15,7 @@ from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method
-from fedcore.base.safe_yaml import parse_setting, read_yaml
-from fedcore.storage.config_file import read_config_file
+from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml
 
 MOST_RUNS = 100_000
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.storage.manifest import Manifest
+from fedcore.server.state import Manifest
 
 VERSIONS = st.dictionaries(st.integers(0, 50), st.none() | st.integers(0, 1000), max_size=12)
 
@@ -34,17 +32,3 @@ def test_what_it_does_not_hold():
     assert manifest[5] is None
     assert Manifest.of(manifest) is manifest
     assert repr(manifest) == "Manifest({3: 1, 5: None})"
-
-
-@pytest.mark.parametrize(
-    ("clients", "versions"),
-    [([0, 1], [1]), ([-1], [1]), ([0], [-2]), ([[0]], [[1]])],
-)
-def test_tensors_that_are_no_manifest_are_refused(clients, versions):
-    tensors = {
-        name: torch.tensor(value, dtype=torch.int32) for name, value in (("clients", clients), ("versions", versions))
-    }
-    with pytest.raises(ValueError, match="the manifest's clients and versions"):
-        Manifest.from_tensors(tensors)
-    with pytest.raises(ValueError, match="32-bit whole numbers"):
-        Manifest.from_tensors({name: tensor.long() for name, tensor in tensors.items()})

@@ -1,0 +1,347 @@
+"""Files that are whole or absent, JSON, lines of records, and temporary folders. Imports no torch.
+
+A file is written next to its target and renamed. A process that is killed, or a disk that is full, leaves the old file
+or the new one, never a part of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcore.base.errors import RunDirectoryError, StorageError
+
+TEMPORARY = ".tmp"
+"""Suffix of a file that is being written."""
+
+NOT_FINITE = "not_finite"
+"""Key under which a record lists its values that could not be computed."""
+
+OVERFLOW = "overflow"
+"""Name of a link in one temporary folder to another, which is deleted with it: for what finds no room in the first."""
+
+_FILES = (".safetensors", ".json", ".jsonl", ".yaml")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@contextlib.contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Turn an OSError at writing ``path`` into a StorageError that names it.
+
+    :raises StorageError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedy = "; make room there" if error.errno in _NO_ROOM else ""
+        raise StorageError(f"cannot write {path}: {error.strerror or error}{remedy}") from error
+
+
+def lacks_room(error: StorageError) -> bool:
+    """Whether :func:`storing` raised an error because there was no room."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool) -> Iterator[Path]:
+    """Give a name at which to make a file, which takes the place of ``path`` when the block ends well.
+
+    :param sync: wait until the disk has the file and its name, for what must survive a power failure.
+    :raises StorageError: instead of an OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    with storing(path):
+        try:
+            yield temporary
+            if sync:
+                sync_path(temporary)
+            os.replace(temporary, path)
+            if sync:
+                sync_path(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a file atomically; parameters and errors as for :func:`replacing`."""
+    with replacing(path, sync=sync) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically; raises as :func:`replacing`."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically; raises as :func:`replacing`."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def sync_path(path: Path) -> None:
+    """Wait until the disk has a file's content, or the names in a folder.
+
+    :raises OSError: it cannot be done.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_names(folders: Iterable[Path]) -> None:
+    """Wait until the disk has the names of these folders, except in folders that may be written but not read."""
+    for folder in folders:
+        with contextlib.suppress(PermissionError):
+            sync_path(folder.parent)
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Make a folder and those above it, and wait until the disk has their names; returns the new ones, innermost first.
+
+    :raises OSError: it cannot be done.
+    """
+    path = path.absolute()
+    missing = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    sync_names(missing)
+    return missing
+
+
+def delete_others(folder: Path, keep: Callable[[str], bool]) -> None:
+    """Delete the files in a folder, except for the names to keep; a folder that does not exist is empty already.
+
+    :raises StorageError: it cannot be done.
+    """
+    with storing(folder), contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            if not keep(name):
+                os.unlink(folder / name)
+
+
+def refuse_links(directory: Path, *, deep: bool = True) -> None:
+    """Refuse links that lead out of a directory, and what is neither file nor folder; one walk.
+
+    The accident: in a run directory from somebody else, a link leads to files that fedcore would overwrite or delete,
+    or a pipe would let its reader wait forever. Links that stay inside are left: W&B makes some in its own folder.
+
+    :param deep: walk through the folders in it, too.
+    :raises RunDirectoryError: what was found; a folder that bears a file's name, too.
+    :raises StorageError: a folder cannot be looked into.
+    """
+    root = directory.resolve()
+    waiting: list[Path | str] = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except OSError as error:
+            raise StorageError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+        for entry in entries:
+            if entry.is_symlink():
+                target = Path(entry.path).resolve()
+                if not target.is_relative_to(root):
+                    raise RunDirectoryError(
+                        f"{entry.path} is a link that leads out of the directory, to {target}. Put the file or folder "
+                        "itself there; what is read and written has to be inside"
+                    )
+            elif entry.is_dir():
+                if entry.name.endswith(_FILES):
+                    raise RunDirectoryError(f"{entry.path} is a folder, and should be a file; delete it")
+                waiting += [entry.path] * deep
+            elif not entry.is_file():
+                raise RunDirectoryError(f"{entry.path} is neither a file nor a folder; delete it")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return a JSON text's value.
+
+    :raises ValueError: it is invalid, nested too deeply, or holds an unpaired surrogate (``"\\ud800"``), which no file
+        and no terminal takes.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()  # json accepts unpaired surrogates
+        value = json.loads(text)
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds {error.object[error.start]!r}, an unpaired surrogate") from None
+    return value
+
+
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record in which nan and inf, which JSON does not have, are None, and named under ``not_finite``."""
+    try:
+        json.dumps(record, allow_nan=False)
+    except ValueError:
+        names: list[str] = []
+        plain = {name: _finite(value, name, names) for name, value in record.items()}
+        return {**plain, NOT_FINITE: names} if names else plain
+    return dict(record)
+
+
+def _finite(value: Any, name: str, names: list[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(entry, f"{name}.{key}", names) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry, f"{name}.{index}", names) for index, entry in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        names.append(name)
+        return None
+    return value
+
+
+def parse_record(text: str | bytes) -> dict[str, Any]:
+    """Return a JSON mapping.
+
+    :raises ValueError: the text is something else.
+    """
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.40} is no record")
+    return value
+
+
+class RecordFile:
+    """A file with one JSON record per line, which one process appends to. A line that was torn by a kill is cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.length = 0
+        """The bytes that were written, as far as this process knows them."""
+        self._written = hashlib.sha256()
+
+    def append(self, record: Mapping[str, Any]) -> int:
+        """Append a line and return the file's new length in bytes.
+
+        :raises StorageError: it cannot be written; a part of it may be, which :meth:`restore` cuts. Or it is not as
+            this process left it: the directory was moved, deleted or replaced, or another process writes to it.
+        """
+        line = (json.dumps(finite(record)) + "\n").encode()
+        with storing(self.path), self.path.open("r+b" if self.length else "ab") as file:
+            found = file.seek(0, os.SEEK_END)
+            if found != self.length:
+                raise OSError(f"another process writes to it: it has {found} bytes, and this one wrote {self.length}")
+            file.write(line)
+        self._written.update(line)
+        self.length += len(line)
+        return self.length
+
+    def restore(self, length: int | None = None) -> None:
+        """Go on after the first ``length`` bytes, by default after the last whole line; the rest is cut.
+
+        :raises StorageError: it cannot be read or written.
+        """
+        content = self.content()[:length]
+        content = content[: content.rfind(b"\n") + 1]
+        if self.path.exists():
+            with storing(self.path):
+                os.truncate(self.path, len(content))
+        self.length, self._written = len(content), hashlib.sha256(content)
+
+    def digest(self, length: int) -> str:
+        """Return the SHA-256, in hex, of the first bytes."""
+        written = self._written if length == self.length else hashlib.sha256(self.content()[:length])
+        return written.hexdigest()
+
+    def check(self, length: int, digest: str | None = None) -> None:
+        """Refuse a file whose first bytes are not those that a checkpoint counts: somebody edited or replaced it.
+
+        :param digest: their SHA-256, in hex; by default the bytes may be any.
+        :raises RunDirectoryError: what differs.
+        """
+        counted = self.content()[:length]
+        if len(counted) < length:
+            raise RunDirectoryError(f"{self.path.name} has {len(counted)} bytes, {length} belong to this checkpoint")
+        if digest is not None and digest != hashlib.sha256(counted).hexdigest():
+            raise RunDirectoryError(f"{self.path.name} was changed: it is not what this checkpoint counts")
+
+    def content(self) -> bytes:
+        """Return the file's bytes, empty where there is no file.
+
+        :raises StorageError: it cannot be read.
+        """
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path}: {error.strerror or error}") from error
+
+    def read(self, note: Callable[[str], None] = lambda message: None) -> list[dict[str, Any]]:
+        """Return the records of the whole lines, without one that is being written.
+
+        :param note: told of lines that hold no record, which are left out.
+        """
+        records, damaged = [], []
+        for number, line in enumerate(self.content().split(b"\n")[:-1], start=1):
+            try:
+                records.append(parse_record(line))
+            except ValueError:
+                damaged.append(str(number))
+        if damaged:
+            note(f"{self.path}: damaged in line {', '.join(damaged)}, which is left out")
+        return records
+
+
+class OwnedFolder:
+    """A new temporary folder. If its process is killed, the next :func:`remove_abandoned` deletes it.
+
+    The accident: a job is killed with all its processes, and its files in shared memory would stay. The process holds a
+    lock on the folder, which the kernel releases when it ends. Process ids would not do: a container has numbers of its
+    own and may share ``/dev/shm`` with others.
+
+    :param parent: folder to make it in.
+    :param prefix: beginning of its name; then follow the process id and random characters.
+    """
+
+    def __init__(self, parent: Path, prefix: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
+        self._descriptor: int | None = os.open(self.path, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # no locks here: then nobody takes it for abandoned
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        """Delete the folder and release its lock; idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+
+def delete(path: Path) -> None:
+    """Delete another process's temporary folder, and the one that it overflows to."""
+    shutil.rmtree((path / OVERFLOW).resolve(), ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Delete the folders of :class:`OwnedFolder` whose processes are gone."""
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # in use, another user's, or gone
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(descriptor).st_mtime > 1:  # else its owner may be about to lock it
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,101 @@
+"""Tensors and JSON as bytes or files, through safetensors: the only form in which state leaves a process.
+
+Nothing is ever unpickled. A file carries a SHA-256 of its contents in its header: a file that was cut or altered is
+noticed when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedcore.base.files import parse_json, write_bytes
+
+_META = "fedcore"
+_CHECKSUM = "sha256:"  # then 64 digits in front of the JSON value: with a second entry, headers have no fixed order
+
+
+def dumps(tensors: Mapping[str, Tensor], meta: Any = None) -> bytes:
+    """Encode named tensors and a JSON value."""
+    return safetensors.torch.save(_plain(tensors), {_META: json.dumps(meta)})
+
+
+def loads(blob: bytes) -> tuple[dict[str, Tensor], Any]:
+    """Decode what :func:`dumps` wrote; the tensors are copies.
+
+    :raises ValueError: the bytes are something else.
+    """
+    try:
+        tensors, header = _parse(blob)
+        return tensors, parse_json(header[_META])
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(f"these bytes are no whole safetensors with a JSON value: {error!r}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any = None, *, sync: bool = True) -> None:
+    """Write named tensors and a JSON value to ``path`` atomically.
+
+    :param sync: wait until the disk has it, for what must survive a power failure.
+    :raises StorageError: there is no room, or no permission.
+    """
+    plain, value = _plain(tensors), json.dumps(meta)
+    header = {_META: f"{_CHECKSUM}{content_hash(plain, value)} {value}"}
+    write_bytes(path, safetensors.torch.save(plain, header), sync=sync)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """Read what :func:`write_tensors` wrote; the tensors are private to this process.
+
+    :raises ValueError: the file is damaged or of another kind.
+    """
+    try:
+        tensors, header = _parse(path.read_bytes())
+    except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    found, _, value = header.get(_META, "").partition(" ")
+    if found != f"{_CHECKSUM}{content_hash(tensors, value)}":
+        raise ValueError(f"{path} is damaged: its contents do not match its checksum")
+    return tensors, parse_json(value)
+
+
+def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the texts in the header, in the header's order: safetensors has another one each time."""
+    tensors = safetensors.torch.load(blob)  # checks the header before the next lines read it
+    header: dict[str, Any] = parse_json(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+    texts = header.pop("__metadata__", None) or {}
+    return {name: tensors[name] for name in header}, texts
+
+
+def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:
+    """Return the SHA-256, in hex, of a file's contents: every tensor's name, dtype, shape and bytes, and its JSON part.
+
+    :param tensors: contiguous, on the CPU.
+    """
+    described = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
+    whole = hashlib.sha256(json.dumps([described, meta]).encode())
+    for name in sorted(tensors):
+        if tensors[name].numel():
+            content: Any = tensors[name].detach().reshape(-1).view(torch.uint8).numpy()
+            whole.update(content)
+    return whole.hexdigest()
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous CPU tensors that share no memory with one another, as safetensors wants them."""
+    plain: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().to("cpu").contiguous()
+        if value.numel() and value.untyped_storage().data_ptr() in seen:
+            value = value.clone()
+        seen.add(value.untyped_storage().data_ptr())
+        plain[name] = value
+    return plain
