@@ -199,7 +199,7 @@ class LocalSession:
         self.excluded = self._throughout
         trained = [parameter for parameter in self.working.parameters.values() if parameter.requires_grad]
         own = ParameterGroup(trained, self.lr, self.config.weight_decay)
-        optimizer = Optimizer.of(self.config, [own, *self.requests.groups])
+        optimizer = Optimizer(self.config, [own, *self.requests.groups])
         self.training = self._trained_now(optimizer)
         self._reset_optimizer(optimizer.parameters)
 
@@ -228,17 +228,7 @@ class LocalSession:
 
     def _reset_optimizer(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give parameters a new state of the optimizer, in the memory of the client before where that is possible."""
-        fresh, known = self.training.optimizer.fresh, {} if self.own_tensors else self.working.optimizer_state
-        used: list[Tensor] = []
-        for parameter in parameters:
-            key = id(parameter)  # a tensor's own hash takes ten times as long
-            if key not in known:
-                known[key] = fresh(parameter)
-            else:
-                used += known[key].values()
-            self.training.optimizer.state[key] = known[key]
-        if used:
-            torch._foreach_zero_(used)
+        self.training.optimizer.begin(parameters, {} if self.own_tensors else self.working.optimizer_state)
 
     @property
     def is_paused(self) -> bool:

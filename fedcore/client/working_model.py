@@ -39,7 +39,7 @@ class WorkingModel:
         self.state = self.module.state_dict()
         self.parameters = dict(self.module.named_parameters())
         self.modes = Modes(self.module)
-        self.optimizer_state: dict[int, Mapping[str, Tensor]] = {}
+        self.optimizer_state: dict[int, dict[str, Tensor]] = {}
         self.frozen = {name: FrozenModel(self.module) for name in ("global", "previous") if setup.plugins.reads(name)}
         self.first_personal = self.personal()
         fixed_buffers = self.layout.fixed & self.layout.buffers
