@@ -9,8 +9,8 @@ Steps that read their client or cannot be captured are taken one after the other
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedcore.base.errors import PluginCallError
@@ -22,11 +22,10 @@ from fedcore.client.captured_steps import (
     CaptureWarning,
     Key,
     StepGraphs,
-    TrainBatch,
 )
+from fedcore.client.loop import Batch, batches, take_step
 from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
-from fedcore.data.samples import Picked
 
 MOST_GRAPHS = 32
 """So many combinations of steps are kept as graphs; clients of different sizes could make any number of them."""
@@ -34,17 +33,26 @@ MOST_GRAPHS = 32
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """An optimizer step that is to be taken next.
-
-    :param number: of the batch in the epoch.
-    :param stream: the random numbers of the epoch.
-    """
+    """An optimizer step that is to be taken next."""
 
     session: LocalSession
-    epoch: int
-    number: int
-    picked: Picked
+    batch: Batch
+    # The random numbers of the epoch.
     stream: RandomStream
+
+
+def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedStep]:
+    """Yield the steps of local epochs, each to be taken before the next is asked for.
+
+    It is :func:`fedcore.client.loop.train`, turned inside out: several clients train in turn, so each has random
+    numbers of its own that wait between its steps.
+    """
+    for epoch in epochs:
+        session.begin_epoch(epoch)
+        stream = RandomStream(session.epoch_seed(epoch), session.working.device)
+        for batch in batches(session, epoch):
+            yield PlannedStep(session, batch, stream)
+    session.end_epochs()
 
 
 Combination = tuple[tuple[int, Key], ...]
@@ -57,21 +65,21 @@ class Branches:
     :param lanes: the captured steps of each lane; all record with the same recorder.
     """
 
-    def __init__(self, lanes: Sequence[StepGraphs], train_batch: TrainBatch) -> None:
-        self._lanes, self._train_batch = lanes, train_batch
+    def __init__(self, lanes: Sequence[StepGraphs]) -> None:
+        self._lanes = lanes
         self._graphs: dict[Combination, LaunchBranches | str] = {}
 
     def alone(self, lane: int, step: PlannedStep) -> None:
         """Take a step of one lane."""
         with step.stream.running():
-            self._lanes[lane].take_step(step.session, step.epoch, step.number, step.picked)
+            self._lanes[lane].take_step(step.session, step.batch)
 
     def together(self, steps: Mapping[int, PlannedStep]) -> set[int]:
         """Take the steps that one graph takes, by lane; returns their lanes."""
         ready: dict[int, Captured] = {}
         keys: list[tuple[int, Key]] = []
         for lane, step in steps.items():
-            found = self._lanes[lane].replayable(step.session, step.epoch, step.picked)
+            found = self._lanes[lane].replayable(step.session, step.batch)
             if found is not None:
                 keys.append((lane, found[0]))
                 ready[lane] = found[1]
@@ -87,7 +95,7 @@ class Branches:
             self._note(combination, launch)
         elif not isinstance(launch, str):
             for lane, captured in ready.items():
-                captured.batch.copy_(steps[lane].picked)
+                captured.batch.copy_(steps[lane].batch.picked)
                 steps[lane].session.losses.count(captured.losses)
             launch([steps[lane].stream for lane in ready])
         return set() if launch is None or isinstance(launch, str) else {*ready}
@@ -112,9 +120,9 @@ class Branches:
         counts = [step.session.losses.counts() for step, _ in steps]
         branches, streams = [], [step.stream for step, _ in steps]
         for step, captured in steps:
-            captured.batch.copy_(step.picked)
+            captured.batch.copy_(step.batch.picked)
             step.session.training.optimizer.zero_grad()
-            branches.append(partial(self._train_batch, step.session, step.epoch, step.number, captured.batch))
+            branches.append(partial(take_step, step.session, replace(step.batch, picked=captured.batch)))
         try:
             launch = self._lanes[0].recorder.record_branches(branches, streams)
         except (RuntimeError, PluginCallError) as error:

@@ -1,34 +1,101 @@
-"""Training steps on CUDA as captured graphs: recorded once, replayed in one launch.
+"""A step runner for CUDA: steps are captured as graphs, recorded once, replayed in one launch.
 
-A replay runs no Python, so a graph may be replayed only where the hooks would do the same again.
-:class:`fedcore.client.loop.BatchStep` therefore records whether hooks read the round, the epoch, the client or the
-batch. A graph is valid while the learning rate stays the same, for one round, or for one client's session, according to
-what they read. A step whose hooks read the batch is never captured, and neither is one that rebinds tensors of the
-client's ``scratch`` or ``state`` (updates in place are fine). The first step of a kind runs eagerly, which also warms
-the libraries up; the second is captured.
+A replay runs no Python, so a graph may be replayed only where the hooks would do the same again. A step that is taken
+for the first time therefore shows its hooks a :class:`WatchedStep`, which notes whether they read the round, the epoch,
+the client or the batch. A graph is valid while the learning rate stays the same, for one round, or for one client's
+session, according to what they read. A step whose hooks read the batch is never captured, and neither is one that
+rebinds tensors of the client's ``scratch`` or ``state`` (updates in place are fine). The first step of a kind runs
+eagerly, which also warms the libraries up; the second is captured.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginCallError
+from fedcore.client.context import SessionContext
 from fedcore.client.fixed_tensors import FixedTensors
-from fedcore.client.loop import Batch
+from fedcore.client.loop import Batch, BatchStep, take_step
 from fedcore.client.recorder import Launch, Recorder
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset
 from fedcore.data.samples import Picked
+from fedcore.hooks.contexts import ClientContext
+from fedcore.models import Outputs
 
-TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
+OF_STEP = {
+    "client": "client",
+    "added": "client",
+    "frozen": "client",
+    "previous_model": "client",
+    "round": "round",
+    "progress": "round",
+    "epoch": "epoch",
+    "random": "batch",
+}
+"""Attribute of a step -> what a hook reads by it, as its value would be compiled into a graph."""
+
+OF_CLIENT = {"steps", "forward", "gradients"}
+"""Attributes of a step's client that change from batch to batch."""
+
+
+class WatchedStep(BatchStep):
+    """What a plugin sees of one mini-batch, and a note of what it reads.
+
+    :param reads: gets ``round``, ``client``, ``epoch`` or ``batch``.
+    """
+
+    def __init__(self, reads: set[str], batch: Batch, outputs: Outputs) -> None:
+        super().__init__(batch, outputs)
+        vars(self).update(_reads=reads)
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if name in OF_STEP:
+            self._reads.add(OF_STEP[name])
+        return super().__getattribute__(name)
+
+    @property
+    @override
+    def client(self) -> ClientContext:
+        return WatchedClient(self._reads, self._batch.session, self._plugin)
+
+    @override
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
+        if self._second is not None and self._second.draws:
+            self._reads.add("batch")
+        return super().gradients_at(weights, rows)
+
+
+class WatchedClient(SessionContext):
+    """What a plugin sees of a step's client, with the same notes."""
+
+    def __init__(self, reads: set[str], session: LocalSession, plugin: str) -> None:
+        super().__init__(session, plugin)
+        vars(self).update(_reads=reads)
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if name in OF_CLIENT:
+            self._reads.add("batch")
+        return super().__getattribute__(name)
+
+
+def take_watched_step(session: LocalSession, batch: Batch) -> set[str]:
+    """Take a step; returns which of ``round``, ``client``, ``epoch`` and ``batch`` its hooks read."""
+    reads: set[str] = set()
+    take_step(session, batch, partial(WatchedStep, reads))
+    return reads
 
 
 class Kind(NamedTuple):
@@ -86,9 +153,8 @@ class CaptureWarning(UserWarning):
 class StepGraphs:
     """The captured steps of one client runtime, and the tensors at fixed addresses that they use."""
 
-    def __init__(self, recorder: Recorder, train_batch: TrainBatch) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._train_batch = train_batch
         self.fixed = FixedTensors()
         self._steps: dict[Key, Captured | str] = {}
         self._steps_of: WeakKeyDictionary[LocalSession, dict[Key, Captured | str]] = WeakKeyDictionary()
@@ -108,31 +174,39 @@ class StepGraphs:
         """Drop the steps of a session that has ended, or whose frozen outputs and momentum are allocated again."""
         self._steps_of.pop(session, None)
 
-    def take_step(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
+    def run_steps(self, session: LocalSession, batches: Iterable[Batch]) -> None:
+        """Take the steps of a local epoch."""
+        for batch in batches:
+            self.take_step(session, batch)
+
+    def take_step(self, session: LocalSession, batch: Batch) -> None:
         """Take one optimizer step: replay a captured one, capture one that was seen before, else run it eagerly."""
-        kind = Kind.of(session, picked)
-        if kind in self._refused:
-            self._train_batch(session, epoch, number, picked)
-            return
-        key, step = self._find(session, kind, epoch)
+        kind = Kind.of(session, batch.picked)
+        key, step = (None, REFUSED) if kind in self._refused else self._find(session, kind, batch.epoch)
         if isinstance(step, Captured):
-            step.take(picked)
+            step.take(batch.picked)
             session.losses.count(step.losses)
         elif key is not None and step == SEEN:
-            self._store(session, key, self._capture(session, epoch, number, picked, kind))
+            self._store(session, key, self._capture(session, batch, kind))
+        elif step == REFUSED:
+            take_step(session, batch)
         else:
-            before = held(session)
-            batch = self._train_batch(session, epoch, number, picked)
-            if step is None:
-                looked = frozenset(batch.depends_on | ({"client"} if session.own_tensors else set()))
-                fixed = "batch" not in looked
-                if not fixed or same(before, held(session)):
-                    self._store(session, self._key(session, kind, looked, epoch), SEEN if fixed else REFUSED)
+            self._see(session, batch, kind)
 
-    def replayable(self, session: LocalSession, epoch: int, picked: Picked) -> tuple[Key, Captured] | None:
+    def _see(self, session: LocalSession, batch: Batch, kind: Kind) -> None:
+        """Take the first step of a kind eagerly, and note whether it can be captured."""
+        before = held(session)
+        reads = take_watched_step(session, batch)
+        looked = frozenset(reads | ({"client"} if session.own_tensors else set()))
+        if "batch" in looked:
+            self._store(session, self._key(session, kind, looked, batch.epoch), REFUSED)
+        elif same(before, held(session)):
+            self._store(session, self._key(session, kind, looked, batch.epoch), SEEN)
+
+    def replayable(self, session: LocalSession, batch: Batch) -> tuple[Key, Captured] | None:
         """Return the captured step that takes a batch, if it does so for any client."""
-        kind = Kind.of(session, picked)
-        key, step = (None, None) if kind in self._refused else self._find(session, kind, epoch)
+        kind = Kind.of(session, batch.picked)
+        key, step = (None, None) if kind in self._refused else self._find(session, kind, batch.epoch)
         if key is None or not isinstance(step, Captured) or "client" in key.depends_on:
             return None
         return key, step
@@ -157,24 +231,20 @@ class StepGraphs:
         if key.depends_on not in looks:
             looks.append(key.depends_on)
 
-    def _capture(self, session: LocalSession, epoch: int, number: int, picked: Picked, kind: Kind) -> Captured | str:
+    def _capture(self, session: LocalSession, batch: Batch, kind: Kind) -> Captured | str:
         """Record a step and take it; returns REFUSED where it cannot be captured."""
-        own = picked.clone()
+        own = batch.picked.clone()
         before, counts, names = held(session), session.losses.counts(), session.losses.names()
         session.training.optimizer.zero_grad()
-
-        def train() -> None:
-            self._train_batch(session, epoch, number, own)
-
         try:
-            launch = self.recorder.record(train)
+            launch = self.recorder.record(partial(take_step, session, replace(batch, picked=own)))
         except (RuntimeError, PluginCallError) as error:
             session.losses.restore(counts)
             session.training.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
             self._refused.add(kind)
-            self._train_batch(session, epoch, number, picked)
+            take_step(session, batch)
             return REFUSED
         launch()
         if not same(before, held(session)) or session.losses.names() != names:

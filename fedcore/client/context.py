@@ -74,7 +74,6 @@ class SessionContext(View, ClientContext):
     @property
     @override
     def steps(self) -> int:
-        self._session.depends_on.add("batch")
         return self._session.steps
 
     @property
@@ -101,7 +100,6 @@ class SessionContext(View, ClientContext):
     @override
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data, model = self._session.data, model or self.model
-        self._session.depends_on.add("batch")
         with evaluating(model):
             outputs = all_outputs(model, data, indices)
         labels = data.labels if indices is None else data.labels[indices]
@@ -112,7 +110,6 @@ class SessionContext(View, ClientContext):
         self, indices: Tensor | None = None, model: SplitModel | None = None, loss: MeanLoss | None = None
     ) -> Tensors:
         session = self._session
-        session.depends_on.add("batch")
         names = session.working.layout.trainable
         return mean_gradients(model or self.model, session.data, names, indices, loss or cross_entropy)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,58 +18,34 @@ from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
 from fedcore.hooks.plugin import Plugin
 
-
-class Divisible(Protocol):
-    """A batch that knows what its step depends on: :class:`fedcore.client.loop.Batch`."""
-
-    depends_on: set[str]
-
-    def part(self, rows: Tensor | slice | None) -> Self:
-        """Return a batch of some rows of this one; None for all rows."""
+Rows = Tensor | slice | None
+"""Positions in a batch; None for all."""
 
 
-B = TypeVar("B", bound=Divisible)
+class SecondPass:
+    """Takes further passes of one step.
 
-
-class SecondPass(Generic[B]):
-    """Takes further passes of one step; made before the first one.
-
-    :param evaluate: takes the forward pass of a batch; returns its objective, of which nothing is recorded.
+    :param evaluate: takes the forward pass on rows of the batch; returns the objective, of which nothing is recorded.
+    :param before: the :func:`random_state` before the first pass.
     """
 
-    def __init__(self, session: LocalSession, evaluate: Callable[[B], Tensor]) -> None:
+    def __init__(self, session: LocalSession, evaluate: Callable[[Rows], Tensor], before: Tensor | None) -> None:
         self._session, self._evaluate = session, evaluate
-        self._random = _random_state(session.working.device)
-        self._draws = self._open = False
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Allow passes in a block, that of the hook ``gradients``."""
-        self._open = True
-        try:
-            yield
-        finally:
-            self._open = False
+        now = random_state(session.working.device)
+        differs = before is not None and now is not None and _bytes(now) != _bytes(before)
+        self._before = before if differs else None
 
     @property
-    def is_open(self) -> bool:
-        """Whether the hook ``gradients`` runs."""
-        return self._open
+    def draws(self) -> bool:
+        """Whether the first pass drew random numbers; such a step is not captured, as states cannot be."""
+        return self._before is not None
 
-    def begin(self, batch: B) -> None:
-        """Note whether the first pass drew random numbers; the step is not captured then, as states cannot be."""
-        now = _random_state(self._session.working.device)
-        self._draws = self._random is not None and now is not None and _bytes(now) != _bytes(self._random)
-        if self._draws:
-            batch.depends_on.add("batch")
-
-    def gradients_at(self, batch: B, weights: Mapping[str, Tensor], rows: Tensor | slice | None) -> dict[str, Tensor]:
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
         """Return the gradient of the whole objective by name; documented in :class:`fedcore.hooks.contexts.Step`."""
-        part = batch.part(rows)
         trained = trained_parameters(self._session)
         self._check(weights, trained)
         with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
-            total = self._evaluate(part)
+            total = self._evaluate(rows)
             found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
         return {name: gradient for name, gradient in zip(trained, found) if gradient is not None}
 
@@ -108,14 +84,12 @@ class SecondPass(Generic[B]):
     @contextmanager
     def _same_numbers(self) -> Iterator[None]:
         """Draw the first pass's random numbers again in a block, so that dropout drops the same."""
-        if not self._draws:
+        device = self._session.working.device
+        now = None if self._before is None else random_state(device)
+        if self._before is None or now is None:
             yield
             return
-        device = self._session.working.device
-        now = _random_state(device)
-        assert now is not None
-        assert self._random is not None
-        _set_random_state(device, self._random)
+        _set_random_state(device, self._before)
         try:
             yield
         finally:
@@ -152,7 +126,7 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
             yield from _tensors_in(item)
 
 
-def _random_state(device: torch.device) -> Tensor | None:
+def random_state(device: torch.device) -> Tensor | None:
     """Return the state of a device's global generator; None where a step is being captured."""
     if device.type == "cpu":
         return torch.default_generator.get_state()

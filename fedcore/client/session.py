@@ -122,7 +122,6 @@ class LocalSession:
     :ivar training: what the current epoch trains; set by :meth:`prepare_training`.
     :ivar excluded: the parameters that it does not train, as plugins froze them; outside of epochs those of no epoch.
     :ivar steps: optimizer steps so far.
-    :ivar depends_on: what hooks looked at in the current step, see :class:`fedcore.client.loop.Batch`.
     :ivar scratch: the plugins' values for this round, by plugin; ``contexts`` what they see of the client.
     """
 
@@ -146,7 +145,6 @@ class LocalSession:
     training: TrainedParameters = field(init=False)
     excluded: frozenset[str] = frozenset()
     steps: int = 0
-    depends_on: set[str] = field(default_factory=set)
     scratch: defaultdict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     contexts: dict[str, ClientContext] = field(default_factory=dict)
     _throughout: frozenset[str] = frozenset()
@@ -203,15 +201,27 @@ class LocalSession:
         self.training = self._trained_now(optimizer)
         self._reset_optimizer(optimizer.parameters)
 
-    def begin_epoch(self, epoch: int | None) -> bool:
-        """Train what an epoch trains; None after the last one. Returns whether that is something else than before."""
-        changed = self._throughout if epoch is None else self.requests.excluded(epoch, self.work.epochs)
-        if changed == self.excluded:
-            return False
-        self.excluded = changed
-        self.working.set_trainable(changed)
-        self.training = self._trained_now(self.training.optimizer)
-        return True
+    def epoch_seed(self, epoch: int) -> int:
+        """Return the seed of a local epoch's random numbers, such as dropout's."""
+        return self.derive_seed(f"epoch/{epoch}")
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Switch the model to training mode, and train what the epoch trains."""
+        self._exclude(self.requests.excluded(epoch, self.work.epochs))
+        self.working.modes.switch(training=True)
+        for module in self.working.excluded_modules(self.excluded):
+            module.eval()  # else BatchNorm's statistics would change
+
+    def end_epochs(self) -> None:
+        """Switch the model to eval mode; what no epoch trains stays excluded."""
+        self._exclude(self._throughout)
+        self.working.modes.switch(training=False)
+
+    def _exclude(self, excluded: frozenset[str]) -> None:
+        if excluded != self.excluded:
+            self.excluded = excluded
+            self.working.set_trainable(excluded)
+            self.training = self._trained_now(self.training.optimizer)
 
     def _trained_now(self, optimizer: Optimizer) -> TrainedParameters:
         trained: list[nn.Parameter] = []

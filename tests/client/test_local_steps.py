@@ -160,7 +160,7 @@ def test_a_frozen_model_does_not_read_samples_that_no_step_asks_for(tmp_path, mo
 
 def everything_cached(batch, name):
     model = batch.session.working.frozen[name]
-    return model.cached_outputs(batch.indices, batch.session.data) if model.present else None
+    return model.cached_outputs(batch.picked.positions, batch.session.data) if model.present else None
 
 
 # --- the simulated system ------------------------------------------------------------------------------------
