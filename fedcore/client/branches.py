@@ -35,7 +35,6 @@ MOST_GRAPHS = 32
 class PlannedStep:
     """An optimizer step that is to be taken next."""
 
-    session: LocalSession
     batch: Batch
     # The random numbers of the epoch.
     stream: RandomStream
@@ -51,7 +50,7 @@ def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedSte
         session.begin_epoch(epoch)
         stream = RandomStream(session.epoch_seed(epoch), session.working.device)
         for batch in batches(session, epoch):
-            yield PlannedStep(session, batch, stream)
+            yield PlannedStep(batch, stream)
     session.end_epochs()
 
 
@@ -72,23 +71,23 @@ class Branches:
     def alone(self, lane: int, step: PlannedStep) -> None:
         """Take a step of one lane."""
         with step.stream.running():
-            self._lanes[lane].take_step(step.session, step.batch)
+            self._lanes[lane].take_step(step.batch)
 
     def together(self, steps: Mapping[int, PlannedStep]) -> set[int]:
         """Take the steps that one graph takes, by lane; returns their lanes."""
         ready: dict[int, Captured] = {}
         keys: list[tuple[int, Key]] = []
         for lane, step in steps.items():
-            found = self._lanes[lane].replayable(step.session, step.batch)
-            if found is not None:
-                keys.append((lane, found[0]))
-                ready[lane] = found[1]
+            key, captured = self._lanes[lane].find(step.batch)
+            if isinstance(captured, Captured) and key.session is None:
+                keys.append((lane, key))
+                ready[lane] = captured
         if len(ready) < 2:
             return set()
         combination = tuple(keys)
         launch = self._graphs.get(combination)
         if launch is None:
-            self._begin_round(steps[keys[0][0]].session)
+            self._begin_round(steps[keys[0][0]].batch.session)
             self._note(combination, SEEN)
         elif launch == SEEN:
             launch = self._record([(steps[lane], captured) for lane, captured in ready.items()])
@@ -96,7 +95,7 @@ class Branches:
         elif not isinstance(launch, str):
             for lane, captured in ready.items():
                 captured.batch.copy_(steps[lane].batch.picked)
-                steps[lane].session.losses.count(captured.losses)
+                steps[lane].batch.session.losses.count(captured.losses)
             launch([steps[lane].stream for lane in ready])
         return set() if launch is None or isinstance(launch, str) else {*ready}
 
@@ -117,18 +116,18 @@ class Branches:
 
     def _record(self, steps: Sequence[tuple[PlannedStep, Captured]]) -> LaunchBranches | str:
         """Record steps as branches and take them; returns REFUSED where that cannot be done."""
-        counts = [step.session.losses.counts() for step, _ in steps]
+        counts = [dict(step.batch.session.losses.counts) for step, _ in steps]
         branches, streams = [], [step.stream for step, _ in steps]
         for step, captured in steps:
             captured.batch.copy_(step.batch.picked)
-            step.session.training.optimizer.zero_grad()
-            branches.append(partial(take_step, step.session, replace(step.batch, picked=captured.batch)))
+            step.batch.session.training.optimizer.zero_grad()
+            branches.append(partial(take_step, step.batch.session, replace(step.batch, picked=captured.batch)))
         try:
             launch = self._lanes[0].recorder.record_branches(branches, streams)
         except (RuntimeError, PluginCallError) as error:
             for (step, _), before in zip(steps, counts, strict=True):
-                step.session.losses.restore(before)
-                step.session.training.optimizer.zero_grad()
+                step.batch.session.losses.counts = before
+                step.batch.session.training.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"steps cannot be branches of one graph: {reason}", CaptureWarning, stacklevel=2)
             return REFUSED

@@ -13,9 +13,8 @@ from typing_extensions import override
 from fedcore.base.errors import PluginContractError
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
-from fedcore.client.frozen import all_outputs
-from fedcore.client.mean_gradients import MeanLoss, cross_entropy, mean_gradients
 from fedcore.client.optimizer import ParameterGroup
+from fedcore.client.passes import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.client.session import LocalSession
 from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ClientContext, View

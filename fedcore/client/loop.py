@@ -19,8 +19,7 @@ from typing_extensions import override
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
 from fedcore.client.context import context_of
-from fedcore.client.objective import objective
-from fedcore.client.second_pass import SecondPass, random_state, replace_gradients, trained_parameters
+from fedcore.client.objective import SecondPass, objective, random_state, replace_gradients, trained_parameters
 from fedcore.client.session import LocalSession
 from fedcore.client.setup import require_shared
 from fedcore.data.samples import Picked

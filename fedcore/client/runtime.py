@@ -21,7 +21,6 @@ from fedcore.base.types import ClientUpdate
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client, own_model
-from fedcore.client.local_work import LocalWork
 from fedcore.client.loop import run_steps, train
 from fedcore.client.messages import (
     ClientFailure,
@@ -34,7 +33,7 @@ from fedcore.client.messages import (
 )
 from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
-from fedcore.client.session import LocalSession
+from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
@@ -77,7 +76,7 @@ class ClientRuntime:
         captured = captures(self.config, device, self.dataset)
         self.graphs = StepGraphs(recorder or CudaRecorder(device)) if captured else None
         self._run_steps = self.graphs.run_steps if self.graphs else run_steps
-        self.working = WorkingModel(self.setup, self.placement)
+        self.working = WorkingModel(self.setup, self.placement, captured=captured)
         self.store = ClientStore(spec.state_dir)
         self.updates_on = torch.device("cpu")
         self._sessions: dict[str, LocalSession] = {}
@@ -175,7 +174,6 @@ class ClientRuntime:
             start={**working.first_personal, **shared.model, **kept.personal},
             previous=kept.previous,
             states=States(saved, read_only=read_only, device=device),
-            fixed=self.graphs.fixed if self.graphs else None,
             pauses=bool(self.setup.breaks),
             public=self.dataset.public,
         )

@@ -12,7 +12,7 @@ import torch
 from fedcore import Plugin, PluginOptions, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import LATER, digest, settings
-from fedcore.client.frozen import FrozenModel
+from fedcore.client.passes import FrozenModel
 from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
 from fedcore_testing.problems import one_sample, with_batch_norm
