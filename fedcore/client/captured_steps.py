@@ -105,7 +105,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> Kind:
-        """Return those of the step on a batch."""
+        """Return the constants of the step on a batch."""
         return cls(len(batch.picked.positions), batch.session.lr, batch.session.excluded)
 
 
@@ -119,7 +119,7 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, reads: Collection[str]) -> Key:
-        """Return that of the step on a batch whose hooks read this."""
+        """Return the key of the step on a batch whose hooks read this."""
         session = batch.session
         return cls(
             Kind.of(batch),

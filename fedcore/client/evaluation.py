@@ -165,29 +165,27 @@ def evaluate_client(
     :param meta: the task's ``protocols``, whether the client ``took_part`` in training before, and whether
         ``confusion`` is to be counted for its own model.
     """
-    protocols, working = set(meta["protocols"]), session.working
-    found: dict[str, Any] = {}
-    if "global_local" in protocols and len(held_out):
-        found["global_local"] = evaluate(
-            working.module, dataset.train, dataset.num_classes, working.device, indices=held_out
-        )
-    by_own_model: dict[str, tuple[Samples, Tensor | None]] = {}
-    if "personal" in protocols and len(held_out):
-        by_own_model["personal"] = dataset.train, held_out
-    if "personal_global" in protocols:
-        by_own_model["personal_global"] = dataset.test, None
+    working = session.working
+    on_client = (dataset.train, held_out)
+    sets = {"global_local": on_client, "personal": on_client, "personal_global": (dataset.test, None)}
+
+    def counts(model: nn.Module, *protocols: str, **how: Any) -> dict[str, Any]:
+        asked = {name: sets[name] for name in protocols if name in meta["protocols"]}
+        return {
+            name: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, **how)
+            for name, (samples, indices) in asked.items()
+            if indices is None or len(indices)
+        }
+
+    found = counts(working.module, "global_local")
     try:
         model = own_model(session, took_part=meta["took_part"])
         with _blaming_plugin(session, model):
-            how = {"confusion": meta["confusion"]}
-            counts = {
-                protocol: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, **how)
-                for protocol, (samples, indices) in by_own_model.items()
-            }
-            # An infinite loss is none of a broken model: it rules a class out.
-            if model is not working.module and any(math.isnan(counted["loss"]) for counted in counts.values()):
+            own = counts(model, "personal", "personal_global", confusion=meta["confusion"])
+            # An infinite loss is no sign of a broken model: a model may rule a class out.
+            if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
                 raise ValueError("its logits are nan")
-        found |= counts
+        found |= own
     except PluginCallError as error:
         print_traceback()
         found["failed"] = f"{error}"

@@ -155,7 +155,7 @@ def _edited(session: LocalSession) -> PluginContractError:
 
 
 def _change_gradients(session: LocalSession, step: BatchStep) -> None:
-    """Let the plugin that implements ``gradients`` put others in place of the model's."""
+    """Let the plugin that implements ``gradients`` replace the model's gradients."""
     trained = trained_parameters(session)
     given = MappingProxyType({name: p.grad for name, p in trained.items() if p.grad is not None})
     with torch.no_grad():

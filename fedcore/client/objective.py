@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
+from fedcore.base.seeding import global_generators
 from fedcore.base.types import Loss
 from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
@@ -117,7 +118,7 @@ class SecondPass:
 
     @property
     def draws(self) -> bool:
-        """Whether the first pass drew random numbers; such a step is not captured, as states cannot be."""
+        """Whether the first pass drew random numbers; a graph cannot set their state, so no such step is captured."""
         return self._before is not None
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
@@ -164,16 +165,16 @@ class SecondPass:
     @contextmanager
     def _same_numbers(self) -> Iterator[None]:
         """Draw the first pass's random numbers again in a block, so that dropout drops the same."""
-        device = self._session.working.device
-        now = None if self._before is None else random_state(device)
-        if self._before is None or now is None:
+        if self._before is None:
             yield
             return
-        _set_random_state(device, self._before)
+        generator = global_generators(self._session.working.device)[-1]
+        now = generator.get_state()
+        generator.set_state(self._before)
         try:
             yield
         finally:
-            _set_random_state(device, now)
+            generator.set_state(now)
 
 
 def trained_parameters(session: LocalSession) -> dict[str, nn.Parameter]:
@@ -182,7 +183,7 @@ def trained_parameters(session: LocalSession) -> dict[str, nn.Parameter]:
 
 
 def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str, Tensor]) -> None:
-    """Put a plugin's gradients in place of the model's; a parameter that is left out does not move.
+    """Replace the model's gradients by a plugin's; a parameter that is left out is not updated.
 
     :raises PluginContractError: a name or a shape that does not fit.
     """
@@ -208,16 +209,8 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 def random_state(device: torch.device) -> Tensor | None:
     """Return the state of a device's global generator; None where a step is being captured."""
-    if device.type == "cpu":
-        return torch.default_generator.get_state()
-    return None if torch.cuda.is_current_stream_capturing() else torch.cuda.get_rng_state(device)
-
-
-def _set_random_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cpu":
-        torch.default_generator.set_state(state)
-    else:
-        torch.cuda.set_rng_state(state, device)
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return None if capturing else global_generators(device)[-1].get_state()
 
 
 def _bytes(state: Tensor) -> bytes:

@@ -77,7 +77,7 @@ class FrozenModel:
         self.present = False
 
     def load(self, tensors: Mapping[str, Tensor] | None) -> None:
-        """Load the weights for another client or round; None where there is no such model."""
+        """Load the weights for another client or round; None if there is no previous model."""
         self._cache = None
         self.present = tensors is not None
         copy_into(self._state, tensors or {})

@@ -148,7 +148,7 @@ class LocalSession:
     requests: TrainingRequests = field(default_factory=TrainingRequests)
     # What the current epoch trains; set by `prepare_training`.
     training: TrainedParameters = field(init=False)
-    # The parameters that the epoch does not train, as plugins froze them; outside of epochs those of no epoch.
+    # The parameters that plugins froze in this epoch; outside of epochs, in all of them.
     excluded: frozenset[str] = frozenset()
     # Optimizer steps so far.
     steps: int = 0
@@ -196,7 +196,7 @@ class LocalSession:
         self.working.load_frozen(self.start, self.previous)
 
     def start_from(self, tensors: Tensors) -> None:
-        """Load the weights that plugins chose instead of some of those received or kept; they are the start now."""
+        """Load the weights that plugins chose to start from; they replace received or kept ones of the same names."""
         if tensors:
             self.start = {**self.start, **tensors}
             copy_into(self.working.state, tensors)

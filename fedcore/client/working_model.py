@@ -103,7 +103,7 @@ class WorkingModel:
         return clone({name: tensor for name, tensor in self.state.items() if name not in self.layout.fixed})
 
     def personal(self) -> Tensors:
-        """Return a copy of those that stay on the client."""
+        """Return a copy of the parameters and buffers that stay on the client."""
         return clone({name: self.state[name] for name in sorted(self.layout.personal)})
 
 

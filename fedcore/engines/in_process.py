@@ -1,8 +1,8 @@
 """The engines of this process: one client after the other, or several side by side on one GPU.
 
 Side by side, every client trains in a lane: a client runtime of its own, as a worker process has one, so clients share
-nothing but the data set. All lanes move in lockstep: each plans its next step, one launch takes all those that a graph
-takes, the others are taken one after the other.
+nothing but the data set. All lanes move in lockstep: each plans its next step, one launch takes all steps that a graph
+holds, the others are taken one after the other.
 """
 
 from __future__ import annotations
@@ -57,16 +57,14 @@ class InProcessEngine:
 
 
 class Lane:
-    """One client runtime and the task that it works on, step by step.
-
-    :ivar step: the optimizer step that is to be taken next; None before the first and after the last one.
-    """
+    """One client runtime and the task that it works on, step by step."""
 
     ready = True
 
     def __init__(self, runtime: ClientRuntime, shared: Mapping[str, SharedPayload]) -> None:
         self.runtime, self._shared = runtime, shared
         self.task: ClientTask | None = None
+        # The optimizer step that is to be taken next; None before the first and after the last one.
         self.step: PlannedStep | None = None
         self._steps: Generator[PlannedStep, None, Outcome]
 
