@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from fedcore.client.optimizer import SGD, ParameterGroup
+from fedcore import RunConfig
+from fedcore.client.optimizer import Optimizer, ParameterGroup
 from fedcore.models import build_model
 
 WARM_UP = 3
@@ -99,14 +100,14 @@ class Stacked(Clients):
         descend(self.optimizer, losses.mean(1).sum())  # no client's loss reaches another's weights
 
 
-def optimizer(weights: list[nn.Parameter]) -> SGD:
+def optimizer(weights: list[nn.Parameter]) -> Optimizer:
     """Return the engine's own optimizer."""
-    made = SGD([ParameterGroup(weights, lr=0.01, weight_decay=1e-5)], momentum=0.9)
-    made.state = {id(weight): made.fresh(weight) for weight in weights}
+    made = Optimizer(RunConfig(momentum=0.9), [ParameterGroup(weights, lr=0.01, weight_decay=1e-5)])
+    made.begin(weights, {})
     return made
 
 
-def descend(optimizer: SGD, loss: Tensor) -> None:
+def descend(optimizer: Optimizer, loss: Tensor) -> None:
     """Take a step."""
     optimizer.zero_grad()
     loss.backward()

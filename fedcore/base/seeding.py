@@ -62,7 +62,7 @@ class RandomStream:
     """
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
-        self._generators = _global_generators(device)
+        self._generators = global_generators(device)
         self.states = [torch.Generator(each.device).manual_seed(seed).get_state() for each in self._generators]
 
     @contextlib.contextmanager
@@ -87,7 +87,7 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
 
     For code that can only draw from the global generators: module constructors, dropout.
     """
-    generators = _global_generators(device)
+    generators = global_generators(device)
     states = [each.get_state() for each in generators]
     try:
         for each in generators:
@@ -109,7 +109,7 @@ class OtherDraws:
         return not torch.equal(self._state, torch.get_rng_state())
 
 
-def _global_generators(device: torch.device | str) -> list[torch.Generator]:
+def global_generators(device: torch.device | str) -> list[torch.Generator]:
     """Return the generators that code without one of its own draws from, on a device and on the CPU."""
     generators, device = [torch.default_generator], torch.device(device)
     if device.type == "cuda":

@@ -31,7 +31,7 @@ def largest_values(tensors: Mapping[str, Tensor]) -> dict[str, float]:
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel()
     }
     away = [name for name, tensor in parts.items() if not tensor.is_cpu]
-    norms = torch._foreach_norm([parts[name] for name in away], math.inf) if away else ()
+    norms = [torch.linalg.vector_norm(parts[name], math.inf) for name in away]
     found = dict(zip(away, torch.stack([norm.double() for norm in norms]).tolist() if away else (), strict=True))
     return {name: found[name] if name in found else _largest(tensor) for name, tensor in parts.items()}
 
@@ -101,10 +101,10 @@ def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], train
 
 
 def copy_into(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the memory of those of the same name, in one operation."""
-    if source:
-        with torch.no_grad():
-            torch._foreach_copy_([target[name] for name in source], list(source.values()))
+    """Copy tensors into the memory of those of the same name."""
+    with torch.no_grad():
+        for name, tensor in source.items():
+            target[name].copy_(tensor)
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:

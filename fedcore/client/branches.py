@@ -9,8 +9,8 @@ Steps that read their client or cannot be captured are taken one after the other
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fedcore.base.errors import PluginCallError
@@ -22,11 +22,10 @@ from fedcore.client.captured_steps import (
     CaptureWarning,
     Key,
     StepGraphs,
-    TrainBatch,
 )
+from fedcore.client.loop import Batch, batches, take_step
 from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
-from fedcore.data.client_data import Picked
 
 MOST_GRAPHS = 32
 """So many combinations of steps are kept as graphs; clients of different sizes could make any number of them."""
@@ -34,17 +33,25 @@ MOST_GRAPHS = 32
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """An optimizer step that is to be taken next.
+    """An optimizer step that is to be taken next."""
 
-    :param number: of the batch in the epoch.
-    :param stream: the random numbers of the epoch.
-    """
-
-    session: LocalSession
-    epoch: int
-    number: int
-    picked: Picked
+    batch: Batch
+    # The random numbers of the epoch.
     stream: RandomStream
+
+
+def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedStep]:
+    """Yield the steps of local epochs, each to be taken before the next is asked for.
+
+    It is :func:`fedcore.client.loop.train`, turned inside out: several clients train in turn, so each has random
+    numbers of its own that wait between its steps.
+    """
+    for epoch in epochs:
+        session.begin_epoch(epoch)
+        stream = RandomStream(session.epoch_seed(epoch), session.working.device)
+        for batch in batches(session, epoch):
+            yield PlannedStep(batch, stream)
+    session.end_epochs()
 
 
 Combination = tuple[tuple[int, Key], ...]
@@ -57,38 +64,38 @@ class Branches:
     :param lanes: the captured steps of each lane; all record with the same recorder.
     """
 
-    def __init__(self, lanes: Sequence[StepGraphs], train_batch: TrainBatch) -> None:
-        self._lanes, self._train_batch = lanes, train_batch
+    def __init__(self, lanes: Sequence[StepGraphs]) -> None:
+        self._lanes = lanes
         self._graphs: dict[Combination, LaunchBranches | str] = {}
 
     def alone(self, lane: int, step: PlannedStep) -> None:
         """Take a step of one lane."""
         with step.stream.running():
-            self._lanes[lane].take_step(step.session, step.epoch, step.number, step.picked)
+            self._lanes[lane].take_step(step.batch)
 
     def together(self, steps: Mapping[int, PlannedStep]) -> set[int]:
         """Take the steps that one graph takes, by lane; returns their lanes."""
         ready: dict[int, Captured] = {}
         keys: list[tuple[int, Key]] = []
         for lane, step in steps.items():
-            found = self._lanes[lane].replayable(step.session, step.epoch, step.picked)
-            if found is not None:
-                keys.append((lane, found[0]))
-                ready[lane] = found[1]
+            key, captured = self._lanes[lane].find(step.batch)
+            if isinstance(captured, Captured) and key.session is None:
+                keys.append((lane, key))
+                ready[lane] = captured
         if len(ready) < 2:
             return set()
         combination = tuple(keys)
         launch = self._graphs.get(combination)
         if launch is None:
-            self._begin_round(steps[keys[0][0]].session)
+            self._begin_round(steps[keys[0][0]].batch.session)
             self._note(combination, SEEN)
         elif launch == SEEN:
             launch = self._record([(steps[lane], captured) for lane, captured in ready.items()])
             self._note(combination, launch)
         elif not isinstance(launch, str):
             for lane, captured in ready.items():
-                captured.batch.copy_(steps[lane].picked)
-                steps[lane].session.losses.count(captured.losses)
+                captured.batch.copy_(steps[lane].batch.picked)
+                steps[lane].batch.session.losses.count(captured.losses)
             launch([steps[lane].stream for lane in ready])
         return set() if launch is None or isinstance(launch, str) else {*ready}
 
@@ -109,18 +116,18 @@ class Branches:
 
     def _record(self, steps: Sequence[tuple[PlannedStep, Captured]]) -> LaunchBranches | str:
         """Record steps as branches and take them; returns REFUSED where that cannot be done."""
-        counts = [step.session.losses.counts() for step, _ in steps]
+        counts = [dict(step.batch.session.losses.counts) for step, _ in steps]
         branches, streams = [], [step.stream for step, _ in steps]
         for step, captured in steps:
-            captured.batch.copy_(step.picked)
-            step.session.training.optimizer.zero_grad()
-            branches.append(partial(self._train_batch, step.session, step.epoch, step.number, captured.batch))
+            captured.batch.copy_(step.batch.picked)
+            step.batch.session.training.optimizer.zero_grad()
+            branches.append(partial(take_step, step.batch.session, replace(step.batch, picked=captured.batch)))
         try:
             launch = self._lanes[0].recorder.record_branches(branches, streams)
         except (RuntimeError, PluginCallError) as error:
             for (step, _), before in zip(steps, counts, strict=True):
-                step.session.losses.restore(before)
-                step.session.training.optimizer.zero_grad()
+                step.batch.session.losses.counts = before
+                step.batch.session.training.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"steps cannot be branches of one graph: {reason}", CaptureWarning, stacklevel=2)
             return REFUSED

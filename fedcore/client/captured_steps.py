@@ -1,34 +1,99 @@
-"""Training steps on CUDA as captured graphs: recorded once, replayed in one launch.
+"""A step runner for CUDA: steps are captured as graphs, recorded once, replayed in one launch.
 
-A replay runs no Python, so a graph may be replayed only where the hooks would do the same again.
-:class:`fedcore.client.loop.BatchStep` therefore records whether hooks read the round, the epoch, the client or the
-batch. A graph is valid while the learning rate stays the same, for one round, or for one client's session, according to
-what they read. A step whose hooks read the batch is never captured, and neither is one that rebinds tensors of the
-client's ``scratch`` or ``state`` (updates in place are fine). The first step of a kind runs eagerly, which also warms
-the libraries up; the second is captured.
+A replay runs no Python, so a graph may be replayed only where the hooks would do the same again. A step that is taken
+for the first time therefore shows its hooks a :class:`WatchedStep`, which notes whether they read the round, the epoch,
+the client or the batch. A graph is valid while the learning rate stays the same, for one round, or for one client's
+session, according to what they read. A step whose hooks read the batch is never captured, and neither is one that
+rebinds tensors of the client's ``scratch`` or ``state`` (updates in place are fine). The first step of a kind runs
+eagerly, which also warms the libraries up; the second is captured.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginCallError
-from fedcore.client.fixed_tensors import FixedTensors
-from fedcore.client.loop import Batch
+from fedcore.client.context import SessionContext
+from fedcore.client.loop import Batch, BatchStep, take_step
 from fedcore.client.recorder import Launch, Recorder
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset
 from fedcore.data.client_data import Picked
+from fedcore.hooks.contexts import ClientContext
+from fedcore.models import Outputs
 
-TrainBatch = Callable[[LocalSession, int, int, Picked], Batch]
+OF_STEP = {
+    "client": "client",
+    "added": "client",
+    "frozen": "client",
+    "previous_model": "client",
+    "round": "round",
+    "progress": "round",
+    "epoch": "epoch",
+    "random": "batch",
+}
+"""Attribute of a step -> what a hook reads by it, as its value would be compiled into a graph."""
+
+OF_CLIENT = {"steps", "forward", "gradients"}
+"""Attributes of a step's client that change from batch to batch."""
+
+
+class WatchedStep(BatchStep):
+    """What a plugin sees of one mini-batch, and a note of what it reads.
+
+    :param reads: gets ``round``, ``client``, ``epoch`` or ``batch``.
+    """
+
+    def __init__(self, reads: set[str], batch: Batch, outputs: Outputs) -> None:
+        super().__init__(batch, outputs)
+        vars(self).update(_reads=reads)
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if name in OF_STEP:
+            self._reads.add(OF_STEP[name])
+        return super().__getattribute__(name)
+
+    @property
+    @override
+    def client(self) -> ClientContext:
+        return WatchedClient(self._reads, self._batch.session, self._plugin)
+
+    @override
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
+        if self._second is not None and self._second.draws:
+            self._reads.add("batch")
+        return super().gradients_at(weights, rows)
+
+
+class WatchedClient(SessionContext):
+    """What a plugin sees of a step's client, with the same notes."""
+
+    def __init__(self, reads: set[str], session: LocalSession, plugin: str) -> None:
+        super().__init__(session, plugin)
+        vars(self).update(_reads=reads)
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if name in OF_CLIENT:
+            self._reads.add("batch")
+        return super().__getattribute__(name)
+
+
+def take_watched_step(session: LocalSession, batch: Batch) -> set[str]:
+    """Take a step; returns which of ``round``, ``client``, ``epoch`` and ``batch`` its hooks read."""
+    reads: set[str] = set()
+    take_step(session, batch, partial(WatchedStep, reads))
+    return reads
 
 
 class Kind(NamedTuple):
@@ -39,18 +104,34 @@ class Kind(NamedTuple):
     excluded: frozenset[str]
 
     @classmethod
-    def of(cls, session: LocalSession, picked: Picked) -> Kind:
-        """Return those of a session's step on a batch."""
-        return cls(len(picked.positions), session.lr, session.excluded)
+    def of(cls, batch: Batch) -> Kind:
+        """Return the constants of the step on a batch."""
+        return cls(len(batch.picked.positions), batch.session.lr, batch.session.excluded)
 
 
 class Key(NamedTuple):
     """A kind of step with the values that its hooks read; None for a value that they did not read."""
 
     kind: Kind
-    depends_on: frozenset[str]
-    round: int | None
-    epoch: int | None
+    session: LocalSession | None = None
+    round: int | None = None
+    epoch: int | None = None
+
+    @classmethod
+    def of(cls, batch: Batch, reads: Collection[str]) -> Key:
+        """Return the key of the step on a batch whose hooks read this."""
+        session = batch.session
+        return cls(
+            Kind.of(batch),
+            session if "client" in reads else None,
+            session.round if "round" in reads else None,
+            batch.epoch if "epoch" in reads else None,
+        )
+
+    def fits(self, batch: Batch) -> bool:
+        """Return whether hooks would read the same values on a batch of this kind."""
+        values = (batch.session, batch.session.round, batch.epoch)
+        return all(own in (None, value) for own, value in zip(self[1:], values, strict=True))
 
     def serves(self, round: int, lr: float) -> bool:
         """Return whether a client of a round, with its learning rate, can take the step."""
@@ -84,103 +165,76 @@ class CaptureWarning(UserWarning):
 
 
 class StepGraphs:
-    """The captured steps of one client runtime, and the tensors at fixed addresses that they use."""
+    """The captured steps of one client runtime."""
 
-    def __init__(self, recorder: Recorder, train_batch: TrainBatch) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._train_batch = train_batch
-        self.fixed = FixedTensors()
-        self._steps: dict[Key, Captured | str] = {}
-        self._steps_of: WeakKeyDictionary[LocalSession, dict[Key, Captured | str]] = WeakKeyDictionary()
-        self._looks: dict[Kind, list[frozenset[str]]] = {}
-        self._refused: set[Kind] = set()
+        self._steps: dict[Kind, dict[Key, Captured | str]] = {}
 
     def begin_round(self, round: int, lr: float) -> None:
         """Drop the steps that were captured for an earlier round or another learning rate; a graph holds memory.
 
         :param lr: the round's, which all its clients have.
         """
-        self._steps = {key: step for key, step in self._steps.items() if key.serves(round, lr)}
-        self._looks = {kind: looks for kind, looks in self._looks.items() if kind.lr == lr}
-        self._refused = {kind for kind in self._refused if kind.lr == lr}
+        self._keep(lambda key: key.serves(round, lr))
 
     def forget(self, session: LocalSession) -> None:
         """Drop the steps of a session that has ended, or whose frozen outputs and momentum are allocated again."""
-        self._steps_of.pop(session, None)
+        self._keep(lambda key: key.session is not session)
 
-    def take_step(self, session: LocalSession, epoch: int, number: int, picked: Picked) -> None:
+    def _keep(self, which: Callable[[Key], bool]) -> None:
+        steps = {kind: {key: step for key, step in own.items() if which(key)} for kind, own in self._steps.items()}
+        self._steps = {kind: own for kind, own in steps.items() if own}
+
+    def run_steps(self, session: LocalSession, batches: Iterable[Batch]) -> None:
+        """Take the steps of a local epoch."""
+        for batch in batches:
+            self.take_step(batch)
+
+    def take_step(self, batch: Batch) -> None:
         """Take one optimizer step: replay a captured one, capture one that was seen before, else run it eagerly."""
-        kind = Kind.of(session, picked)
-        if kind in self._refused:
-            self._train_batch(session, epoch, number, picked)
-            return
-        key, step = self._find(session, kind, epoch)
+        session, (key, step) = batch.session, self.find(batch)
         if isinstance(step, Captured):
-            step.take(picked)
+            step.take(batch.picked)
             session.losses.count(step.losses)
-        elif key is not None and step == SEEN:
-            self._store(session, key, self._capture(session, epoch, number, picked, kind))
+        elif step == SEEN:
+            self._steps[key.kind][key] = self._capture(session, batch)
+        elif step == REFUSED:
+            take_step(session, batch)
         else:
             before = held(session)
-            batch = self._train_batch(session, epoch, number, picked)
-            if step is None:
-                looked = frozenset(batch.depends_on | ({"client"} if session.own_tensors else set()))
-                fixed = "batch" not in looked
-                if not fixed or same(before, held(session)):
-                    self._store(session, self._key(session, kind, looked, epoch), SEEN if fixed else REFUSED)
+            reads = take_watched_step(session, batch) | ({"client"} if session.own_tensors else set())
+            if "batch" in reads or same(before, held(session)):
+                self._steps.setdefault(key.kind, {})[Key.of(batch, reads)] = REFUSED if "batch" in reads else SEEN
 
-    def replayable(self, session: LocalSession, epoch: int, picked: Picked) -> tuple[Key, Captured] | None:
-        """Return the captured step that takes a batch, if it does so for any client."""
-        kind = Kind.of(session, picked)
-        key, step = (None, None) if kind in self._refused else self._find(session, kind, epoch)
-        if key is None or not isinstance(step, Captured) or "client" in key.depends_on:
-            return None
-        return key, step
-
-    def _find(self, session: LocalSession, kind: Kind, epoch: int) -> tuple[Key | None, Captured | str | None]:
-        for looked in self._looks.get(kind, ()):
-            key = self._key(session, kind, looked, epoch)
-            step = self._steps_with(session, looked).get(key)
-            if step is not None:
+    def find(self, batch: Batch) -> tuple[Key, Captured | str | None]:
+        """Return what is known of the step on a batch, with the values for which it holds."""
+        kind = Kind.of(batch)
+        for key, step in self._steps.get(kind, {}).items():
+            if key.fits(batch):
                 return key, step
-        return None, None
+        return Key(kind), None
 
-    def _steps_with(self, session: LocalSession, looked: frozenset[str]) -> dict[Key, Captured | str]:
-        return self._steps_of.setdefault(session, {}) if "client" in looked else self._steps
-
-    def _key(self, session: LocalSession, kind: Kind, looked: frozenset[str], epoch: int) -> Key:
-        return Key(kind, looked, session.round if "round" in looked else None, epoch if "epoch" in looked else None)
-
-    def _store(self, session: LocalSession, key: Key, step: Captured | str) -> None:
-        self._steps_with(session, key.depends_on)[key] = step
-        looks = self._looks.setdefault(key.kind, [])
-        if key.depends_on not in looks:
-            looks.append(key.depends_on)
-
-    def _capture(self, session: LocalSession, epoch: int, number: int, picked: Picked, kind: Kind) -> Captured | str:
+    def _capture(self, session: LocalSession, batch: Batch) -> Captured | str:
         """Record a step and take it; returns REFUSED where it cannot be captured."""
-        own = picked.clone()
-        before, counts, names = held(session), session.losses.counts(), session.losses.names()
+        own = batch.picked.clone()
+        before, counts, names = held(session), dict(session.losses.counts), set(session.losses.sums)
         session.training.optimizer.zero_grad()
-
-        def train() -> None:
-            self._train_batch(session, epoch, number, own)
-
         try:
-            launch = self.recorder.record(train)
+            launch = self.recorder.record(partial(take_step, session, replace(batch, picked=own)))
         except (RuntimeError, PluginCallError) as error:
-            session.losses.restore(counts)
+            session.losses.counts = counts
             session.training.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
-            self._refused.add(kind)
-            self._train_batch(session, epoch, number, picked)
+            self._steps[Kind.of(batch)] = {Key(Kind.of(batch)): REFUSED}
+            take_step(session, batch)
             return REFUSED
         launch()
-        if not same(before, held(session)) or session.losses.names() != names:
+        if not same(before, held(session)) or session.losses.sums.keys() != names:
             session.scratch["fedcore"]["step"] = launch  # its memory pool holds tensors that hooks refer to
             return REFUSED
-        took = tuple(name for name, count in session.losses.counts().items() if count > counts.get(name, 0))
+        took = tuple(name for name, count in session.losses.counts.items() if count > counts.get(name, 0))
         return Captured(launch, own, took)
 
 

@@ -14,9 +14,8 @@ from fedcore.base.errors import PluginContractError
 from fedcore.base.state import State
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
-from fedcore.client.frozen import all_outputs
-from fedcore.client.mean_gradients import MeanLoss, cross_entropy, mean_gradients
 from fedcore.client.optimizer import ParameterGroup
+from fedcore.client.passes import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.client.session import LocalSession
 from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ClientContext, View
@@ -74,7 +73,6 @@ class SessionContext(View, ClientContext):
     @property
     @override
     def steps(self) -> int:
-        self._session.depends_on.add("batch")
         return self._session.steps
 
     @property
@@ -101,7 +99,6 @@ class SessionContext(View, ClientContext):
     @override
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
         data, model = self._session.data, model or self.model
-        self._session.depends_on.add("batch")
         with evaluating(model):
             outputs = all_outputs(model, data, indices)
         labels = data.labels if indices is None else data.labels[indices]
@@ -112,7 +109,6 @@ class SessionContext(View, ClientContext):
         self, indices: Tensor | None = None, model: SplitModel | None = None, loss: MeanLoss | None = None
     ) -> Tensors:
         session = self._session
-        session.depends_on.add("batch")
         names = session.working.layout.trainable
         return mean_gradients(model or self.model, session.data, names, indices, loss or cross_entropy)
 

@@ -8,8 +8,9 @@ model on the server's test set.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def count(
     Chunks are fixed and added in order, each computed by one thread, so that the result does not depend on the
     number of threads.
 
-    :param confusion: count ``confusion``, too: a row per class, in it the samples by predicted class.
+    :param confusion: count ``confusion``, also: a row per class, in it the samples by predicted class.
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
@@ -157,32 +158,33 @@ def evaluate_client(
 ) -> dict[str, Any]:
     """Evaluate one client, whose session is loaded; returns counts by protocol.
 
-    Where the model of a plugin's ``personal_model`` fails, ``failed`` says why in place of the protocols of own models.
+    Where the model of a plugin's ``personal_model`` fails, ``failed`` says why instead of the protocols of own models.
 
     :param held_out: the client's held-out samples, positions in the training set, int64 (m,).
     :param meta: the task's ``protocols``, whether the client ``took_part`` in training before, and whether
         ``confusion`` is to be counted for its own model.
     """
-    protocols = set(meta["protocols"])
-    found: dict[str, Any] = {}
-    device, working = session.working.device, session.working.module
+    working = session.working
+    on_client = (dataset.train, held_out)
+    sets = {"global_local": on_client, "personal": on_client, "personal_global": (dataset.test, None)}
 
-    def on_held_out(model: nn.Module, *, confusion: bool = False) -> dict[str, Any]:
-        return evaluate(model, dataset.train, dataset.num_classes, device, indices=held_out, confusion=confusion)
+    def counts(model: nn.Module, *protocols: str, **how: Any) -> dict[str, Any]:
+        asked = {name: sets[name] for name in protocols if name in meta["protocols"]}
+        return {
+            name: evaluate(model, samples, dataset.num_classes, working.device, indices=indices, **how)
+            for name, (samples, indices) in asked.items()
+            if indices is None or len(indices)
+        }
 
-    if "global_local" in protocols and len(held_out):
-        found["global_local"] = on_held_out(working)
-
-    def by(model: nn.Module) -> dict[str, Any]:
-        counts, confusion = {}, meta["confusion"]
-        if "personal" in protocols and len(held_out):
-            counts["personal"] = on_held_out(model, confusion=confusion)
-        if "personal_global" in protocols:
-            counts["personal_global"] = evaluate(model, dataset.test, dataset.num_classes, device, confusion=confusion)
-        return counts
-
+    found = counts(working.module, "global_local")
     try:
-        found |= _by_own_model(session, by, took_part=meta["took_part"])
+        model = own_model(session, took_part=meta["took_part"])
+        with _blaming_plugin(session, model):
+            own = counts(model, "personal", "personal_global", confusion=meta["confusion"])
+            # An infinite loss is no sign of a broken model: a model may rule a class out.
+            if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
+                raise ValueError("its logits are nan")
+        found |= own
     except PluginCallError as error:
         print_traceback()
         found["failed"] = f"{error}"
@@ -198,33 +200,22 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
     return session.working.module if model is None else model
 
 
-def _by_own_model(
-    session: LocalSession, by: Callable[[nn.Module], dict[str, Any]], *, took_part: bool
-) -> dict[str, Any]:
-    """Return the counts of :func:`own_model`.
-
-    :raises PluginCallError: the hook raised, or its model cannot be evaluated.
-    """
-    model = own_model(session, took_part=took_part)
-    if model is session.working.module:
-        return by(model)
-    plugin = next(iter(session.plugins.implementers("personal_model")))
-
-    def failed(found: str) -> PluginCallError:
-        what = f"returned {type(model).__name__}, which cannot be evaluated: {found}"
-        return PluginCallError.of(plugin.name, what, hook="personal_model", round=session.round, client=session.client)
-
+@contextmanager
+def _blaming_plugin(session: LocalSession, model: nn.Module) -> Iterator[None]:
+    """Evaluate a model in a block; if it is that of ``personal_model``, the plugin is named in what it raises."""
     try:
-        counts = by(model)
+        yield
     except FedcoreError:
         raise
-    except ValueError as error:
-        raise failed(f"{error}") from error
     except Exception as error:  # third-party code can raise anything
-        raise failed(f"{type(error).__name__}: {error}") from error
-    if any(math.isnan(counted["loss"]) for counted in counts.values()):  # infinite where a class is ruled out
-        raise failed("its logits are nan")
-    return counts
+        if model is session.working.module:
+            raise
+        plugin = session.plugins.implementers("personal_model")[0].name
+        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        what = f"returned {type(model).__name__}, which cannot be evaluated: {reason}"
+        raise PluginCallError.of(
+            plugin, what, hook="personal_model", round=session.round, client=session.client
+        ) from error
 
 
 def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Iterable[int]) -> dict[str, Any]:

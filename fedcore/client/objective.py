@@ -1,43 +1,48 @@
-"""The local objective of a step: the task loss and the terms of all plugins, checked and added up."""
+"""The local objective of a step, checked and added up, and its gradient at other weights or on some rows of a batch."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
+from fedcore.base.seeding import global_generators
 from fedcore.base.types import Loss
+from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
 from fedcore.hooks.contexts import Step
 from fedcore.hooks.plugin import Plugin
-from fedcore.hooks.plugins import PluginSet
+
+SHARED = ("y", "features", "logits")
+"""The tensors of a step that all plugins see."""
 
 
 def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
-    """Return task_scale * task + sum of weight * value; a part of scale exactly 0 is left out, and not recorded.
+    """Return task_scale * task + sum of weight * value; a part of weight exactly 0 is left out, and not recorded.
 
     :param record: whether the parts are added to the client's losses.
     :raises PluginContractError: a hook returned something else, or edited a tensor that other plugins see.
     """
-    before = _versions(step)
-    task = task_loss(session.plugins, step)
-    if _versions(step) != before:
-        raise _edits(session.plugins.implementers("task_loss")[0], "task_loss", step, before)
-    task_scale, terms = 1.0, []
+    versions = _versions(step)
+    task = _task_loss(session, step, versions)
+    task_scale = 1.0
+    parts: list[tuple[str, float | Tensor, Tensor]] = []
     for plugin, result in session.plugins.each("local_loss", step=step):
-        if _versions(step) != before:
-            raise _edits(plugin, "local_loss", step, before)
-        for loss in _losses(plugin, result, step):
-            task_scale *= _task_scale(plugin, loss)
-            if isinstance(loss.weight, Tensor) or loss.weight != 0:
-                terms.append(loss.value if _is_one(loss.weight) else loss.weight * loss.value)
-                if record:
-                    session.losses.add(f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.value)
-    if task_scale != 0:
-        terms.append(task if task_scale == 1.0 else task_scale * task)
-        if record:
-            session.losses.add("task", task)
+        _check_unedited(plugin, "local_loss", step, versions)
+        for loss in [] if result is None else result if isinstance(result, list) else [result]:
+            _check_loss(plugin, loss, step)
+            task_scale *= loss.task_scale
+            parts.append((f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.weight, loss.value))
+    parts = [part for part in (*parts, ("task", task_scale, task)) if isinstance(part[1], Tensor) or part[1] != 0]
+    if record:
+        for name, _, value in parts:
+            session.losses.add(name, value)
+    terms = [value if not isinstance(weight, Tensor) and weight == 1 else weight * value for _, weight, value in parts]
     total = sum(terms[1:], terms[0]) if terms else None
     if total is None or not total.requires_grad:
         found = f"give no part of the local objective that depends on the model: task_scale is {task_scale}"
@@ -46,76 +51,168 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
     return total
 
 
-def _versions(step: Step) -> tuple[int, int, int]:
-    """Return how often torch saw the tensors edited that all plugins share; it costs no look at their values."""
-    return step.y._version, step.features._version, step.logits._version
-
-
-def _edits(plugin: Plugin, hook: str, step: Step, before: tuple[int, int, int]) -> PluginContractError:
-    edited = [name for name, one, other in zip(("y", "features", "logits"), before, _versions(step)) if one != other]
-    return PluginContractError.of(
-        plugin.name,
-        f"edits step.{edited[0]} in place, which all plugins share",
-        hook=hook,
-        round=step.round,
-        client=step.client.id,
-        hint=f"edit a copy: step.{edited[0]}.clone()",
-    )
-
-
-def task_loss(plugins: PluginSet, step: Step) -> Tensor:
+def _task_loss(session: LocalSession, step: Step, versions: list[int]) -> Tensor:
     """Return the task loss of the one plugin that replaces it, or cross-entropy."""
-    for plugin, value in plugins.each("task_loss", step=step):
-        if value is None:
-            continue
-        if not _is_scalar(value):
-            raise _no_scalar(plugin, "task_loss", step, value)
-        assert isinstance(value, Tensor)
-        return value
+    for plugin, value in session.plugins.each("task_loss", step=step):
+        _check_unedited(plugin, "task_loss", step, versions)
+        if value is not None:
+            _check_scalar(plugin, "task_loss", step, value)
+            task: Tensor = value
+            return task
     raise AssertionError("the built-in plugin has a task loss")
 
 
-def _task_scale(plugin: Plugin, loss: Loss) -> float:
+def _versions(step: Step) -> list[int]:
+    """Return how often torch saw the shared tensors edited; it costs no look at their values."""
+    return [step.y._version, step.features._version, step.logits._version]
+
+
+def _check_unedited(plugin: Plugin, hook: str, step: Step, before: list[int]) -> None:
+    after = _versions(step)
+    if after != before:
+        name = next(name for name, one, other in zip(SHARED, before, after, strict=True) if one != other)
+        found = f"edits step.{name} in place, which all plugins share"
+        raise _broken(plugin, hook, step, found, hint=f"edit a copy: step.{name}.clone()")
+
+
+def _check_loss(plugin: Plugin, loss: Any, step: Step) -> None:
+    if not isinstance(loss, Loss):
+        expected, hint = "Loss, a list of Loss or None", "wrap it: Loss(value)"
+        raise _broken(plugin, "local_loss", step, f"returned {type(loss).__name__}", expected=expected, hint=hint)
+    _check_scalar(plugin, "local_loss", step, loss.value)
     if loss.task_scale != 1.0 and not plugin.scales_task:
         found = f"returned task_scale {loss.task_scale} without declaring scales_task = True"
-        raise PluginContractError.of(plugin.name, found, hook="local_loss")
-    return loss.task_scale
+        raise _broken(plugin, "local_loss", step, found)
 
 
-def _is_one(weight: float | Tensor) -> bool:
-    return not isinstance(weight, Tensor) and weight == 1.0
+def _check_scalar(plugin: Plugin, hook: str, step: Step, value: Any) -> None:
+    if not isinstance(value, Tensor) or value.ndim != 0:
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        found, expected, hint = f"returned a value of {shape}", "a 0-dim tensor", "did you forget .mean()?"
+        raise _broken(plugin, hook, step, found, expected=expected, hint=hint)
 
 
-def _losses(plugin: Plugin, result: Any, step: Step) -> list[Loss]:
-    losses = [] if result is None else result if isinstance(result, list) else [result]
-    for loss in losses:
-        if not isinstance(loss, Loss):
-            raise PluginContractError.of(
-                plugin.name,
-                f"returned {type(loss).__name__}",
-                hook="local_loss",
-                round=step.round,
-                client=step.client.id,
-                expected="Loss, a list of Loss or None",
-                hint="wrap it: Loss(value)",
-            )
-        if not _is_scalar(loss.value):
-            raise _no_scalar(plugin, "local_loss", step, loss.value)
-    return losses
+def _broken(plugin: Plugin, hook: str, step: Step, found: str, **more: str) -> PluginContractError:
+    return PluginContractError.of(plugin.name, found, hook=hook, round=step.round, client=step.client.id, **more)
 
 
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0
+Rows = Tensor | slice | None
+"""Positions in a batch; None for all."""
 
 
-def _no_scalar(plugin: Plugin, hook: str, step: Step, value: Any) -> PluginContractError:
-    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    return PluginContractError.of(
-        plugin.name,
-        f"returned a value of {shape}",
-        hook=hook,
-        round=step.round,
-        client=step.client.id,
-        expected="a 0-dim tensor",
-        hint="did you forget .mean()?",
-    )
+class SecondPass:
+    """Takes further passes of one step, for the hook ``gradients``.
+
+    A pass leaves no trace: weights, buffers, the plugins' notes and the random stream are afterwards as the first pass
+    left them. All of it is copied on the device, so the whole step can be captured.
+
+    :param evaluate: takes the forward pass on rows of the batch; returns the objective, of which nothing is recorded.
+    :param before: the :func:`random_state` before the first pass.
+    """
+
+    def __init__(self, session: LocalSession, evaluate: Callable[[Rows], Tensor], before: Tensor | None) -> None:
+        self._session, self._evaluate = session, evaluate
+        now = random_state(session.working.device)
+        differs = before is not None and now is not None and _bytes(now) != _bytes(before)
+        self._before = before if differs else None
+
+    @property
+    def draws(self) -> bool:
+        """Whether the first pass drew random numbers; a graph cannot set their state, so no such step is captured."""
+        return self._before is not None
+
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
+        """Return the gradient of the whole objective by name; documented in :class:`fedcore.hooks.contexts.Step`."""
+        trained = trained_parameters(self._session)
+        self._check(weights, trained)
+        with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
+            total = self._evaluate(rows)
+            found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+        return {name: gradient for name, gradient in zip(trained, found) if gradient is not None}
+
+    def _check(self, weights: Mapping[str, Tensor], trained: Mapping[str, nn.Parameter]) -> None:
+        for name, value in weights.items():
+            expected = trained[name].shape if name in trained else None
+            if value.shape != expected:
+                raise ValueError(
+                    f"step.gradients_at got weights for {name!r} of shape {tuple(value.shape)}, "
+                    + ("which is not trained in this step" if expected is None else f"expected {tuple(expected)}")
+                )
+
+    @contextmanager
+    def _undisturbed(self, trained: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Load weights for a block; afterwards they, the buffers and the plugins' notes are as they were."""
+        session = self._session
+        notes = {plugin: dict(values) for plugin, values in session.scratch.items()}
+        replaced = [trained[name] for name in weights]
+        kept = [*replaced, *session.working.module.buffers(), *_tensors_in(notes)]
+        with torch.no_grad():
+            values = [(tensor.clone(), tensor._version) for tensor in kept]
+            for parameter, value in zip(replaced, weights.values()):
+                parameter.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, (value, version) in zip(kept, values):
+                    # A tensor on another device is touched only if a term edited it: a capture takes edits for changes.
+                    if tensor.device == session.working.device or tensor._version != version:
+                        tensor.copy_(value)
+            for plugin, noted in session.scratch.items():
+                noted.clear()
+                noted.update(notes.get(plugin, {}))
+
+    @contextmanager
+    def _same_numbers(self) -> Iterator[None]:
+        """Draw the first pass's random numbers again in a block, so that dropout drops the same."""
+        if self._before is None:
+            yield
+            return
+        generator = global_generators(self._session.working.device)[-1]
+        now = generator.get_state()
+        generator.set_state(self._before)
+        try:
+            yield
+        finally:
+            generator.set_state(now)
+
+
+def trained_parameters(session: LocalSession) -> dict[str, nn.Parameter]:
+    """Return the model's parameters that the current step trains, by name, in the model's order."""
+    return {name: p for name, p in session.working.parameters.items() if p.requires_grad}
+
+
+def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str, Tensor]) -> None:
+    """Replace the model's gradients by a plugin's; a parameter that is left out is not updated.
+
+    :raises PluginContractError: a name or a shape that does not fit.
+    """
+    trained = {name: p for name, p in trained_parameters(session).items() if p.grad is not None}
+    names = "the names that it was given"
+    check_tensors_fit(found, trained, session, plugin=plugin.name, hook="gradients", names=names)
+    for name, parameter in trained.items():
+        if name not in found:
+            parameter.grad = None
+        elif found[name] is not parameter.grad:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(found[name])
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings and sequences that can be edited in place."""
+    if isinstance(value, Tensor):
+        if not any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape)):
+            yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_in(item)
+
+
+def random_state(device: torch.device) -> Tensor | None:
+    """Return the state of a device's global generator; None where a step is being captured."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return None if capturing else global_generators(device)[-1].get_state()
+
+
+def _bytes(state: Tensor) -> bytes:
+    """Return a generator's state, which is on the CPU whatever the device is, so that reading it waits for none."""
+    return ctypes.string_at(state.data_ptr(), state.numel())

@@ -1,19 +1,18 @@
-"""The optimizers of local training: torch's fused SGD, Adam and AdamW, without the classes around them.
+"""The optimizers of local training: torch's fused SGD, Adam and AdamW, called as functions.
 
-Creating a ``torch.optim.SGD`` imports torch's compiler, which takes as long as importing torch itself, in every
-process; it also wraps every step in checks and profiler annotations, and ``torch.optim.sgd.sgd`` sorts its tensors
-anew in every step. The kernel and its bits are the same here.
+Creating an object of ``torch.optim.SGD`` imports torch's compiler: about 2 s and 70 MB in every process, as long as
+importing torch takes. The functions under those classes take the same steps without it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from fedcore.base.config import RunConfig
 
@@ -26,36 +25,40 @@ class ParameterGroup:
     lr: float
     weight_decay: float
 
-    def by_dtype(self) -> list[ParameterGroup]:
-        """Return the group cut into groups of one dtype each, as the fused kernels take them."""
-        dtypes = dict.fromkeys(parameter.dtype for parameter in self.parameters)
-        if len(dtypes) == 1:
-            return [self]
-        return [replace(self, parameters=[p for p in self.parameters if p.dtype == dtype]) for dtype in dtypes]
 
+class Optimizer:
+    """Steps groups of parameters as a run's configuration says; a parameter without a gradient is not changed."""
 
-class Optimizer(ABC):
-    """Steps groups of parameters; one without a gradient is not changed.
-
-    :ivar state: by a parameter's id, its tensors by name; :meth:`fresh` gives those before the first step.
-    """
-
-    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
-        self.groups = [part for group in groups for part in group.by_dtype()]
-        self.state: dict[int, Mapping[str, Tensor]] = {}
-
-    @staticmethod
-    def of(config: RunConfig, groups: Iterable[ParameterGroup]) -> Optimizer:
-        """Return the optimizer that a run's configuration names."""
-        if config.optimizer == "sgd":
-            return SGD(groups, config.momentum)
-        betas = (config.beta1, config.beta2)
-        return Adam(groups, betas, config.epsilon, decoupled=config.optimizer == "adamw")
+    def __init__(self, config: RunConfig, groups: Iterable[ParameterGroup]) -> None:
+        self.config = config
+        self.groups = list(groups)
+        # By a parameter's id, as a tensor's own hash takes ten times as long.
+        self._state: dict[int, dict[str, Tensor]] = {}
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, group by group."""
         return [parameter for group in self.groups for parameter in group.parameters]
+
+    def begin(self, parameters: Iterable[nn.Parameter], memory: dict[int, dict[str, Tensor]]) -> None:
+        """Give parameters the state of before the first step: all zeros, which for momentum equals torch's missing one.
+
+        :param memory: state of earlier optimizers by a parameter's id; its tensors are used again, and it is added to.
+        """
+        for parameter in parameters:
+            state = memory.get(id(parameter))
+            if state is None:
+                state = memory[id(parameter)] = self._zeros(parameter)
+            else:
+                for tensor in state.values():
+                    tensor.zero_()
+            self._state[id(parameter)] = state
+
+    def _zeros(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        if self.config.optimizer == "sgd":
+            return {"momentum": torch.zeros_like(parameter)} if self.config.momentum else {}
+        steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        return {"first": torch.zeros_like(parameter), "second": torch.zeros_like(parameter), "steps": steps}
 
     def zero_grad(self) -> None:
         """Set all gradients to None."""
@@ -66,83 +69,41 @@ class Optimizer(ABC):
     def step(self) -> None:
         """Take one step along the gradients."""
         for group in self.groups:
-            used = [parameter for parameter in group.parameters if parameter.grad is not None]
+            used: list[Tensor] = [parameter for parameter in group.parameters if parameter.grad is not None]
             if used:
-                self._step(group, used, [p.grad for p in used if p.grad is not None])
+                self._step(group, used, [parameter.grad for parameter in used if parameter.grad is not None])
 
-    @abstractmethod
-    def fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return a parameter's state before the first step: all zeros."""
-
-    @abstractmethod
-    def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
-        """Take one step for the parameters of a group that have gradients."""
-
-
-class SGD(Optimizer):
-    """SGD as in torch: coupled weight decay, no dampening.
-
-    A momentum buffer of zeros gives the same first step as torch's missing buffer.
-
-    :param momentum: 0 for none; else every parameter needs a ``state``.
-    """
-
-    def __init__(self, groups: Iterable[ParameterGroup], momentum: float) -> None:
-        super().__init__(groups)
-        self.momentum = momentum
-
-    def fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return a momentum buffer of zeros, if there is momentum."""
-        return {"momentum": torch.zeros_like(parameter)} if self.momentum else {}
-
-    def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
-        torch._fused_sgd_(
-            list(used),
-            gradients,
-            [self.state[id(p)]["momentum"] for p in used] if self.momentum else [],
-            weight_decay=group.weight_decay,
-            momentum=self.momentum,
-            lr=group.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-
-
-class Adam(Optimizer):
-    """Adam as in torch, with coupled weight decay; with decoupled one it is AdamW.
-
-    :param betas: decay of the two moments; ``epsilon`` is added to the root of the second.
-    """
-
-    def __init__(
-        self, groups: Iterable[ParameterGroup], betas: tuple[float, float], epsilon: float, *, decoupled: bool
-    ) -> None:
-        super().__init__(groups)
-        self.betas, self.epsilon, self.decoupled = betas, epsilon, decoupled
-
-    def fresh(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return two moments of zeros, and no step taken."""
-        count = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        return {"first": torch.zeros_like(parameter), "second": torch.zeros_like(parameter), "steps": count}
-
-    def _step(self, group: ParameterGroup, used: Sequence[nn.Parameter], gradients: list[Tensor]) -> None:
-        states = [self.state[id(parameter)] for parameter in used]
-        adam(
-            list(used),
-            gradients,
-            [state["first"] for state in states],
-            [state["second"] for state in states],
-            [],
-            [state["steps"] for state in states],
-            fused=True,
-            decoupled_weight_decay=self.decoupled,
-            amsgrad=False,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            lr=group.lr,
-            weight_decay=group.weight_decay,
-            eps=self.epsilon,
-            maximize=False,
-        )
+    def _step(self, group: ParameterGroup, used: list[Tensor], gradients: list[Tensor]) -> None:
+        config = self.config
+        states = [self._state[id(parameter)] for parameter in used]
+        if config.optimizer == "sgd":
+            sgd(
+                used,
+                gradients,
+                [state.get("momentum") for state in states],
+                fused=True,
+                lr=group.lr,
+                weight_decay=group.weight_decay,
+                momentum=config.momentum,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+        else:
+            adam(
+                used,
+                gradients,
+                [state["first"] for state in states],
+                [state["second"] for state in states],
+                [],
+                [state["steps"] for state in states],
+                fused=True,
+                lr=group.lr,
+                weight_decay=group.weight_decay,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                eps=config.epsilon,
+                decoupled_weight_decay=config.optimizer == "adamw",
+                amsgrad=False,
+                maximize=False,
+            )

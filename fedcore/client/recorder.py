@@ -15,7 +15,7 @@ Launch = Callable[[], None]
 """Repeats recorded operations on the device."""
 Streams = Sequence[RandomStream]
 LaunchBranches = Callable[[Streams], None]
-"""Repeats those of several functions side by side, each with its random numbers."""
+"""Repeats the operations of several functions side by side, each with its random numbers."""
 
 
 class Recorder(Protocol):

@@ -6,9 +6,9 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from fedcore.base.types import ClientUpdate
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client, own_model
-from fedcore.client.local_work import LocalWork
-from fedcore.client.loop import LocalEpoch, local_epochs, next_epoch, train_batch, train_epoch
+from fedcore.client.loop import run_steps, train
 from fedcore.client.messages import (
     ClientFailure,
     ClientResult,
@@ -34,16 +33,13 @@ from fedcore.client.messages import (
 )
 from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
-from fedcore.client.session import LocalSession
+from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.client.store import ClientStore
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
 from fedcore.data.client_data import ClientData
 from fedcore.models.placement import Placement
-
-Work = Generator[LocalEpoch, None, ClientResult]
-"""Yields local epochs, whose steps whoever iterates has to take, and returns the result."""
 
 
 class Failed(Exception):
@@ -52,6 +48,13 @@ class Failed(Exception):
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
         self.kind: FailureKind = kind
+
+
+@dataclass
+class Answer:
+    """What became of a task, once it is done."""
+
+    outcome: Outcome = field(init=False)
 
 
 class ClientRuntime:
@@ -70,8 +73,9 @@ class ClientRuntime:
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
         captured = captures(self.config, device, self.dataset)
-        self.graphs = StepGraphs(recorder or CudaRecorder(device), train_batch) if captured else None
-        self.working = WorkingModel(self.setup, self.placement)
+        self.graphs = StepGraphs(recorder or CudaRecorder(device)) if captured else None
+        self._run_steps = self.graphs.run_steps if self.graphs else run_steps
+        self.working = WorkingModel(self.setup, self.placement, captured=captured)
         self.store = ClientStore(spec.state_dir)
         self.updates_on = torch.device("cpu")
         self._sessions: dict[str, LocalSession] = {}
@@ -87,46 +91,38 @@ class ClientRuntime:
 
         :raises FedcoreError: a broken contract or run directory, which would fail every other client, too.
         """
-        work = self.begin(task, shared)
-        take_step = self.graphs.take_step if self.graphs else None
-        with self.recording():
-            outcome = next_epoch(work)
-            while isinstance(outcome, LocalEpoch):
-                try:
-                    train_epoch(outcome, take_step)
-                except Exception as error:
-                    outcome = next_epoch(work, error)
-                else:
-                    outcome = next_epoch(work)
-            return outcome
+        with self.recording(), self.answering(task) as answer:
+            answer.outcome = TASKS[task.kind](self, task, shared)
+        return answer.outcome
 
     def recording(self) -> AbstractContextManager[None]:
         """Run a block where steps can be captured, as all work on tasks needs it."""
         return self.graphs.recorder.running() if self.graphs else nullcontext()
 
-    def begin(self, task: ClientTask, shared: SharedPayload | None) -> Generator[LocalEpoch, None, Outcome]:
-        """Run one task as :meth:`handle` does, but leave the steps to the caller.
+    @contextmanager
+    def answering(self, task: ClientTask) -> Iterator[Answer]:
+        """Run a block that works on a task and notes its result; a failure of the client takes the result's place.
 
-        An error of a step is thrown into the generator, which then returns the failure.
+        :raises FedcoreError: as :meth:`handle`.
         """
-        began, before = time.perf_counter(), dict(self.setup.plugins.seconds)
+        began, before, answer = time.perf_counter(), dict(self.setup.plugins.seconds), Answer()
         try:
-            made = TASKS[task.kind](self, task, shared)
-            result = made if isinstance(made, ClientResult) else (yield from made)
-            if self.updates_on.type == "cpu" or "version" not in result.meta:
-                result = replace(result, tensors=on_cpu(result.tensors))
+            yield answer
+            result = answer.outcome
+            if isinstance(result, ClientResult) and (self.updates_on.type == "cpu" or "version" not in result.meta):
+                result = answer.outcome = replace(result, tensors=on_cpu(result.tensors))
         except Failed as failed:
-            return self._failed(task, failed.kind, str(failed))
+            answer.outcome = self._failed(task, failed.kind, str(failed))
         except PluginCallError as error:
-            return self._failed(task, "raised", str(error))
+            answer.outcome = self._failed(task, "raised", str(error))
         except FedcoreError:
             raise
         except Exception as error:
-            return self._failed(task, "raised", f"{type(error).__name__}: {error}")
-        after = self.setup.plugins.seconds
-        spent = {name: after[name] - seconds for name, seconds in before.items()}
-        self._record_time(task, result.meta, {"": time.perf_counter() - began, **spent})
-        return result
+            answer.outcome = self._failed(task, "raised", f"{type(error).__name__}: {error}")
+        if isinstance(answer.outcome, ClientResult):
+            after = self.setup.plugins.seconds
+            spent = {name: after[name] - seconds for name, seconds in before.items()}
+            self._record_time(task, answer.outcome.meta, {"": time.perf_counter() - began, **spent})
 
     def _record_time(self, task: ClientTask, meta: dict[str, Any], spent: dict[str, float]) -> None:
         """Add the seconds of a task, earlier parts of its training included, to its result: in total and by plugin."""
@@ -177,55 +173,63 @@ class ClientRuntime:
             start={**working.first_personal, **shared.model, **kept.personal},
             previous=kept.previous,
             states=States(saved, read_only=read_only, device=device),
-            fixed=self.graphs.fixed if self.graphs else None,
             pauses=bool(self.setup.breaks),
             public=self.dataset.public,
         )
         session.load()
         return session
 
-    def _fit_begin(self, task: ClientTask, shared: SharedPayload | None) -> Work:
+    def _fit(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+        with self.training(task, shared) as (session, epochs):
+            train(session, epochs, self._run_steps)
+            return self.trained(task, session, epochs)
+
+    @contextmanager
+    def training(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[tuple[LocalSession, range]]:
+        """Begin a client's training or go on with it; gives its session and its local epochs up to the next pause.
+
+        Unless it pauses at the end of the block, the session is over, whatever ended it.
+        """
+        session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
+        start = int(task.meta["epoch"]) if session.is_paused else 0
+        try:
+            if session.is_paused:
+                session.resume(task.tensors)
+                if self.graphs:
+                    self.graphs.forget(session)
+            else:
+                session.start_from(chosen_starts(session, self.setup))
+                session.prepare_training()
+            stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
+            yield session, range(start, stop)
+        finally:
+            if not session.is_paused:
+                self._end(session)
+
+    def _begun(self, task: ClientTask, shared: SharedPayload | None) -> LocalSession:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             self._end(self._sessions.pop(key))  # abandoned in an earlier round
         self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
         if self.graphs and shared is not None:
             self.graphs.begin_round(task.round, shared.lr)
-        session = self._session(task, shared)
-        with self._training(session):
-            session.start_from(chosen_starts(session, self.setup))
-            session.prepare_training()
-            return (yield from self._fit(task, session, 0))
+        return self._session(task, shared)
 
-    def _fit_resume(self, task: ClientTask, shared: SharedPayload | None) -> Work:
+    def _paused(self, task: ClientTask) -> LocalSession:
         session = self._sessions.get(task.session or "")
         if session is None or not session.is_paused:
             raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
-        with self._training(session):
-            session.resume(task.tensors)
-            if self.graphs:
-                self.graphs.forget(session)
-            return (yield from self._fit(task, session, int(task.meta["epoch"])))
+        return session
 
-    def _fit(self, task: ClientTask, session: LocalSession, start: int) -> Work:
-        stop = next((epoch for epoch in self.setup.breaks if epoch > start), session.work.epochs)
-        yield from local_epochs(session, start, stop)
-        if stop < session.work.epochs:
+    def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientResult:
+        """Return the result of a training that took its epochs: the pause that follows them, or the update."""
+        if epochs.stop < session.work.epochs:
             assert task.session is not None
             self._sessions[task.session] = session
             weights = session.pause()
-            names = {name for plugin in self.setup.breaks[stop] for name in self._exchanged(plugin)}
-            return ClientResult(task.id, {name: weights[name] for name in sorted(names)}, {"paused": stop})
+            names = {name for plugin in self.setup.breaks[epochs.stop] for name in self._exchanged(plugin)}
+            return ClientResult(task.id, {name: weights[name] for name in sorted(names)}, {"paused": epochs.stop})
         self._sessions.pop(task.session or "", None)
         return self._finish(task, session)
-
-    @contextmanager
-    def _training(self, session: LocalSession) -> Iterator[None]:
-        """Train in a block; unless it pauses at its end, the session is over, whatever ended it."""
-        try:
-            yield
-        finally:
-            if not session.is_paused:
-                self._end(session)
 
     def _end(self, session: LocalSession | None) -> None:
         if session is not None:
@@ -309,9 +313,12 @@ class ClientRuntime:
         return self.setup.claimed(plugin, "exchanges")
 
 
-TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], ClientResult | Work]] = {
-    "fit_begin": ClientRuntime._fit_begin,
-    "fit_resume": ClientRuntime._fit_resume,
+TRAINS = ("fit_begin", "fit_resume")
+"""The kinds of tasks that take steps."""
+
+TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], ClientResult]] = {
+    "fit_begin": ClientRuntime._fit,
+    "fit_resume": ClientRuntime._fit,
     "ask": ClientRuntime._ask,
     "evaluate": ClientRuntime._evaluate,
     "end_session": ClientRuntime._end_session,

@@ -6,41 +6,58 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedcore.base.tensors import clone, copy_into
 from fedcore.base.types import Tensors
-from fedcore.client.frozen import FrozenModel
+from fedcore.client.passes import FrozenModel
 from fedcore.client.setup import Setup
 from fedcore.models import has_batch_norm
 from fedcore.models.placement import Placement
 
 CORE = "fedcore"
-"""Namespace of the core in a client's state, beside those of the plugins."""
+"""Namespace of the core in a client's state, next to those of the plugins."""
 
-_PREVIOUS, _PERSONAL = "previous.", "personal."
+
+class FixedTensors:
+    """Memory that outlives a client's session, so that steps captured in one session run in another."""
+
+    def __init__(self) -> None:
+        # The sums of losses, by name.
+        self.losses: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
+
+    def fixed(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor with this value whose memory is the same at every call with this name."""
+        held = self._tensors.get(name)
+        if held is None or held.shape != value.shape:
+            held = self._tensors[name] = torch.empty_like(value)
+        return held.copy_(value)
 
 
 class WorkingModel:
     """One model on the device, reused from client to client, so that its memory and hooks are set up once.
 
-    :ivar module: the model; ``state`` its tensors by name, in the same memory; ``parameters`` those that are such.
-    :ivar optimizer_state: the memory of the optimizer's state by a parameter's id, which is zeroed for each client.
-    :ivar frozen: the frozen copies that the run's plugins read, by name: ``global``, ``previous``.
-    :ivar first_personal: the initial values of the parameters that stay on the clients.
-    :ivar smallest_batch: samples that a training batch needs; 2 with BatchNorm, as one sample has no variance.
+    :param captured: whether training steps are captured, which need tensors at fixed addresses.
     """
 
-    def __init__(self, setup: Setup, placement: Placement) -> None:
+    def __init__(self, setup: Setup, placement: Placement, *, captured: bool) -> None:
         self.layout, self.num_classes, self.device = setup.layout, setup.task.num_classes, placement.device
         self.module = placement.model(setup.model)
+        # All tensors by name (views, not copies), and the parameters among them.
         self.state = self.module.state_dict()
         self.parameters = dict(self.module.named_parameters())
-        self.optimizer_state: dict[int, Mapping[str, Tensor]] = {}
+        # The memory of the optimizer's state by a parameter's id, which is zeroed for each client.
+        self.optimizer_state: dict[int, dict[str, Tensor]] = {}
+        self.fixed = FixedTensors() if captured else None
+        # The frozen copies that the run's plugins read.
         self.frozen = {name: FrozenModel(self.module) for name in ("global", "previous") if setup.plugins.reads(name)}
+        # The initial values of the parameters that stay on the clients.
         self.first_personal = self.personal()
         fixed_buffers = self.layout.fixed & self.layout.buffers
         self._fixed_buffers = clone({name: self.state[name] for name in fixed_buffers})
+        # Samples that a training batch needs: one sample has no variance.
         self.smallest_batch = 2 if has_batch_norm(self.module) else 1
 
     def load(self, tensors: Mapping[str, Tensor], excluded: Collection[str] = ()) -> None:
@@ -84,7 +101,7 @@ class WorkingModel:
         return clone({name: tensor for name, tensor in self.state.items() if name not in self.layout.fixed})
 
     def personal(self) -> Tensors:
-        """Return a copy of those that stay on the client."""
+        """Return a copy of the parameters and buffers that stay on the client."""
         return clone({name: self.state[name] for name in sorted(self.layout.personal)})
 
 
@@ -101,16 +118,13 @@ class KeptModels:
 
     def pack(self) -> Tensors:
         """Return both as one set of named tensors, the core's namespace of the client's state."""
-        return {
-            **{f"{_PREVIOUS}{name}": tensor for name, tensor in self.previous.items()},
-            **{f"{_PERSONAL}{name}": tensor for name, tensor in self.personal.items()},
-        }
+        return {f"{kind}.{name}": tensor for kind, kept in vars(self).items() for name, tensor in kept.items()}
 
     @classmethod
     def unpack(cls, tensors: Mapping[str, Any]) -> KeptModels:
         """Return what :meth:`pack` joined."""
-        return cls(_under(_PREVIOUS, tensors), _under(_PERSONAL, tensors))
-
-
-def _under(prefix: str, tensors: Mapping[str, Any]) -> Tensors:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        kept: dict[str, Tensors] = {"previous": {}, "personal": {}}
+        for joined, tensor in tensors.items():
+            kind, _, name = joined.partition(".")
+            kept[kind][name] = tensor
+        return cls(**kept)

@@ -1,8 +1,8 @@
 """The engines of this process: one client after the other, or several side by side on one GPU.
 
 Side by side, every client trains in a lane: a client runtime of its own, as a worker process has one, so clients share
-nothing but the data set. All lanes move in lockstep: each plans its next step, one launch takes all those that a graph
-takes, the others are taken one after the other.
+nothing but the data set. All lanes move in lockstep: each plans its next step, one launch takes all steps that a graph
+holds, the others are taken one after the other.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from fedcore.base.seeding import RandomStream
-from fedcore.client.branches import Branches, PlannedStep
-from fedcore.client.loop import LocalEpoch, next_epoch, train_batch
+from fedcore.client.branches import Branches, PlannedStep, planned
 from fedcore.client.messages import ClientTask, Outcome, SharedPayload, pack_task, unpack_task
-from fedcore.client.runtime import ClientRuntime
+from fedcore.client.runtime import TASKS, TRAINS, ClientRuntime
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.dispatch import Dispatcher
 
@@ -60,24 +57,21 @@ class InProcessEngine:
 
 
 class Lane:
-    """One client runtime and the task that it works on, step by step.
-
-    :ivar step: the optimizer step that is to be taken next; None before the first and after the last one.
-    """
+    """One client runtime and the task that it works on, step by step."""
 
     ready = True
 
     def __init__(self, runtime: ClientRuntime, shared: Mapping[str, SharedPayload]) -> None:
         self.runtime, self._shared = runtime, shared
         self.task: ClientTask | None = None
+        # The optimizer step that is to be taken next; None before the first and after the last one.
         self.step: PlannedStep | None = None
         self._steps: Generator[PlannedStep, None, Outcome]
 
     def start(self, task: ClientTask) -> None:
         """Take a task on; nothing of it is done yet."""
         self.task = task
-        work = self.runtime.begin(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
-        self._steps = _planned(work, self.runtime.working.device)
+        self._steps = _steps(self.runtime, unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
 
     def advance(self, error: Exception | None = None) -> Outcome | None:
         """Go on to the next step; returns the outcome where there is none.
@@ -97,19 +91,18 @@ class Lane:
         return None
 
 
-def _planned(work: Generator[LocalEpoch, None, Outcome], device: torch.device) -> Generator[PlannedStep, None, Outcome]:
-    """Yield the steps of a task, each to be taken before the next is asked for; returns the outcome."""
-    outcome = next_epoch(work)
-    while isinstance(outcome, LocalEpoch):
-        epoch, failed = outcome, None
-        stream = RandomStream(epoch.seed, device)
-        try:
-            for number, picked in epoch:
-                yield PlannedStep(epoch.session, epoch.number, number, picked, stream)
-        except Exception as error:
-            failed = error
-        outcome = next_epoch(work, failed)
-    return outcome
+def _steps(
+    runtime: ClientRuntime, task: ClientTask, shared: SharedPayload | None
+) -> Generator[PlannedStep, None, Outcome]:
+    """Work on a task as :meth:`ClientRuntime.handle` does, but yield its steps, which the caller takes."""
+    with runtime.answering(task) as answer:
+        if task.kind in TRAINS:
+            with runtime.training(task, shared) as (session, epochs):
+                yield from planned(session, epochs)
+                answer.outcome = runtime.trained(task, session, epochs)
+        else:
+            answer.outcome = TASKS[task.kind](runtime, task, shared)
+    return answer.outcome
 
 
 class LanesEngine(InProcessEngine):
@@ -127,7 +120,7 @@ class LanesEngine(InProcessEngine):
             runtimes.append(ClientRuntime(replace(spec, dataset=first.dataset), first.graphs.recorder))
             runtimes[-1].keep_updates_on_device()
         self._dispatcher = Dispatcher([Lane(runtime, self._shared) for runtime in runtimes])
-        self._branches = Branches([runtime.graphs for runtime in runtimes if runtime.graphs], train_batch)
+        self._branches = Branches([runtime.graphs for runtime in runtimes if runtime.graphs])
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
         """Run tasks side by side and yield each as it finishes."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedcore import Loss, Plugin, hookimpl
-from fedcore.client.loop import train_batch
+from fedcore.client.captured_steps import take_watched_step
 from fedcore_testing import HostSync, forbid_host_sync, steps_without_host_sync
 from fedcore_testing.problems import few_digits
 from tests.support import brief
@@ -56,11 +56,9 @@ def test_what_a_hook_looks_at_is_noted(go, monkeypatch, read, found):
             return Loss(step.features.square().mean())
 
     def watching(*arguments):
-        batch = train_batch(*arguments)
-        seen.append(batch.depends_on)
-        return batch
+        seen.append(take_watched_step(*arguments))
 
-    monkeypatch.setattr("fedcore.client.loop.train_batch", watching)
+    monkeypatch.setattr("fedcore.client.loop.take_step", watching)
     go(Looks)
     assert seen[0] == found
 

@@ -9,7 +9,7 @@ import torch
 
 from fedcore import Plugin, PluginOptions, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
-from fedcore.client.frozen import FrozenModel
+from fedcore.client.passes import FrozenModel
 from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
 from fedcore_testing.problems import one_sample, with_batch_norm
@@ -148,7 +148,7 @@ def test_a_frozen_model_does_not_read_samples_that_no_step_asks_for(tmp_path, mo
 
 def everything_cached(batch, name):
     model = batch.session.working.frozen[name]
-    return model.cached_outputs(batch.indices, batch.session.data) if model.present else None
+    return model.cached_outputs(batch.picked.positions, batch.session.data) if model.present else None
 
 
 # --- the simulated system ------------------------------------------------------------------------------------

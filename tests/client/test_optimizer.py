@@ -1,4 +1,4 @@
-"""The lean optimizers: torch's to the bit, without torch's compiler; a run with each, and what refuses them."""
+"""The optimizers: torch's to the bit, without torch's compiler; a run with each, and what refuses them."""
 
 import textwrap
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from fedcore import ConfigError, RunConfig
 from fedcore.base.identity import digest
-from fedcore.client.optimizer import SGD, Optimizer, ParameterGroup
+from fedcore.client.optimizer import Optimizer, ParameterGroup
 from fedcore_testing import Quadratic, W, analytic_federation, federate, interrupted, model_bytes, weights
 from tests.support import run_code
 
@@ -25,7 +25,9 @@ def parameters(seed: int) -> list[nn.Parameter]:
 def test_steps_are_torchs_to_the_bit(momentum, weight_decay):
     own, other = parameters(0), parameters(1)
     theirs, their_other = ([nn.Parameter(p.detach().clone()) for p in group] for group in (own, other))
-    lean = SGD([ParameterGroup(own, 0.1, weight_decay), ParameterGroup(other, 0.03, 0.5)], momentum)
+    lean = Optimizer(
+        RunConfig(momentum=momentum), [ParameterGroup(own, 0.1, weight_decay), ParameterGroup(other, 0.03, 0.5)]
+    )
     groups = [
         {"params": theirs, "weight_decay": weight_decay},
         {"params": their_other, "lr": 0.03, "weight_decay": 0.5},
@@ -41,14 +43,14 @@ def test_steps_of_adam_are_torchs_to_the_bit(optimizer, weight_decay):
     own = parameters(0)
     theirs = [nn.Parameter(p.detach().clone()) for p in own]
     config = RunConfig(optimizer=optimizer, beta1=0.8, beta2=0.95, epsilon=1e-6)
-    lean = Optimizer.of(config, [ParameterGroup(own, 0.1, weight_decay)])
+    lean = Optimizer(config, [ParameterGroup(own, 0.1, weight_decay)])
     cls = torch.optim.Adam if optimizer == "adam" else torch.optim.AdamW
     reference = cls(theirs, lr=0.1, betas=(0.8, 0.95), eps=1e-6, weight_decay=weight_decay, fused=True)
     check_steps(lean, reference, own, theirs)
 
 
 def check_steps(lean, reference, own, theirs):
-    lean.state = {id(p): lean.fresh(p) for p in lean.parameters}
+    lean.begin(lean.parameters, {})
     stream = torch.Generator().manual_seed(2)
     for step in range(6):
         lean.zero_grad()
@@ -64,7 +66,7 @@ def check_steps(lean, reference, own, theirs):
 
 
 def test_no_parameters_no_step():
-    SGD([ParameterGroup([], 0.1, 0.0)], 0.9).step()
+    Optimizer(RunConfig(), [ParameterGroup([], 0.1, 0.0)]).step()
 
 
 def test_a_run_loads_no_compiler(tmp_path):

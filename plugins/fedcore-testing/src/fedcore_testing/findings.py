@@ -59,13 +59,13 @@ class Call:
 
     @property
     def client(self) -> SessionContext | None:
-        """The client at work; None on the server. Not recorded as a read (see ``Batch.depends_on``)."""
+        """The client at work; None on the server."""
         step = self.arguments.get("step")
         client = _client_of(step) if isinstance(step, BatchStep) else self.arguments.get("client")
         return client if isinstance(client, SessionContext) else None  # on the server ``broadcast`` takes an id
 
 
 def _client_of(step: BatchStep) -> SessionContext:
-    client = context_of(step._batch.session, step._plugin or "")
+    client = context_of(step._batch.session, step._plugin)
     assert isinstance(client, SessionContext)
     return client

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcore.client.loop import train_batch
+from fedcore.client.captured_steps import take_watched_step
 
 _SYNCING = {
     "aten::_local_scalar_dense": "reads a tensor's value (.item(), float(), int(), bool(), or a branch on it)",
@@ -112,11 +112,9 @@ def steps_without_host_sync() -> Iterator[list[set[str]]]:
     """
     looked: list[set[str]] = []
 
-    def watched(*arguments: Any) -> Any:
+    def watched(*arguments: Any) -> None:
         with forbid_host_sync():
-            batch = train_batch(*arguments)
-        looked.append(batch.depends_on)
-        return batch
+            looked.append(take_watched_step(*arguments))
 
-    with mock.patch("fedcore.client.loop.train_batch", watched):
+    with mock.patch("fedcore.client.loop.take_step", watched):
         yield looked

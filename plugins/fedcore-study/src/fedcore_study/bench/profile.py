@@ -38,8 +38,8 @@ PARTS: Mapping[str, Sequence[str]] = {
         f"{_CLIENT}.working_model.WorkingModel.load_frozen",
         f"{_CLIENT}.session.LocalSession.prepare_training",
     ],
-    "epochs and batches": [f"{_CLIENT}.runtime.train_epoch"],
-    "steps": [f"{_CLIENT}.loop.train_batch"],
+    "epochs and batches": [f"{_CLIENT}.runtime.train"],
+    "steps": [f"{_CLIENT}.loop.take_step"],
     "hooks": ["fedcore.hooks.plugins.PluginSet._invoke"],
     "weights out": [f"{_CLIENT}.runtime.ClientRuntime._finish"],
     "state": [
