@@ -187,16 +187,16 @@ SENT = {
         ({"classes": torch.tensor([0, 0])}, "'classes' is [0, 0], expected distinct numbers from 0 to 3"),
         ({"classes": torch.tensor([0, 4])}, "'classes' is [0, 4], expected distinct"),
         ({"classes": torch.tensor([-1, 2])}, "'classes' is [-1, 2], expected distinct"),
-        ({"counts": torch.tensor([0, 5])}, "'counts' holds 0, expected at least 1"),
-        ({"counts": torch.tensor([-3, 5])}, "'counts' holds -3, expected at least 1"),
+        ({"counts": torch.tensor([0, 5])}, "'counts' holds 0, expected no number below 1"),
+        ({"counts": torch.tensor([-3, 5])}, "'counts' holds -3, expected no number below 1"),
         ({"means": torch.zeros(2, 4)}, "'means' is (2, 4) torch.float32, expected (2, 3) floating"),
     ],
 )
 def test_statistics_that_no_client_can_have(changed, words):
-    check_statistics(SENT, 4, 3)
-    check_statistics({name: tensor[:0] for name, tensor in SENT.items()}, 4, 3)
+    check_statistics(SENT, 4, 3, samples=6)
+    check_statistics({name: tensor[:0] for name, tensor in SENT.items()}, 4, 3, samples=6)
     with pytest.raises(ValueError, match=re.escape(words)):
-        check_statistics({**SENT, **changed}, 4, 3)
+        check_statistics({**SENT, **changed}, 4, 3, samples=6)
 
 
 def test_negative_counts_of_prototypes_are_refused(tmp_path):
@@ -295,12 +295,6 @@ BEYOND = "has values up to 1.0e+30, more than 1e+18 counts as diverged"
         ("uscc", asked(covariances=full(1e30)), "'covariances' of plugin 'uscc' " + re.escape(BEYOND)),
         ("fedeccr", asked(covariances=full(1e30)), "'covariances' of plugin 'fedeccr' " + re.escape(BEYOND)),
         ("ccvr", asked(counts=one(2**62)), "'counts' add up to .* expected at most the client's"),
-        ("ccvr", asked(covariances=full(-1.0)), "'covariances' holds a variance of -1, expected none below 0"),
-        (
-            "ccvr",
-            asked(covariances=lambda t: t.index_fill(1, torch.tensor([1]), 7e5)),
-            "a covariance above all variances",
-        ),
         ("scaffold", fit(**{"classifier.weight": full(1e30)}), "'classifier.weight' .*" + re.escape(BEYOND)),
         ("moon", fit(parameters=one(1e30)), r"client 1: 'encoder[\w.]+' " + re.escape(BEYOND)),
     ],

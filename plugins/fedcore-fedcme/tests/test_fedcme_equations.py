@@ -61,9 +61,9 @@ def test_alignment_is_equation_9(n, classes, share):
         np.testing.assert_allclose(features.grad[i], gradient, rtol=1e-10, atol=1e-14)
 
 
-def test_alignment_takes_counts_for_known_and_keeps_float32():
+def test_alignment_keeps_float32():
     z, y, zeta = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([0, 0, 1]), torch.tensor([[5.0], [0.0], [NAN]])
-    value = alignment(z, y, zeta, torch.tensor([7, 1, 0]))
+    value = alignment(z, y, zeta, torch.tensor([True, True, False]))
     assert value.dtype == torch.float32
     assert value.item() == (2.0 - 5.0) ** 2 + 9.0**2
 

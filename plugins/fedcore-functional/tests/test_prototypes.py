@@ -175,7 +175,7 @@ def test_counts_that_no_client_can_have(changed, words):
 def test_each_way_to_weigh_refuses_the_others_message(weights, words):
     other = client(1, [0], {"clients": "samples", "samples": "clients"}[weights])[2]
     with pytest.raises(ValueError, match=words):
-        check_prototypes(other, C, D, weights=weights)
+        check_prototypes(other, C, D, weights=weights, samples=1)
 
 
 # --- the exchange ---------------------------------------------------------------------------------------------

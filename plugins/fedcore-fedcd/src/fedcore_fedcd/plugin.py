@@ -24,7 +24,7 @@ from fedcore import (
     hookimpl,
 )
 from fedcore_fedcd import equations as eq
-from fedcore_functional import UnitLength
+from fedcore_functional import UnitLength, check_counts
 
 WEIGHT, BIAS = "classifier.fine.weight", "classifier.fine.bias"
 
@@ -252,14 +252,7 @@ class FedCD(Plugin[FedCDOptions]):
         expected = {"prototypes": ((*shape, server.feature_dim), None), "counts": (shape, torch.int64)}
         check_tensors(update.payload, expected)
         counts = update.payload["counts"]  # (C, M)
-        numbers: list[int] = counts.flatten().tolist()
-        if min(numbers) < 0:
-            raise ValueError(f"'counts' holds {min(numbers)}, expected no number below 0")
-        samples = int(server.client_sizes[update.client])
-        if sum(numbers) > samples:
-            raise ValueError(
-                f"'counts' add up to {sum(numbers)}, expected at most the client's {samples} training samples"
-            )
+        check_counts(counts, int(server.client_sizes[update.client]))
         prototypes = update.payload.pop("prototypes")  # (C, M, d)
         if self.options.match == "hungarian" and "total" in server.state:
             prototypes, counts = self._matched(server, prototypes, counts)

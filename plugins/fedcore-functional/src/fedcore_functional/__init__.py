@@ -9,7 +9,7 @@ that a training step that calls it can be compiled or recorded as a CUDA graph.
 """
 
 from fedcore_functional.calibration import CalibrationOptions, calibrate_classifier
-from fedcore_functional.classes import class_means, class_statistics
+from fedcore_functional.classes import check_counts, class_means, class_statistics, class_sums
 from fedcore_functional.contrast import (
     ReadyPrototypes,
     UnitLength,
@@ -56,11 +56,13 @@ __all__ = [
     "UnitLength",
     "add_prototypes",
     "calibrate_classifier",
+    "check_counts",
     "check_prototypes",
     "check_statistics",
     "class_means",
     "class_prototypes",
     "class_statistics",
+    "class_sums",
     "contrast_with",
     "correction",
     "cosine_similarity_matrix",
