@@ -62,7 +62,7 @@ def test_the_card_lists_every_option_with_its_default(name: str) -> None:
     assert not missing, f"{OURS[name]} has no row for {missing}"
 
 
-@pytest.mark.parametrize("name", ["fedcd"])
+@pytest.mark.parametrize("name", ["fedcd", "fedcme", "fedproc", "fedeccr", "uscc", "fdcl"])
 def test_the_table_of_options_has_the_options_own_descriptions(name: str) -> None:
     card = OURS[name].read_text(encoding="utf-8")
     fields = registry.resolve("plugin", name).Options.model_fields.values()

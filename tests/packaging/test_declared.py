@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def declared(project: dict, *, extras: bool = True) -> set[str]:
     return {canonicalize_name(Requirement(need).name) for need in needed}
 
 
+@cache
 def imported(source: Path) -> set[str]:
     """Return the top-level modules outside the standard library that a folder's files import, anywhere in them."""
     found: set[str] = set()
@@ -37,6 +39,9 @@ def imported(source: Path) -> set[str]:
     return found - set(sys.stdlib_module_names)
 
 
+distributions = cache(packages_distributions)
+
+
 def read(folder: Path) -> dict:
     return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -47,7 +52,7 @@ every_package = pytest.mark.parametrize("folder", PLUGINS, ids=lambda path: path
 @every_package
 def test_a_package_declares_what_it_imports(folder):
     known = BROUGHT | declared(read(folder)) | {folder.name}
-    providers = packages_distributions()
+    providers = distributions()
     undeclared = {
         module
         for module in imported(folder / "src")

@@ -274,14 +274,9 @@ class FedCD(Plugin[FedCDOptions]):
     @hookimpl
     def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
         """Renew P^g (Eq. 1), then weigh the clients' class vectors by how well they recognise it (Eqs. 12 to 15)."""
-        state = server.state
-        sums, totals = state.pop("sum"), state.pop("total")
-        before = (
-            state.get("prototypes", torch.zeros_like(sums).float()),
-            state.get("counts", torch.zeros_like(totals)),
-        )
-        prototypes, counts = eq.global_prototypes(sums, totals, *before)
-        state["prototypes"], state["counts"] = prototypes, counts
+        prototypes, counts = self._global_prototypes(server)
+        del server.state["sum"], server.state["total"]
+        server.state["prototypes"], server.state["counts"] = prototypes, counts
         if self.options.aggregation == "fedavg":
             return None
         weights = torch.stack([update.model[WEIGHT].double() for update in updates])  # (K, CM, d)
@@ -300,3 +295,9 @@ class FedCD(Plugin[FedCDOptions]):
             WEIGHT: eq.aggregate_class_vectors(shares, weights).to(model[WEIGHT].dtype),
             BIAS: eq.aggregate_class_vectors(shares, biases).to(model[BIAS].dtype),
         }
+
+    def _global_prototypes(self, server: ServerContext) -> tuple[Tensor, Tensor]:
+        """Return P^g and its counts after this round."""
+        sums, totals = server.state["sum"], server.state["total"]
+        prototypes = server.state.get("prototypes", torch.zeros(sums.shape))
+        return eq.global_prototypes(sums, totals, prototypes, server.state.get("counts", torch.zeros_like(totals)))
