@@ -384,8 +384,8 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, options):
     ("options", "words"),
     [
         ({"two_stage": True, "alpha": 0.5}, "leave alpha out"),
-        ({"schedule_rounds": 100, "alpha": 0.5}, "leave it out beside alpha or two_stage"),
-        ({"schedule_rounds": 100, "two_stage": True}, "leave it out beside alpha or two_stage"),
+        ({"schedule_rounds": 100, "alpha": 0.5}, "leave it out, or leave out alpha and two_stage"),
+        ({"schedule_rounds": 100, "two_stage": True}, "leave it out, or leave out alpha and two_stage"),
         ({"normalize": True, "projection": False}, "leave projection=false out"),
         (
             {"first_round": "task", "init": "random"},

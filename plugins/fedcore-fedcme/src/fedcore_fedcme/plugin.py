@@ -40,7 +40,7 @@ class FedCMEOptions(PluginOptions):
     mu: float = Field(default=0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
     distance: Literal["mean", "sum"] = Field(
         default="mean",
-        description="Squared norm of Eq. 9: the mean over the features, whatever their number, or their sum.",
+        description="Squared norm of Eq. 9: the mean over the features, or their sum, which grows with their number.",
     )
     align: bool = Field(default=True, description="Feature alignment; without it exchange only (FedCME-OE).")
     exchange: Literal["classifier", "encoder", "model", "none"] = Field(
@@ -51,7 +51,7 @@ class FedCMEOptions(PluginOptions):
         default=1, ge=1, description="Last linear layers that form the classifier; the features are taken before them."
     )
     matching: Literal["one-to-one", "many-to-one"] = Field(
-        default="one-to-one", description="Pairs, or each client takes from the one least like it (FedCME-MTO)."
+        default="one-to-one", description="Pairs, or each client receives from the client least like it (FedCME-MTO)."
     )
     evaluation_fraction: float = Field(
         default=0.2, gt=0, le=1, description="Part of its own samples on which a client evaluates itself (Eq. 4)."

@@ -13,7 +13,7 @@ from fedcore_functional import PrototypeExchange, PrototypeOptions, contrast_wit
 
 
 class FedECCROptions(UsccOptions, PrototypeOptions):
-    """Options of FedECCR: those of stage 1, and USCC's."""
+    """Options of FedECCR: stage 1's and USCC's."""
 
     temperature: float = Field(default=0.5, gt=0, description="tau of the contrast (Eq. 1); the paper takes 0.5 or 1.")
     denominator: Literal["all", "others"] = Field(

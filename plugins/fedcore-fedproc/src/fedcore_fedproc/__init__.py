@@ -23,7 +23,7 @@ class FedProcOptions(PrototypeOptions):
     schedule_rounds: int | None = Field(
         default=None,
         ge=1,
-        description="T of alpha = 1 - t/T, after which there is cross-entropy alone; default the run's rounds (the "
+        description="T of alpha = 1 - t/T. Later rounds have cross-entropy alone. Default: the run's rounds (the "
         "authors' code: 100).",
     )
     two_stage: bool = Field(
@@ -40,7 +40,7 @@ class FedProcOptions(PrototypeOptions):
         if self.two_stage and self.alpha is not None:
             raise ValueError("two_stage sets alpha to 1 and then to 0; leave alpha out")
         if self.schedule_rounds is not None and (self.two_stage or self.alpha is not None):
-            raise ValueError("schedule_rounds is T of alpha = 1 - t/T; leave it out beside alpha or two_stage")
+            raise ValueError("schedule_rounds is T of alpha = 1 - t/T; leave it out, or leave out alpha and two_stage")
         if self.normalize and not self.projection:
             raise ValueError("normalize scales what the projection head returns; leave projection=false out")
         return self

@@ -14,7 +14,7 @@ from fedcore_functional.statistics import check_statistics, pool_answers, sample
 class CalibrationOptions(PluginOptions):
     """Options of a method that calibrates the classifier."""
 
-    per_class: int = Field(default=100, ge=1, description="M: virtual features that are drawn of each class.")
+    per_class: int = Field(default=100, ge=1, description="M: virtual features drawn for each class.")
     epochs: int = Field(default=100, ge=0, description="Epochs of retraining the classifier; 0 leaves it as it is.")
     lr: float = Field(default=0.01, gt=0, description="eta: learning rate of the retraining.")
     batch_size: int = Field(default=64, ge=1, description="Virtual features per mini-batch of the retraining.")

@@ -24,17 +24,18 @@ class PrototypeOptions(PluginOptions):
 
     first_round: Literal["contrast", "task"] = Field(
         default="task",
-        description="Round 0: cross-entropy alone, and the first prototypes are those of the trained models (task), or "
-        "contrast with prototypes chosen by init.",
+        description="task: round 0 is cross-entropy alone, and its trained models give the first prototypes. contrast: "
+        "round 0 contrasts with the prototypes that init chooses.",
     )
     init: Literal["query", "random"] = Field(
         default="query",
-        description="First prototypes for first_round=contrast: the cohort's means under the initial weights, or unit "
-        "vectors drawn from the seed.",
+        description="First prototypes for first_round=contrast. query: the cohort's means under the initial weights. "
+        "random: unit vectors drawn from the seed.",
     )
     prototype_weights: Weights = Field(
         default="samples",
-        description="A global prototype is the mean over all samples of the class, or over the clients that hold it.",
+        description="A global prototype is the mean over all samples of the class, or over the means of the clients "
+        "that hold it.",
     )
     projection: bool = Field(default=True, description="Put the projection head (256 wide) on the encoder.")
 
