@@ -54,7 +54,8 @@ class Rebalanced(NamedTuple):
 
     def logits(self, of_samples: Tensor, classifier: nn.Module) -> Tensor:
         """Return class logits (N, C): the given ones of the samples, then the classifier's of the prototypes."""
-        return self.join(of_samples, classifier(self.points.features))
+        points = self.points.features
+        return self.join(of_samples, classifier(points) if len(points) else points)
 
     def mean(self, losses: Tensor) -> Tensor:
         """Return 1 / N sum of I_{c,t} times the loss of each sample, N the sum of all I (Eqs. 5, 9, 10).
