@@ -67,22 +67,26 @@ def effective_steps(steps: int, momentum: float) -> float:
     return distance
 
 
-class _HalfSquaredDistance(torch.autograd.Function):
-    """1/2 |a - b|^2 over the two halves of its arguments.
+class _OfHalves(torch.autograd.Function):
+    """A function of two lists, the halves of its arguments.
 
-    It saves its inputs, which exist anyway, instead of their differences. So a step holds no second model between
+    It saves its inputs, which exist anyway, instead of intermediate results. So a step holds no second model between
     forward and backward, and the gradient is differentiable.
     """
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class _HalfSquaredDistance(_OfHalves):
+    """1/2 |a - b|^2."""
 
     @staticmethod
     def forward(*tensors: Tensor) -> Tensor:
         # One tensor at a time needs no temporaries. On a CPU foreach writes a whole model first: 3 times slower.
         distances = [torch.dist(a, b) for a, b in zip(*_halves(tensors))]
         return torch.stack(distances).square().sum() / 2
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -94,17 +98,13 @@ class _HalfSquaredDistance(torch.autograd.Function):
         return (*towards_first, *torch._foreach_neg(towards_first))
 
 
-class _InnerProduct(torch.autograd.Function):
-    """<a, b> over the two halves of its arguments."""
+class _InnerProduct(_OfHalves):
+    """<a, b>."""
 
     @staticmethod
     def forward(*tensors: Tensor) -> Tensor:
         products = [torch.dot(*_flat(a, b)) for a, b in zip(*_halves(tensors))]
         return torch.stack(products).sum()
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
