@@ -33,7 +33,7 @@ EXCLUSIVE = {name for name, spec in HOOKS.items() if spec.fedcore_spec["firstres
 DECLARED = {
     name: getattr(Plugin, name)
     for name in inspect.get_annotations(Plugin)
-    if name != "Options" and not name.startswith("_") and hasattr(Plugin, name)
+    if name not in ("Options", "parts") and not name.startswith("_") and hasattr(Plugin, name)
 }
 """Every declaration of a plugin -> its default, which tells what a plugin may set it to."""
 
@@ -48,23 +48,55 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     cls = registry.resolve("plugin", name)
     short = getattr(cls, "__name__", str(cls)).lower() if name.startswith((objects.CODE, objects.OBJECT)) else name
     check_class(short, cls)
-    plugin = _made(short, cls, parse_options(short, cls, options))
-    plugin.name = short
+    return _created(short, cls, parse_options(short, cls, options))
+
+
+def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
+    """Make a plugin's object and those of its parts."""
+    plugin = _made(name, cls, options)
+    plugin.name = name
     for attribute in DECLARED:
-        _check_declaration(short, attribute, getattr(plugin, attribute))
+        _check_declaration(name, attribute, getattr(plugin, attribute))
     unknown = set(plugin.reads) - {"global", "previous"}
     if unknown:
-        raise PluginContractError.of(short, f"reads {sorted(unknown)}", expected="'global' or 'previous'")
+        raise PluginContractError.of(name, f"reads {sorted(unknown)}", expected="'global' or 'previous'")
     hidden = sorted(set(vars(plugin)) & set(HOOKS))
     if hidden:
         raise PluginContractError.of(
-            short,
+            name,
             f"is hidden by self.{hidden[0]}, which __init__ sets",
             hook=hidden[0],
             hint="use another name for the attribute",
         )
+    plugin._made_parts = tuple(_part(name, part, options) for part in plugin.parts)
+    for part in plugin._made_parts:
+        _declare_too(plugin, part)
+    for hook in EXCLUSIVE:
+        if sum(hasattr(type(member), hook) for member in plugin.members) > 1:
+            raise PluginContractError.of(name, "is in two of the plugin's parts, but only one can have it", hook=hook)
     plugin._sealed = True
     return plugin
+
+
+def _part(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
+    check_class(name, cls)
+    if not isinstance(options, cls.Options):
+        raise PluginContractError.of(
+            name,
+            f"has the part {cls.__name__}, but not its options",
+            expected=f"options that inherit from {cls.Options.__name__}",
+        )
+    return _created(name, cls, options)
+
+
+def _declare_too(plugin: Plugin, part: Plugin) -> None:
+    """Let a plugin declare what its part does; what is neutral it says itself."""
+    for attribute, default in DECLARED.items():
+        own, of_part = getattr(plugin, attribute), getattr(part, attribute)
+        if of_part and isinstance(default, bool):
+            setattr(plugin, attribute, True)
+        elif of_part and isinstance(default, tuple):
+            setattr(plugin, attribute, tuple(dict.fromkeys((*of_part, *own))))
 
 
 def _made(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
@@ -87,12 +119,14 @@ def check_class(name: str, cls: Any) -> None:
 
     :raises PluginContractError: with the hook, what was found, what was expected and a hint.
     """
-    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
+    if not _is_plugin(cls):
         raise PluginContractError.of(name, f"is {cls!r}", expected="a subclass of fedcore.Plugin")
     if not (inspect.isclass(cls.Options) and issubclass(cls.Options, PluginOptions)):
         raise PluginContractError.of(
             name, f"has Options = {cls.Options!r}", expected="a subclass of fedcore.PluginOptions"
         )
+    if not (isinstance(cls.parts, tuple) and all(map(_is_plugin, cls.parts))):
+        raise PluginContractError.of(name, f"has parts = {cls.parts!r}", expected="a tuple of subclasses of Plugin")
     members = _members(cls)
     for attribute in DECLARED:
         if not isinstance(members[attribute], property):
@@ -112,6 +146,10 @@ def check_class(name: str, cls: Any) -> None:
                 hook=attribute,
                 hint="put @hookimpl above it, or give it another name",
             )
+
+
+def _is_plugin(cls: Any) -> bool:
+    return inspect.isclass(cls) and issubclass(cls, Plugin)
 
 
 def _members(cls: type) -> dict[str, Any]:

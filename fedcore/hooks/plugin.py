@@ -52,6 +52,10 @@ class Plugin(Generic[OptionsT]):
     all ``configure_model`` calls. Which declarations of two plugins conflict is listed in
     :mod:`fedcore.hooks.declarations`.
 
+    A plugin can be made of ``parts``: small plugins without a name of their own. Their hooks run before the plugin's,
+    in its namespace (state, payload, received, scratch) and with its options, which inherit from theirs. The plugin
+    declares what they declare.
+
     :ivar neutral: Options under which the method is FedAvg, bit by bit; None if there are none.
     :ivar owns: Parameters that ``aggregate`` returns.
     :ivar starts: Parameters and buffers whose values at the start of a client's training ``begin_local`` returns.
@@ -94,10 +98,21 @@ class Plugin(Generic[OptionsT]):
     uses_staleness: bool = False
 
     name: str
+    parts: tuple[type[Plugin], ...] = ()
+    _made_parts: tuple[Plugin, ...] = ()
     _sealed = False
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
+
+    @property
+    def members(self) -> tuple[Plugin, ...]:
+        """The objects whose hooks are the plugin's: its parts with theirs, then itself."""
+        return (*(member for part in self._made_parts for member in part.members), self)
+
+    def implements(self, hook: str) -> bool:
+        """Return whether the plugin or one of its parts has this hook."""
+        return any(hasattr(type(member), hook) for member in self.members)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Take the options' class from ``Plugin[...]``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from fedcore.base.errors import (
     RejectUpdate,
 )
 from fedcore.hooks import hookspecs
-from fedcore.hooks.checks import HOOKS, create_plugin, problem_with
+from fedcore.hooks.checks import ARGUMENTS, HOOKS, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin
 
@@ -28,35 +28,34 @@ REJECTING = ("pre_aggregate", "weight", "accumulate")
 """Hooks that see one update: RejectUpdate, or any other exception, leaves it out of the round."""
 
 
-class _Call(NamedTuple):
-    """One plugin's implementation of a hook.
+REPLACES = {"configure_model": "model", "pre_aggregate": "update", "pre_upload": "update"}
+"""Hooks whose result takes the place of an argument -> that argument."""
 
-    :param arguments: their names; ``own_view`` those of which the plugin gets its own view, where there is one.
+
+class _Call(NamedTuple):
+    """One plugin's implementation of a hook: those of its parts, then its own.
+
+    :param methods: each with the names of its arguments.
+    :param own_view: arguments of which the plugin gets its own view, where there is one.
     """
 
     plugin: Plugin
-    function: Any
-    arguments: tuple[str, ...]
+    methods: list[tuple[Any, tuple[str, ...]]]
     own_view: frozenset[str]
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The names of the arguments that any of the methods takes."""
+        return frozenset().union(*(names for _, names in self.methods))
 
 
 class PluginSet:
-    """The plugins of one side of one run, in user order, with the built-in FedAvg behind them.
-
-    pluggy checks the hooks' signatures against the specifications and orders the implementations. The calls are ours:
-    every plugin gets its own view of the arguments, its time is measured, and its result is checked.
-    """
+    """The plugins of one side of one run, in user order, with the built-in FedAvg behind them."""
 
     def __init__(self, plugins: Iterable[Plugin]) -> None:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
-        hooks = {name for name in HOOKS if any(hasattr(type(plugin), name) for plugin in self.plugins)}
-        manager = _Manager(hooks)
-        if hooks:
-            manager.add_hookspecs(hookspecs)
-        for plugin in reversed(self.plugins):  # pluggy calls the last registered first
-            manager.register(_Hooks(plugin), plugin.name)
-        self._calls = {name: _calls(manager, name, self.plugins) for name in HOOKS}
+        self._calls = _calls(self.plugins)
         self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
         """Time spent in each of the user's plugins since this set was made."""
 
@@ -130,15 +129,37 @@ class PluginSet:
         return None
 
     def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
-        name = call.plugin.name
-        given = []
-        for argument in call.arguments:
-            value = arguments[argument]
-            viewed = argument in call.own_view and hasattr(value, "scoped")
-            given.append(value.scoped(name) if viewed else value)
+        name, results = call.plugin.name, []
+        given = {
+            argument: value.scoped(name) if argument in call.own_view and hasattr(value, "scoped") else value
+            for argument, value in arguments.items()
+        }
+        for method, taken in call.methods:
+            result = self._invoke_one(name, hook, method, {argument: given[argument] for argument in taken}, arguments)
+            if result is not None:
+                results.append(result)
+                if hook in REPLACES:
+                    given[REPLACES[hook]] = result
+        if len(results) < 2 or hook in REPLACES:
+            return results[-1] if results else None
+        try:
+            return _joined(results)
+        except KeyError as error:
+            round_, client = _where(arguments)
+            raise PluginContractError.of(
+                name, f"returns {error} from two of the plugin's parts", hook=hook, round=round_, client=client
+            ) from None
+
+    def _invoke_one(
+        self, name: str, hook: str, method: Any, given: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> Any:
+        """Call one method of a plugin or of its part.
+
+        :param arguments: of the hook, which tell the round and the client.
+        """
         began = time.perf_counter()
         try:
-            result = call.function(*given)
+            result = method(**given)
         except RejectUpdate as error:
             if hook in REJECTING:
                 raise
@@ -148,7 +169,7 @@ class PluginSet:
         except Exception as error:
             if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
                 raise
-            raised = f"raised {type(error).__name__}: {error}{place_of(error, call.function.__module__)}"
+            raised = f"raised {type(error).__name__}: {error}{place_of(error, method.__module__)}"
             round_, client = _where(arguments)
             raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error
         if name in self.seconds:
@@ -218,38 +239,46 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-class _Manager(pluggy.PluginManager):
-    """Looks at the hooks that the plugins have; pluggy would parse every attribute of the module and the objects."""
+def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
+    """Return what implements each hook, in the order of the calls.
 
-    def __init__(self, hooks: Collection[str]) -> None:
-        super().__init__("fedcore")
-        self._hooks = hooks
+    pluggy checks the methods' signatures and orders them. The calls are ours: each plugin gets its own view of the
+    arguments, results belong to the plugin that returns them, and its time and its errors are told by its name.
+    """
+    manager = pluggy.PluginManager("fedcore")
+    manager.add_hookspecs(hookspecs)
+    owners: dict[int, Plugin] = {}
+    for plugin in reversed(plugins):  # pluggy calls the last registered first
+        for member in reversed(plugin.members):
+            owners[id(member)] = plugin
+            manager.register(member)
+    calls: dict[str, list[_Call]] = {}
+    for hook in HOOKS:
+        found: dict[str, _Call] = {}
+        for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
+            plugin = owners[id(method.plugin)]
+            arguments = ARGUMENTS[hook] if plugin.name != BUILTIN else ()
+            shared = {"update"} if plugin.guards_uploads and hook == "pre_upload" else set()
+            call = found.setdefault(plugin.name, _Call(plugin, [], frozenset(arguments) - shared))
+            call.methods.append((method.function, method.argnames))
+        calls[hook] = list(found.values())
+    return calls
 
-    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
-        return super().parse_hookspec_opts(module_or_class, name) if name in self._hooks else None
 
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        return super().parse_hookimpl_opts(plugin, name) if name in self._hooks else None
+def _joined(results: Sequence[Any]) -> Any:
+    """Join the results of a plugin's parts: losses and patterns one after the other, mappings key by key.
 
-
-class _Hooks:
-    """A plugin's hook methods and nothing else: pluggy evaluates every attribute of what it is given."""
-
-    def __init__(self, plugin: Plugin) -> None:
-        self.__dict__.update({name: getattr(plugin, name) for name in HOOKS if hasattr(type(plugin), name)})
-
-
-def _calls(manager: pluggy.PluginManager, hook: str, plugins: tuple[Plugin, ...]) -> tuple[_Call, ...]:
-    by_name = {plugin.name: plugin for plugin in plugins}
-    calls = []
-    caller = getattr(manager.hook, hook, None)  # None: no plugin has the hook
-    for found in reversed(caller.get_hookimpls() if caller else []):
-        plugin = by_name[found.plugin_name]
-        own_view = frozenset(() if plugin.name == BUILTIN else found.argnames)
-        if plugin.guards_uploads and hook == "pre_upload":
-            own_view -= {"update"}
-        calls.append(_Call(plugin, found.function, found.argnames, own_view))
-    return tuple(calls)
+    :raises KeyError: two mappings with the same key.
+    """
+    if not all(isinstance(result, Mapping) for result in results):
+        return [item for result in results for item in (result if isinstance(result, Iterable) else [result])]
+    joined: dict[Any, Any] = {}
+    for result in results:
+        for key, value in result.items():
+            if key in joined:
+                raise KeyError(key)
+            joined[key] = value
+    return joined
 
 
 def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:

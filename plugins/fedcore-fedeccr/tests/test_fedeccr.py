@@ -57,7 +57,7 @@ def step_of(z, y, prototypes, known, *, round=1, rounds=4):
 def local_loss_of(options, step):
     """The term as a client computes it: what a round makes ready first, then the batch."""
     plugin = create_plugin("fedeccr", options)
-    plugin.begin_local(step.client)
+    plugin.members[0].begin_local(step.client)
     return plugin.local_loss(step)
 
 

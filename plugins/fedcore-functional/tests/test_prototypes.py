@@ -226,7 +226,7 @@ def test_a_client_that_received_nothing_has_nothing_to_contrast_with():
     exchange.begin_local(idle)
     assert exchange.ready(idle) is None
     busy = SimpleNamespace(received=global_of(CLIENTS), scratch={})
-    exchange.begin_local(busy, temperature=0.5)
+    exchange.begin_local(busy)
     assert exchange.ready(busy).known.tolist() == [True, True, True, True, False]
 
 

@@ -36,7 +36,7 @@ def describe(name: str) -> dict[str, Any]:
     source: Plugin | type[Plugin] = cls
     with suppress(ConfigError):  # an option without a default: the class's declarations are used
         source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
-    hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
+    hooks = [hook for hook in HOOKS if hasattr(cls, hook) or (isinstance(source, Plugin) and source.implements(hook))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are about a run that nobody asked for
         sent = watch(name).tensors if name != BUILTIN else {}

@@ -22,7 +22,18 @@ def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
     """Return a subclass that behaves the same and records the findings, each once."""
     idle: dict[str, float] = {}
     hooks = {hook: _around(hook, getattr(cls, hook), findings, idle) for hook in HOOKS if hasattr(cls, hook)}
-    return type(cls.__name__, (cls,), {**hooks, "__doc__": cls.__doc__, "__module__": cls.__module__})
+    seen = type(cls.__name__, (cls,), {**hooks, "__doc__": cls.__doc__, "__module__": cls.__module__})
+    seen.__init__ = _with_watched_parts(seen.__init__, findings)
+    return seen
+
+
+def _with_watched_parts(init: Any, findings: list[Finding]) -> Any:
+    @functools.wraps(init)
+    def call(plugin: Plugin, options: Any) -> None:
+        init(plugin, options)
+        plugin.parts = tuple(watched(part, findings) for part in plugin.parts)
+
+    return call
 
 
 def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, float]) -> Any:

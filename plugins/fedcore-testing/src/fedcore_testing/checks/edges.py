@@ -98,7 +98,7 @@ def check_works_with_stale_updates(trial: Trial) -> None:
 )
 def check_works_beside_personal_parameters(trial: Trial) -> None:
     """Beside a plugin that keeps the classifier on the clients it trains, and the classifiers do, too."""
-    keeps, changes = hasattr(trial.target, "personal_parameters"), hasattr(trial.target, "gradients")
+    keeps, changes = trial.plugin.implements("personal_parameters"), trial.plugin.implements("gradients")
     if keeps and not changes:
         raise NotApplicable("the plugin keeps parameters on the clients itself")
     try:
