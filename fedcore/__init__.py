@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedcore.hooks.plugin import PLACE as PLACE
     from fedcore.hooks.plugin import Plugin as Plugin
     from fedcore.hooks.plugin import PluginOptions as PluginOptions
+    from fedcore.hooks.plugin import question as question
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
     from fedcore.runs.experiment import Interrupted as Interrupted
@@ -81,6 +82,7 @@ _HOMES = {
     "generator": "base.seeding",
     "hookimpl": "hooks.hookspecs",
     "load_run": "runs.experiment",
+    "question": "hooks.plugin",
     "resume": "runs.experiment",
     "run": "runs.experiment",
 }

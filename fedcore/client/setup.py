@@ -197,15 +197,14 @@ def require_shared(plugins: PluginSet, layout: Layout, plugin: str) -> None:
 
 
 def _check_aggregates(plugins: PluginSet) -> None:
-    """Refuse an aggregation of updates that would hold nothing to aggregate: neither parameters nor a payload."""
-    sends = {plugin.name for hook in ("end_local", "pre_upload") for plugin in plugins.implementers(hook)}
-    for plugin in plugins.takers("aggregate", "updates"):
-        if not plugin.owns and plugin.name not in sends:
+    """Refuse an aggregation without parameters; what options decide (``owns`` set in ``__init__``) may be empty."""
+    for plugin in plugins.implementers("aggregate"):
+        if not plugin.owns and "owns" not in vars(plugin):
             raise PluginContractError.of(
                 plugin.name,
-                "takes the updates but owns no parameters, so they hold none and the mean would stay as it is",
+                "owns no parameters, so it has nothing to aggregate and would never be called",
                 hook="aggregate",
-                hint="declare what it aggregates, owns = ('*',) or owns = ('classifier.*',), or leave out updates",
+                hint="declare what it aggregates, such as owns = ('classifier.*',), or write end_round",
             )
 
 

@@ -21,8 +21,13 @@ from fedcore.hooks.plugin import Plugin, PluginOptions, parse_options
 HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "fedcore_spec")}
 """Every hook's specification by name, in the order of hookspecs.py."""
 
-ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HOOKS.items()}
-"""The names of every hook's arguments."""
+QUESTION = "question"
+"""What errors call a question, where they name a hook."""
+
+ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HOOKS.items()} | {
+    QUESTION: ["client", "tensors"]
+}
+"""The names of every hook's arguments, and of a question's."""
 
 SILENT = {name for name, spec in HOOKS.items() if inspect.signature(spec, eval_str=False).return_annotation == "None"}
 """The hooks that return nothing."""
@@ -137,7 +142,9 @@ def check_class(name: str, cls: Any) -> None:
             hint = f"remove @{kind}"
             raise PluginContractError.of(name, f"is a {kind}", hook=attribute, expected="a method", hint=hint)
         marks = getattr(member, "fedcore_impl", None)
-        if marks is not None:
+        if hasattr(member, "fedcore_question"):
+            _check_function(name, f"{QUESTION} {attribute}", member, ARGUMENTS[QUESTION])
+        elif marks is not None:
             _check_hook(name, cls, attribute, member, marks)
         elif attribute in HOOKS:
             raise PluginContractError.of(
@@ -183,7 +190,19 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
     """Check one method that is marked with ``@hookimpl``."""
     if hook not in HOOKS:
         raise PluginContractError.of(name, f"does not exist.{suggestion(hook, HOOKS)}", hook=hook)
-    expected = ARGUMENTS[hook]
+    ordering = [key for key in ("tryfirst", "trylast", "wrapper", "hookwrapper") if marks.get(key)]
+    if ordering and cls.__module__ != "fedcore.hooks.fedavg":
+        raise PluginContractError.of(
+            name,
+            f"is marked with {ordering[0]}, but the user's order decides: plugins cannot reorder or wrap hooks",
+            hook=hook,
+            hint="remove the mark",
+        )
+    _check_function(name, hook, function, ARGUMENTS[hook])
+
+
+def _check_function(name: str, hook: str, function: Any, expected: list[str]) -> None:
+    """Check the arguments of a hook or a question, and that its body runs when it is called."""
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.default is not parameter.empty:
             raise PluginContractError.of(
@@ -206,14 +225,6 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
                 hook=hook,
                 expected=f"any of ({', '.join(expected)})",
             )
-    ordering = [key for key in ("tryfirst", "trylast", "wrapper", "hookwrapper") if marks.get(key)]
-    if ordering and cls.__module__ != "fedcore.hooks.fedavg":
-        raise PluginContractError.of(
-            name,
-            f"is marked with {ordering[0]}, but the user's order decides: plugins cannot reorder or wrap hooks",
-            hook=hook,
-            hint="remove the mark",
-        )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise PluginContractError.of(
             name, "is asynchronous, so its body would never run", hook=hook, hint="write def in place of async def"
@@ -225,7 +236,8 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
 
 
 def problem_with(hook: str, value: Any) -> str:
-    """Return what is wrong with a hook's result and what was expected; empty for a valid one."""
+    """Return what is wrong with the result of a hook or a question and what was expected; empty for a valid one."""
+    hook = hook.partition(" ")[0]  # of "question NAME"
     if value is None:
         return ""
     if hook in SILENT:
@@ -300,11 +312,12 @@ ITERATED = (_COHORT, _EPOCHS)
 """Results that a generator can give."""
 
 RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    QUESTION: _TENSORS,
     "broadcast": _TENSORS,
+    "broadcast_to": _TENSORS,
     "begin_local": _TENSORS,
     "gradients": _TENSORS,
     "end_local": _TENSORS,
-    "answer": _TENSORS,
     "aggregate": _TENSORS,
     "server_step": _TENSORS,
     "mid_local_epoch": (_patches, "a mapping of client ids to mappings of names to tensors"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, get_args, get_origin
 
@@ -35,12 +35,24 @@ def places(options: type[PluginOptions]) -> list[str]:
     ]
 
 
+def question(method: Method) -> Method:
+    """Mark a method of a plugin that ``server.ask`` may put to clients as a question.
+
+    It runs on the client, takes ``client`` and, if it needs them, the ``tensors`` of the question, and returns named
+    tensors; None counts as an empty answer. The client's state is read-only there, its model is the global one (with
+    the client's personal parameters).
+    """
+    vars(method)["fedcore_question"] = True
+    return method
+
+
 class Configurable(Protocol):
     """A class whose objects are built from options: a plugin, a tracker, an engine."""
 
     Options: ClassVar[type[PluginOptions]]
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 OptionsT = TypeVar("OptionsT", bound=PluginOptions, covariant=True, default=Any)
 
 
@@ -113,6 +125,16 @@ class Plugin(Generic[OptionsT]):
     def implements(self, hook: str) -> bool:
         """Return whether the plugin or one of its parts has this hook."""
         return any(hasattr(type(member), hook) for member in self.members)
+
+    @property
+    def questions(self) -> dict[str, Callable[..., Any]]:
+        """The methods that are marked with :func:`question`, those of the parts included, by name."""
+        return {
+            name: getattr(member, name)
+            for member in self.members
+            for name in dir(type(member))
+            if hasattr(getattr(type(member), name), "fedcore_question")
+        }
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Take the options' class from ``Plugin[...]``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -20,7 +21,7 @@ from fedcore.base.errors import (
     RejectUpdate,
 )
 from fedcore.hooks import hookspecs
-from fedcore.hooks.checks import ARGUMENTS, HOOKS, create_plugin, problem_with
+from fedcore.hooks.checks import ARGUMENTS, HOOKS, QUESTION, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin
 
@@ -42,11 +43,6 @@ class _Call(NamedTuple):
     plugin: Plugin
     methods: list[tuple[Any, tuple[str, ...]]]
     own_view: frozenset[str]
-
-    @property
-    def arguments(self) -> frozenset[str]:
-        """The names of the arguments that any of the methods takes."""
-        return frozenset().union(*(names for _, names in self.methods))
 
 
 class PluginSet:
@@ -92,10 +88,6 @@ class PluginSet:
         """Return the user's plugins that implement a hook, in user order."""
         return [call.plugin for call in self._calls[hook] if call.plugin.name != BUILTIN]
 
-    def takers(self, hook: str, argument: str) -> list[Plugin]:
-        """Return the user's plugins whose implementation of a hook takes this argument, in user order."""
-        return [call.plugin for call in self._calls[hook] if argument in call.arguments]
-
     def implements(self, hook: str) -> bool:
         """Return whether any plugin implements a hook."""
         return bool(self._calls[hook])
@@ -128,6 +120,31 @@ class PluginSet:
                 return self._invoke(call, hook, arguments)
         return None
 
+    def question(self, plugin_name: str, method: Any) -> str:
+        """Return the name of a question that a plugin asks.
+
+        :raises PluginContractError: it is no method of the plugin that is marked as one.
+        """
+        for name, known in self._by_name[plugin_name].questions.items():
+            if method == known:
+                return name
+        raise PluginContractError.of(
+            plugin_name, f"asks {method!r}", expected="a method of the plugin that is marked with @question"
+        )
+
+    def answer(self, plugin_name: str, question: str, **arguments: Any) -> Any:
+        """Return a plugin's answer to a question of its server's side.
+
+        :raises PluginContractError: the plugin marks no method of this name as a question.
+        """
+        plugin = self._by_name[plugin_name]
+        method = plugin.questions.get(question)
+        if method is None:
+            raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
+        names = tuple(inspect.signature(method).parameters)
+        call = _Call(plugin, [(method, names)], frozenset(names))
+        return self._invoke(call, f"{QUESTION} {question}", arguments)
+
     def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
         name, results = call.plugin.name, []
         given = {
@@ -135,7 +152,7 @@ class PluginSet:
             for argument, value in arguments.items()
         }
         for method, taken in call.methods:
-            result = self._invoke_one(name, hook, method, {argument: given[argument] for argument in taken}, arguments)
+            result = self._invoke_one(name, hook, method, [given[argument] for argument in taken], arguments)
             if result is not None:
                 results.append(result)
                 if hook in REPLACES:
@@ -150,16 +167,14 @@ class PluginSet:
                 name, f"returns {error} from two of the plugin's parts", hook=hook, round=round_, client=client
             ) from None
 
-    def _invoke_one(
-        self, name: str, hook: str, method: Any, given: Mapping[str, Any], arguments: Mapping[str, Any]
-    ) -> Any:
+    def _invoke_one(self, name: str, hook: str, method: Any, given: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
         """Call one method of a plugin or of its part.
 
         :param arguments: of the hook, which tell the round and the client.
         """
         began = time.perf_counter()
         try:
-            result = method(**given)
+            result = method(*given)
         except RejectUpdate as error:
             if hook in REJECTING:
                 raise

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Plugin, hookimpl
+from fedcore import Plugin, hookimpl, question
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.cli.summary import report_line
 from fedcore.data import load_dataset
@@ -102,7 +102,7 @@ class Choosy(Plugin):
 
     @hookimpl
     def check_run(self, setup):
-        others = [plugin.name for plugin in setup.plugins.implementers("answer")]
+        others = [plugin.name for plugin in setup.plugins if plugin.questions]
         if others:
             raise PluginConflictError(f"plugins 'choosy' and {others[0]!r} cannot be combined: it answers")
         if setup.config.participation < 1 or setup.layout.buffers & set(setup.layout.shared):
@@ -110,8 +110,8 @@ class Choosy(Plugin):
 
 
 class Answers(Plugin):
-    @hookimpl
-    def answer(self, client):
+    @question
+    def anything(self, client):
         return {}
 
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from fedcore import ConfigError, Loss, Plugin, PluginConflictError, PluginOptions, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore_fedcme import ExchangeWarning, FedCME
+from fedcore_fedcme import ExchangeWarning
+from fedcore_fedcme.plugin import FeatureAlignment
 from fedcore_testing import (
     PersonalClassifier,
     federations,
@@ -568,7 +569,7 @@ def test_runs_in_bf16(go):
     assert plugin_state(run, "fedcme")["features"].dtype == torch.float32
 
 
-class LooksAtItsSums(FedCME):
+class LooksAtItsSums(FeatureAlignment):
     @hookimpl
     def local_loss(self, step):
         before = {name: sums.clone() for name, sums in step.client.scratch.items()}

@@ -342,7 +342,7 @@ def test_a_later_round_initialises_them_where_the_ones_before_came_to_nothing():
 def test_a_cohort_that_does_not_answer_stops_the_round():
     with pytest.raises(RoundFailedError, match="no client answered"):
         create_plugin("fedproc", {"first_round": "contrast"}).members[0].begin_round(
-            server_of(ask=lambda question, **how: iter(()))
+            server_of(ask=lambda clients, question, **how: iter(()))
         )
 
 

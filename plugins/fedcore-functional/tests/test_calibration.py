@@ -20,8 +20,8 @@ class Server(SimpleNamespace):
         self.purpose = purpose
         return torch.Generator().manual_seed(0)
 
-    def ask(self, question, *, clients, check):
-        self.asked = question, clients
+    def ask(self, clients, question, *, check):
+        self.asked = question.__name__, clients
         for answer in self.answers:
             check(answer)
             yield answer

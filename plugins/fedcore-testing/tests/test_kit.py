@@ -299,7 +299,7 @@ def trains_for_no_epoch(self, server):
 
 
 def asks_while_updates_arrive(self, server, update):
-    list(server.ask("how are you", clients="all"))
+    list(server.ask("all", self.accumulate))
 
 
 class NTD(Plugin):
@@ -547,7 +547,7 @@ class IsLateByOne(Plugin):
     most = 1
 
     @hookimpl
-    def broadcast(self, server, client):
+    def broadcast_to(self, server, client):
         stale = min(server.staleness.get(client, 0), self.most)
         return {name: server.state[f"{server.round - stale}:{name}"] for name in server.shared} if stale else None
 

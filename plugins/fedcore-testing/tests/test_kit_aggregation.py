@@ -154,7 +154,7 @@ class AveragesZerosForEach(Plugin):
         return server.num_clients
 
     @hookimpl
-    def broadcast(self, server, client):
+    def broadcast_to(self, server, client):
         if "sum" not in server.state:
             return None
         return {"prototypes": (server.state["sum"] / self.divisor(server)).float()}

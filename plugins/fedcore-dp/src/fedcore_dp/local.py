@@ -22,7 +22,7 @@ from fedcore import (
 )
 from fedcore_dp.accountant import privacy_report, spent_epsilon
 from fedcore_dp.clipping import clip_factor, joint_norm
-from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_patience, refuse_shared_buffers
+from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_patience, refuse_questions, refuse_shared_buffers
 from fedcore_dp.noise import secure_normal, seeded_normal
 from fedcore_dp.options import MechanismOptions
 
@@ -64,6 +64,7 @@ class LocalDP(Plugin[LocalDPOptions]):
             refuse_shared_buffers(setup, self.name)
             refuse_patience(setup, self.name)
             refuse_hooks(setup, self.name, LEAVES_CLIENTS)
+            refuse_questions(setup, self.name)
 
     # --- client --------------------------------------------------------------------------------------------
 

@@ -353,11 +353,9 @@ class FedCD(Plugin[FedCDOptions]):
         return prototypes, counts
 
     @hookimpl
-    def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
-        """Renew P^g (Eq. 1), then weigh the clients' class vectors by what they make of it (Eqs. 12 to 15)."""
+    def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor]:
+        """Weigh the clients' class vectors by what they make of the renewed P^g (Eqs. 12 to 15)."""
         prototypes, counts = self._global_prototypes(server)
-        if not self.adaptive:
-            return None
         weights = torch.stack([update.model[WEIGHT].double() for update in updates])  # (K, CM, d)
         biases = torch.stack([update.model[BIAS].double() for update in updates])  # (K, CM)
         samples = torch.tensor([update.samples for update in updates], dtype=torch.float64)
@@ -375,13 +373,19 @@ class FedCD(Plugin[FedCDOptions]):
             BIAS: torch.einsum("jk,kj->j", shares, biases).to(updates[0].model[BIAS].dtype),
         }
 
+    @hookimpl
+    def end_round(self, server: ServerContext) -> None:
+        """Renew P^g (Eq. 1)."""
+        prototypes, counts = self._global_prototypes(server)
+        del server.state["total"], server.state["sum"]
+        server.state["prototypes"], server.state["counts"] = prototypes, counts
+
     def _global_prototypes(self, server: ServerContext) -> tuple[Tensor, Tensor]:
         """Return P^g and its counts after this round; what no client of the cohort has keeps its previous value."""
-        total, sums = server.state.pop("total"), server.state.pop("sum")
+        total, sums = server.state["total"], server.state["sum"]
         held = total > 0
         prototypes, counts = (sums / total.clamp(min=1).unsqueeze(2)).float(), total
         if "prototypes" in server.state:
             prototypes = torch.where(held.unsqueeze(2), prototypes, server.state["prototypes"])
             counts = torch.where(held, total, server.state["counts"])
-        server.state["prototypes"], server.state["counts"] = prototypes, counts
         return prototypes, counts

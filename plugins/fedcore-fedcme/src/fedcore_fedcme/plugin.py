@@ -180,7 +180,7 @@ class FeatureAlignment(Plugin[FedCMEOptions]):
         state["holders"] = state.get("holders", 0) + held
 
     @hookimpl
-    def aggregate(self, server: ServerContext) -> None:
+    def end_round(self, server: ServerContext) -> None:
         """Renew the global features (Eq. 6); the model itself is averaged as FedAvg does."""
         state = server.state
         sums, holders = state.pop("sums"), state.pop("holders")

@@ -8,7 +8,17 @@ from statistics import median_low
 from pydantic import Field
 from torch import Tensor
 
-from fedcore import Answer, ClientContext, DivergedError, Plugin, PluginOptions, ServerContext, Tensors, hookimpl
+from fedcore import (
+    Answer,
+    ClientContext,
+    DivergedError,
+    Plugin,
+    PluginOptions,
+    ServerContext,
+    Tensors,
+    hookimpl,
+    question,
+)
 from fedcore_functional.statistics import check_statistics, feature_statistics, pool_answers, sample_features
 
 
@@ -41,10 +51,10 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
         features, _, labels = client.forward()
         return features, labels
 
-    @hookimpl
-    def answer(self, client: ClientContext, question: str) -> Tensors | None:
+    @question
+    def statistics(self, client: ClientContext) -> Tensors:
         """Return count, mean and covariance of the classes that the client holds."""
-        return feature_statistics(*self.features(client), client.num_classes) if question == "statistics" else None
+        return feature_statistics(*self.features(client), client.num_classes)
 
     @hookimpl
     def post_train(self, server: ServerContext) -> None:
@@ -71,7 +81,7 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
 
         while True:
             largest.clear()
-            answers = server.ask("statistics", clients="all", check=check)
+            answers = server.ask("all", self.statistics, check=check)
             counts, means, covariances = pool_answers(answers, server.num_classes, asker=self.name)
             features, labels = sample_features(
                 means, covariances, options.per_class, generator=server.generator(self.stream), known=counts > 0

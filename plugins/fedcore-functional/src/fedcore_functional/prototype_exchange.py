@@ -17,6 +17,7 @@ from fedcore import (
     SplitModel,
     Tensors,
     hookimpl,
+    question,
 )
 from fedcore_functional.contrast import ReadyPrototypes, ready_prototypes
 from fedcore_functional.prototypes import (
@@ -96,7 +97,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
             def check(answer: Answer) -> None:
                 self._check(server, answer.tensors, int(server.client_sizes[answer.client]))
 
-            first = first_prototypes(server.ask("prototypes", clients="cohort", check=check))
+            first = first_prototypes(server.ask("cohort", self.own, check=check))
         server.state.update(first)
 
     @hookimpl
@@ -120,7 +121,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
         update.payload.clear()
 
     @hookimpl
-    def aggregate(self, server: ServerContext) -> None:
+    def end_round(self, server: ServerContext) -> None:
         """Update the global prototypes from this round's sums, if clients sent any."""
         if "sums" in server.state:
             total = {name: server.state.pop(name) for name in ("sums", "weights")}
@@ -132,11 +133,6 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
         check_prototypes(sent, server.num_classes, width, weights=weights, samples=samples)
 
     # --- client --------------------------------------------------------------------------------------------
-
-    @hookimpl
-    def answer(self, client: ClientContext, question: str) -> Tensors | None:
-        """Return the client's prototypes under the initial weights."""
-        return self._own(client) if question == "prototypes" else None
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
@@ -155,9 +151,10 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
     @hookimpl
     def end_local(self, client: ClientContext) -> Tensors | None:
         """Send the trained model's prototypes up."""
-        return self._own(client) if self.contrasts(client) else None
+        return self.own(client) if self.contrasts(client) else None
 
-    def _own(self, client: ClientContext) -> Tensors:
+    @question
+    def own(self, client: ClientContext) -> Tensors:
         """Return the client's prototypes under its current weights, over all its training samples in eval mode."""
         features, _, labels = client.forward()
         return class_prototypes(features, labels, client.num_classes, weights=self.options.prototype_weights)
