@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedcore.hooks.contexts import Step as Step
     from fedcore.hooks.hookspecs import hookimpl as hookimpl
     from fedcore.hooks.plugin import PLACE as PLACE
+    from fedcore.hooks.plugin import Exchange as Exchange
     from fedcore.hooks.plugin import Plugin as Plugin
     from fedcore.hooks.plugin import PluginOptions as PluginOptions
     from fedcore.hooks.plugin import question as question
@@ -55,6 +56,7 @@ _HOMES = {
     "ConfigError": "base.errors",
     "DataError": "base.errors",
     "DivergedError": "base.errors",
+    "Exchange": "hooks.plugin",
     "FedcoreError": "base.errors",
     "Interrupted": "runs.experiment",
     "Loss": "base.types",

@@ -270,10 +270,11 @@ class ClientRuntime:
             metrics={"losses": losses},
             frozen=(session.excluded & layout.trainable).intersection(layout.shared),
         )
-        for plugin in sorted(plugins.implementers("pre_upload"), key=lambda p: p.guards_uploads or bool(p.encodes)):
+        for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: bool(plugin.encodes)):
             seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
             if seen is not None:
-                update = seen if plugin.guards_uploads else update.merged(plugin.name, seen)
+                update = update.merged(plugin.name, seen)
+        update = plugins.first("guard_upload", client=context_of(session, ""), update=update) or update
         version = self.store.write(
             session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
         )

@@ -16,7 +16,7 @@ from fedcore.base import objects, registry
 from fedcore.base.errors import FedcoreError, PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
-from fedcore.hooks.plugin import Plugin, PluginOptions, parse_options
+from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions, parse_options
 
 HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "fedcore_spec")}
 """Every hook's specification by name, in the order of hookspecs.py."""
@@ -43,6 +43,10 @@ DECLARED = {
 """Every declaration of a plugin -> its default, which tells what a plugin may set it to."""
 
 
+VALUES = {"reads": ("global", "previous", "public", "staleness"), "assumes": ("displacement", "sgd")}
+"""What a plugin can read and assume."""
+
+
 def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     """Build one plugin object from its name and options, with every part of the contract checked.
 
@@ -62,9 +66,10 @@ def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
     plugin.name = name
     for attribute in DECLARED:
         _check_declaration(name, attribute, getattr(plugin, attribute))
-    unknown = set(plugin.reads) - {"global", "previous"}
-    if unknown:
-        raise PluginContractError.of(name, f"reads {sorted(unknown)}", expected="'global' or 'previous'")
+    for attribute, known in VALUES.items():
+        if unknown := sorted(set(getattr(plugin, attribute)).difference(known)):
+            expected = f"any of {', '.join(map(repr, known))}"
+            raise PluginContractError.of(name, f"{attribute} {unknown}", expected=expected)
     hidden = sorted(set(vars(plugin)) & set(HOOKS))
     if hidden:
         raise PluginContractError.of(
@@ -98,10 +103,11 @@ def _declare_too(plugin: Plugin, part: Plugin) -> None:
     """Let a plugin declare what its part does; what is neutral it says itself."""
     for attribute, default in DECLARED.items():
         own, of_part = getattr(plugin, attribute), getattr(part, attribute)
-        if of_part and isinstance(default, bool):
-            setattr(plugin, attribute, True)
-        elif of_part and isinstance(default, tuple):
-            setattr(plugin, attribute, tuple(dict.fromkeys((*of_part, *own))))
+        if attribute == "neutral" or not of_part:
+            continue
+        if own and not isinstance(default, bool | tuple):
+            raise PluginContractError.of(plugin.name, f"declares {attribute} twice, by two of its parts")
+        setattr(plugin, attribute, tuple(dict.fromkeys((*of_part, *own))) if isinstance(default, tuple) else of_part)
 
 
 def _made(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
@@ -173,8 +179,10 @@ def _check_declaration(name: str, attribute: str, value: object) -> None:
         texts = isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value)
         fits, expected = (
             texts,
-            f"a tuple of texts, such as {('classifier.*',) if attribute != 'reads' else ('global',)}",
+            f"a tuple of texts, such as {VALUES.get(attribute, ('classifier.*',))[:1]}",
         )
+    elif attribute == "exchanges":
+        fits, expected = value is None or isinstance(value, Exchange), "Exchange(patterns, epochs), or None"
     else:
         fits, expected = value is None or isinstance(value, Mapping), "a mapping of options to values, or None"
     if not fits:
@@ -307,8 +315,7 @@ def _json(value: Any) -> bool:
 _TENSORS = (_tensors, "a mapping of names to tensors")
 _UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
 _COHORT = (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs")
-_EPOCHS = (_several, "a set of epochs")
-ITERATED = (_COHORT, _EPOCHS)
+ITERATED = (_COHORT,)
 """Results that a generator can give."""
 
 RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -324,8 +331,8 @@ RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "weight": (_number, "a number"),
     "pre_aggregate": _UPDATE,
     "pre_upload": _UPDATE,
+    "guard_upload": _UPDATE,
     "select_clients": _COHORT,
-    "local_epoch_breaks": _EPOCHS,
     "personal_parameters": (_patterns, "a sequence of patterns"),
     "personal_model": (_module, "a module"),
     "report": (_json, "a mapping of names to JSON values"),

@@ -161,7 +161,7 @@ class ClientContext(Protocol):
         Works in ``begin_local`` only.
 
         :param epochs: of the client's local epochs, those in which they are not trained; default all. Momentum waits.
-            For plugins that declare ``freezes_epochs``.
+            Not next to plugins that assume ``sgd``.
         """
 
 
@@ -312,7 +312,7 @@ class ServerContext(Protocol):
     def staleness(self) -> Mapping[int, int]:
         """Client of the cohort -> server steps since it got its model, where clients do not wait for each other.
 
-        That is with ``--system concurrency``, for plugins that declare ``uses_staleness``; empty otherwise.
+        That is with ``--system concurrency``, for plugins that read ``"staleness"``; empty otherwise.
         """
 
     @property

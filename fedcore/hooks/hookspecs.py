@@ -3,7 +3,7 @@
 The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; several engines, one order)::
 
     run
-      configure_model, personal_parameters, local_epoch_breaks      [both]
+      configure_model, personal_parameters                          [both]
       check_run                                                     [both]
       for each round:
         select_clients                                              [server]   may ask clients
@@ -18,7 +18,7 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
               gradients                                             [client]   after backward
               observe                                               [client]   after clipping, before the optimizer
           end_local                                                 [client]
-          pre_upload                                                [client]
+          pre_upload, guard_upload                                  [client]
         for each update that arrives, in dispatch order:
           pre_aggregate                                             [server]   checked before and after
           weight, accumulate                                        [server]   then the mean; rejected if one raises
@@ -51,7 +51,6 @@ from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
 
 if TYPE_CHECKING:
-    from fedcore.base.config import RunConfig
     from fedcore.models import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")
@@ -84,17 +83,6 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
     :returns: Patterns over the model's names (``classifier.*``), or None for none. They are not sent,
         averaged, weighted or counted; a client's initial values are those of the initial global model.
     Combining: exclusive.
-    """
-
-
-@hookspec
-def local_epoch_breaks(config: RunConfig) -> set[int] | None:
-    """Name the local epochs at whose start the cohort pauses for ``mid_local_epoch``.
-
-    When: once per run.
-    :returns: Epoch numbers from 1 to local_epochs - 1; 0 and anything from local_epochs on is an error, and so is
-        any with ``local_steps``, where clients are in different passes over their samples.
-    Combining: the union; each plugin is called at its own breaks.
     """
 
 
@@ -168,9 +156,9 @@ def mid_local_epoch(
 ) -> Mapping[int, Mapping[str, Tensor]] | None:
     """Exchange parts of the models between clients in the middle of their local training (FedCME).
 
-    When: at each epoch that this plugin named in ``local_epoch_breaks``, once all running clients paused.
+    When: at each epoch of this plugin's ``exchanges``, once all running clients paused.
     :param epoch: The epoch that starts now.
-    :param snapshots: By client id, the tensors under this plugin's ``exchanges`` patterns. Clients that failed
+    :param snapshots: By client id, the tensors under the patterns of this plugin's ``exchanges``. Clients that failed
         before are absent.
     :returns: Patches by client id, for exactly those names; patched parameters get fresh optimizer state,
         everything else of a client survives the pause. None or an absent client: nothing changes.
@@ -368,11 +356,20 @@ def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | No
     update.
 
     When: after every ``end_local``.
-    :param update: ``payload`` holds what this plugin sends; for one that ``guards_uploads`` plugin -> name -> tensor,
-        all that goes up.
+    :param update: ``payload`` holds what this plugin sends.
     :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
-    Combining: in user order, each on the result of the one before; a plugin that ``guards_uploads`` or ``encodes`` is
-        last.
+    Combining: in user order, each on the result of the one before; a plugin that ``encodes`` is last.
+    """
+
+
+@hookspec(firstresult=True)
+def guard_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
+    """Change all that goes up, other plugins' payloads too (local differential privacy).
+
+    When: after every ``pre_upload``.
+    :param update: ``payload`` holds all that goes up: plugin -> name -> tensor.
+    :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
+    Combining: exclusive.
     """
 
 

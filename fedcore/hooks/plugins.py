@@ -211,7 +211,7 @@ class PluginSet:
         for declaration in (declaration for declaration in TABLE.values() if declaration.patterns):
             claimed: dict[str, Plugin] = {}
             for plugin in self:
-                for name in match(getattr(plugin, declaration.name), names, plugin, declaration.name):
+                for name in match(plugin.patterns(declaration.name), names, plugin, declaration.name):
                     other = claimed.setdefault(name, plugin)
                     if other is not plugin:
                         reason = f"both declare {declaration.name} = {name!r}"
@@ -272,9 +272,8 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
         found: dict[str, _Call] = {}
         for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
             plugin = owners[id(method.plugin)]
-            arguments = ARGUMENTS[hook] if plugin.name != BUILTIN else ()
-            shared = {"update"} if plugin.guards_uploads and hook == "pre_upload" else set()
-            call = found.setdefault(plugin.name, _Call(plugin, [], frozenset(arguments) - shared))
+            whole = plugin.name == BUILTIN or hook == "guard_upload"
+            call = found.setdefault(plugin.name, _Call(plugin, [], frozenset(() if whole else ARGUMENTS[hook])))
             call.methods.append((method.function, method.argnames))
         calls[hook] = list(found.values())
     return calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore import Plugin, hookimpl, question
+from fedcore import Exchange, Plugin, hookimpl, question
 from fedcore.hooks.checks import HOOKS
 from tests import support
 from tests.support import run_toy
@@ -16,7 +16,7 @@ CALLS: list[tuple] = []
 class Everything(Plugin):
     """Implements every hook and notes each call."""
 
-    exchanges = ("encoder.*",)
+    exchanges = Exchange(("encoder.*",), lambda epochs: {1})
     owns = ("encoder.*",)
 
     def note(self, hook, client=None, **details):
@@ -29,11 +29,6 @@ class Everything(Plugin):
     @hookimpl
     def personal_parameters(self, model):
         self.note("personal_parameters")
-
-    @hookimpl
-    def local_epoch_breaks(self, config):
-        self.note("local_epoch_breaks")
-        return {1}
 
     @hookimpl
     def check_run(self, setup):
@@ -102,6 +97,10 @@ class Everything(Plugin):
         return update
 
     @hookimpl
+    def guard_upload(self, client, update):
+        self.note("guard_upload", client.id, payload=sorted(update.payload))
+
+    @hookimpl
     def pre_aggregate(self, server, update):
         self.note("pre_aggregate", update.client, payload=sorted(update.payload))
 
@@ -143,13 +142,13 @@ class Everything(Plugin):
         self.note("post_train", round=server.round)
 
 
-BUILD = ["configure_model", "personal_parameters", "local_epoch_breaks", "check_run"]
+BUILD = ["configure_model", "personal_parameters", "check_run"]
 STEP = ["task_loss", "local_loss", "gradients", "observe"]
 # Client 1 has three samples and client 0 has one: the dispatch order is 1, 0.
 CLIENT = [
     *[("asked", client) for client in (0, 1)],
     *[(hook, client) for client in (1, 0) for hook in ["begin_local", *STEP]],
-    *[(hook, client) for client in (1, 0) for hook in [*STEP, "end_local", "pre_upload"]],
+    *[(hook, client) for client in (1, 0) for hook in [*STEP, "end_local", "pre_upload", "guard_upload"]],
     *[("personal_model", client) for client in (0, 1)],
 ]
 SERVER = [

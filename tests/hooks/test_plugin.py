@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Loss, Plugin, PluginOptions, hookimpl, question
+from fedcore import Exchange, Loss, Plugin, PluginOptions, hookimpl, question
 from fedcore.base.errors import (
     ConfigError,
     FedcoreError,
@@ -98,22 +98,18 @@ def test_a_module_name_that_leads_nowhere(name):
 @pytest.mark.parametrize("epochs", [{0}, {2}, {1, 5}])
 def test_breaks_outside_the_local_epochs(go, epochs):
     class Paused(Plugin):
-        @hookimpl
-        def local_epoch_breaks(self, config):
-            return epochs
+        exchanges = Exchange(("*",), lambda _: epochs)
 
-    with pytest.raises(PluginContractError, match="'paused' hook local_epoch_breaks"):
+    with pytest.raises(PluginContractError, match="'paused' exchanges at the start of epoch"):
         go(Paused, local_epochs=2)
 
 
 @pytest.mark.parametrize("epoch", [1.5, 1.0, True, "1", np.float32(1), torch.tensor(1.0)], ids=repr)
 def test_breaks_that_are_no_whole_numbers(go, epoch):
     class Paused(Plugin):
-        @hookimpl
-        def local_epoch_breaks(self, config):
-            return {epoch}
+        exchanges = Exchange(("*",), lambda _: {epoch})
 
-    words = rf"'paused' hook local_epoch_breaks returned {re.escape(repr(epoch))} as a number, expected whole numbers"
+    words = rf"'paused' hook exchanges returned {re.escape(repr(epoch))} as a number, expected whole numbers"
     with pytest.raises(PluginContractError, match=words):
         go(Paused, local_epochs=3)
 
@@ -123,9 +119,7 @@ def test_breaks_of_other_kinds(go, kind):
     called = []
 
     class Paused(Plugin):
-        @hookimpl
-        def local_epoch_breaks(self, config):
-            return kind([2, 1])
+        exchanges = Exchange(("*",), lambda _: kind([2, 1]))
 
         @hookimpl
         def mid_local_epoch(self, epoch):

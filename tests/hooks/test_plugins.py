@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl
+from fedcore import Exchange, Plugin, RunConfig, hookimpl
 from fedcore.base.errors import (
     ConfigError,
     FedcoreError,
@@ -27,12 +27,17 @@ def test_an_order_of_its_own(mark):
     assert refused(Pushy, mark, "observe").hook == "observe"
 
 
-@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+def declaring(title, declaration, *patterns):
+    value = Exchange(patterns, lambda epochs: ()) if declaration == "exchanges" else patterns
+    return type(title, (Plugin,), {declaration: value})
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "encodes"])
 def test_overlaps(declaration):
     names = ["encoder.w", "classifier.weight", "classifier.bias"]
-    one = type("One", (Plugin,), {declaration: ("classifier.*",)})
-    other = type("Other", (Plugin,), {declaration: ("*.bias",)})
-    apart = type("Apart", (Plugin,), {declaration: ("encoder.*",)})
+    one = declaring("One", declaration, "classifier.*")
+    other = declaring("Other", declaration, "*.bias")
+    apart = declaring("Apart", declaration, "encoder.*")
     plugins = PluginSet.create({name_of(one): {}, name_of(other): {}})
     with pytest.raises(PluginConflictError) as caught:
         plugins.check_names(names, [])
@@ -48,7 +53,7 @@ def test_overlap_with_anothers_personal_parameters(go, declaration):
         def personal_parameters(self, model):
             return ["classifier.*"]
 
-    one = type("One", (Plugin,), {declaration: ("classifier.weight",)})
+    one = declaring("One", declaration, "classifier.weight")
     for pair in ((one, Other), (Other, one)):
         with pytest.raises(PluginConflictError) as caught:
             go(*pair)
@@ -56,9 +61,9 @@ def test_overlap_with_anothers_personal_parameters(go, declaration):
             assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "encodes"])
 def test_a_pattern_that_matches_nothing(go, declaration):
-    cls = type("Lost", (Plugin,), {declaration: ("clasifier.*",)})
+    cls = declaring("Lost", declaration, "clasifier.*")
     with pytest.raises(PluginContractError, match=rf"'lost'.*{declaration}.*'clasifier\.\*'"):
         go(cls)
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl, question
+from fedcore import Exchange, Plugin, RunConfig, hookimpl, question
 from fedcore.base.errors import ConfigError, RoundFailedError, UnknownNameError
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
@@ -363,11 +363,7 @@ def test_without_a_least_number_of_clients_such_a_round_changes_nothing(tmp_path
 class Exchanges(Plugin):
     """Notes who pauses at epoch 2."""
 
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self):
-        return {2}
+    exchanges = Exchange(("classifier.*",), lambda epochs: {2})
 
     @hookimpl
     def mid_local_epoch(self, server, snapshots):

@@ -84,13 +84,15 @@ class Diverges(Plugin):
 class NewClassifier(Plugin):
     """A method that declares a classifier of another shape."""
 
-    reshapes = ("classifier.*",)
+    @hookimpl
+    def configure_model(self, task):
+        task.reshape_classifier(self.name)
 
 
 class Displacement(Plugin):
     """Derives state from w_t - y_k, as SCAFFOLD does."""
 
-    uses_displacement = True
+    assumes = ("displacement",)
 
 
 @pytest.fixture
@@ -492,7 +494,7 @@ def test_too_many_classifier_layers_are_refused_before_anything_is_written(go, t
 
 
 def test_another_shape_of_the_classifier_is_refused_with_a_moved_split_only(go):
-    with pytest.raises(PluginConflictError, match="both declare reshapes"):
+    with pytest.raises(PluginConflictError, match="both reshape the classifier"):
         go({"fedcme": {"classifier_layers": 2}, NewClassifier: {}})
     go({"fedcme": {}, NewClassifier: {}}, rounds=1)
 

@@ -227,10 +227,6 @@ def loads_other_weights(self, client):
         client.model.classifier.weight.mul_(0.5)
 
 
-def freezes_an_epoch(self, client):
-    client.freeze(["classifier.*"], epochs=slice(1))
-
-
 def edits_the_gradients(self, gradients):
     next(iter(gradients.values())).mul_(0.5)
 
@@ -535,14 +531,14 @@ def expects_everybody(self, server, mean):
 class ForgetsToBeStale(Plugin):
     """Lets clients start from the newest model; declares that it does not."""
 
-    uses_staleness = True
+    reads = ("staleness",)
 
 
 class IsLateByOne(Plugin):
     """Starts late clients from the model of one step ago, however late they are."""
 
     starts = ("*",)
-    uses_staleness = True
+    reads = ("staleness",)
 
     most = 1
 
@@ -662,7 +658,6 @@ DEFECTS = [
     ("trains", broken(select_clients=trains_for_no_epoch), "gives client 0 0 local epochs, expected a whole number"),
     ("trains", broken(accumulate=asks_while_updates_arrive), "server.ask, which works in select_clients"),
     ("trains", broken(begin_local=raises_in_round_1), "begin_local (round 2"),
-    ("trains", broken(begin_local=freezes_an_epoch), "set freezes_epochs = True"),
     ("trains_with_batch_norm", broken(begin_local=raises_in_round_1), "begin_local (round 2"),
     ("same_seed_gives_the_same_bits", broken(local_loss=draws_from_the_system), "run twice with the same seed"),
     ("neutral_options_are_fedavg", broken(Options=Strength, neutral={"mu": 0}, local_loss=pulls_a_bit_more), "FedAvg"),
@@ -930,7 +925,7 @@ class NeedsPublicByOption(Plugin[Teaching]):
 
     def __init__(self, options):
         super().__init__(options)
-        self.uses_public = options.share > 0
+        self.reads = ("public",) if options.share > 0 else ()
 
     @hookimpl
     def begin_local(self, client):

@@ -51,7 +51,6 @@ class LocalDP(Plugin[LocalDPOptions]):
     """
 
     neutral = {"clip": 1e300, "payload_clip": 1e300, "noise_multiplier": 0.0}
-    guards_uploads = True
 
     def __init__(self, options: LocalDPOptions) -> None:
         super().__init__(options)
@@ -74,7 +73,7 @@ class LocalDP(Plugin[LocalDPOptions]):
         client.scratch["start"] = client.start
 
     @hookimpl
-    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
+    def guard_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
         """Clip and noise all that goes up; the numbers of samples and steps and the losses become constants."""
         start = {name: _exact(p) for name, p in client.scratch["start"].items()}
         model, payload = dict(update.model), {plugin: dict(tensors) for plugin, tensors in update.payload.items()}

@@ -76,7 +76,7 @@ class FedBuff(Plugin[FedBuffOptions]):
 
     neutral = {"staleness": 0, "lr": 1.0}
     starts = ("*",)
-    uses_staleness = True
+    reads = ("staleness",)
 
     def __init__(self, options: FedBuffOptions) -> None:
         super().__init__(options)

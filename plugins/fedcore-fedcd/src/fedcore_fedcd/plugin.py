@@ -146,7 +146,6 @@ class FedCD(Plugin[FedCDOptions]):
     """
 
     reads = ("global",)
-    reshapes = ("classifier.*",)
     scales_task = True
 
     def __init__(self, options: FedCDOptions) -> None:
@@ -160,6 +159,7 @@ class FedCD(Plugin[FedCDOptions]):
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Project to z in R^256 and put the fine-grained classifier on it."""
         task.ensure_projection(model)
+        task.reshape_classifier(self.name)
         if self.options.normalize:
             model.encoder.add_module("unit", UnitLength())
         with task.random("classifier"):

@@ -13,10 +13,11 @@ from torch import Tensor
 from fedcore import (
     ClientContext,
     ClientUpdate,
+    Exchange,
     Loss,
+    ModelTask,
     Plugin,
     PluginOptions,
-    RunConfig,
     ServerContext,
     SplitModel,
     Step,
@@ -58,18 +59,17 @@ class FedCMEOptions(PluginOptions):
     )
 
 
+def middle(local_epochs: int) -> set[int]:
+    """Return the epoch at whose start clients exchange, floor(E / 2) (Algorithm 2 line 4); one has no middle."""
+    return {local_epochs // 2} - {0}
+
+
 class LayerExchange(Plugin[FedCMEOptions]):
     """Matched clients swap parts of their models in the middle of local training (section IV-A)."""
 
     def __init__(self, options: FedCMEOptions) -> None:
         super().__init__(options)
-        self.exchanges = PARTS[options.exchange]
-
-    @hookimpl
-    def local_epoch_breaks(self, config: RunConfig) -> set[int] | None:
-        """Pause at the start of epoch floor(E / 2) (Algorithm 2 line 4); one epoch has no middle."""
-        middle = config.local_epochs // 2
-        return {middle} if middle > 0 else None
+        self.exchanges = Exchange(PARTS[options.exchange], middle)
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
@@ -202,9 +202,10 @@ class FedCME(Plugin[FedCMEOptions]):
         super().__init__(options)
         exchanging, aligning = options.exchange != "none", options.align and options.mu > 0
         self.parts = (*((LayerExchange,) if exchanging else ()), *((FeatureAlignment,) if aligning else ()))
-        self.reshapes = ("classifier.*",) if options.classifier_layers > 1 else ()
 
     @hookimpl
-    def configure_model(self, model: SplitModel) -> None:
+    def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Move the split between feature extractor and classifier ("the final linear layers", Appendix)."""
+        if self.options.classifier_layers > 1:
+            task.reshape_classifier(self.name)
         move_split(model, self.options.classifier_layers, option="fedcme.classifier_layers")

@@ -19,7 +19,7 @@ from fedcore.cli import fields
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
 from fedcore.hooks.declarations import ATTRIBUTES, excluded_by, meanings
-from fedcore.hooks.plugin import BUILTIN, Plugin, option_names
+from fedcore.hooks.plugin import BUILTIN, Exchange, Plugin, option_names
 from fedcore_testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -140,6 +140,8 @@ def _first_line(hook: str) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Exchange):
+        return _plain(value.patterns)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

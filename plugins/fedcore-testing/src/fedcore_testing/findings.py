@@ -13,7 +13,7 @@ from fedcore.hooks.checks import QUESTION
 from fedcore.hooks.plugin import Plugin
 
 IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")
-SENT = ("end_local", "broadcast", "broadcast_to", QUESTION, "pre_upload")
+SENT = ("end_local", "broadcast", "broadcast_to", QUESTION, "pre_upload", "guard_upload")
 
 
 class Rule(Enum):

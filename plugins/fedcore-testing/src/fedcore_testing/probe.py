@@ -8,11 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore.base.config import RunConfig
 from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Plugin, PluginOptions, question
+from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions, question
 from fedcore_functional import proximal_term
 
 
@@ -25,12 +24,7 @@ class ProbeOptions(PluginOptions):
 class Probe(Plugin[ProbeOptions]):
     """Pauses its clients to exchange classifiers, keeps states, sends payloads down and up, and asks questions."""
 
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self, config: RunConfig) -> set[int] | None:
-        """Pause before the last epoch."""
-        return {config.local_epochs - 1} if config.local_epochs > 1 else None
+    exchanges = Exchange(("classifier.*",), lambda epochs: {epochs - 1} - {0})  # before the last epoch
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> Mapping[str, Tensor]:

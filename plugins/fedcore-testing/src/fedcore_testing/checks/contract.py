@@ -93,7 +93,7 @@ def check_declarations_fit_the_hooks(trial: Trial) -> None:
         declared, has = bool(getattr(plugin, declaration)), plugin.implements(hook)
         assert has or not declared, f"declares {declaration} = {getattr(plugin, declaration)}, but has no hook {hook}"
     if plugin.implements("mid_local_epoch"):
-        assert plugin.implements("local_epoch_breaks"), "mid_local_epoch is never called without local_epoch_breaks"
+        assert plugin.exchanges, "mid_local_epoch is never called without exchanges"
     if plugin.neutral is not None:
         unknown = sorted(set(plugin.neutral) - set(option_names(trial.target)))
         assert not unknown, f"neutral names {unknown[0]!r}, which is no option"

@@ -146,7 +146,7 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
         return engines[-1]
 
     # A server's step can depend on the rounds before; clients that start from older models move from these.
-    rounds = 1 if plugin.uses_staleness else 2
+    rounds = 1 if "staleness" in plugin.reads else 2
     result = _finished(trial.run(engine=echoing, **{**EVEN, "rounds": rounds}))
     if not engines[0].sent:
         raise NotApplicable("no parameters of the model are sent as they are")
