@@ -151,7 +151,7 @@ def check_class(name: str, cls: Any) -> None:
         if hasattr(member, "fedcore_question"):
             _check_function(name, f"{QUESTION} {attribute}", member, ARGUMENTS[QUESTION])
         elif marks is not None:
-            _check_hook(name, cls, attribute, member, marks)
+            _check_hook(name, attribute, member, marks)
         elif attribute in HOOKS:
             raise PluginContractError.of(
                 name,
@@ -194,18 +194,14 @@ def _check_declaration(name: str, attribute: str, value: object) -> None:
         )
 
 
-def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: Mapping[str, Any]) -> None:
+def _check_hook(name: str, hook: str, function: Any, marks: Mapping[str, Any]) -> None:
     """Check one method that is marked with ``@hookimpl``."""
     if hook not in HOOKS:
         raise PluginContractError.of(name, f"does not exist.{suggestion(hook, HOOKS)}", hook=hook)
-    ordering = [key for key in ("tryfirst", "trylast", "wrapper", "hookwrapper") if marks.get(key)]
-    if ordering and cls.__module__ != "fedcore.hooks.fedavg":
-        raise PluginContractError.of(
-            name,
-            f"is marked with {ordering[0]}, but the user's order decides: plugins cannot reorder or wrap hooks",
-            hook=hook,
-            hint="remove the mark",
-        )
+    if marks["wrapper"] or marks["hookwrapper"]:
+        # A wrapper would get the results of all plugins together: losses, payloads and times would be no one's.
+        found, hint = "is a wrapper, but a result belongs to the plugin that returned it", "remove the mark"
+        raise PluginContractError.of(name, found, hook=hook, hint=hint)
     _check_function(name, hook, function, ARGUMENTS[hook])
 
 

@@ -45,7 +45,7 @@ class Declaration:
     def made_by(self, plugin: Plugin | type[Plugin]) -> bool:
         """Return whether a plugin has this declaration."""
         if self.name in HOOKS:
-            return hasattr(plugin, self.name)
+            return plugin.implements(self.name) if isinstance(plugin, Plugin) else hasattr(plugin, self.name)
         declared = getattr(plugin, self.name)
         return self.value in declared if self.value else bool(declared)
 

@@ -1,6 +1,16 @@
 """Every hook of fedcore, in the order in which a run calls them. No logic.
 
-The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; several engines, one order)::
+Six hooks serve four methods of five::
+
+    add a term to the local loss (FedProx, MOON)                    local_loss
+    prepare a client's training, from what it received or kept      begin_local
+    send something up, keep something for the client's next round   end_local
+    add up what the clients sent                                    accumulate
+    step from the mean to the new model (FedAvgM, FedDyn)           server_step
+    send something to the clients next to the model                 broadcast
+
+The others are rarely needed. The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; several
+engines, one order)::
 
     run
       configure_model, personal_parameters                          [both]
@@ -30,7 +40,8 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
       post_train                                                    [server]   may ask clients
 
 A plugin implements a hook as a method marked with ``@hookimpl`` that takes any of the specified arguments
-by name. Plugins are called in the order in which the user lists them. ``RejectUpdate`` in ``pre_aggregate``, ``weight``
+by name. Plugins are called in the order in which the user lists them, but for ``@hookimpl(tryfirst=True)`` and
+``trylast``, which work as in pytest. ``RejectUpdate`` in ``pre_aggregate``, ``weight``
 or ``accumulate`` rejects the client: it is in the round's record, its state stays as it was, and what plugins wrote for
 its update is undone. Another exception of a plugin there rejects the client, too, and the record names the plugin; if
 it rejects every client of a round, the run ends with its traceback. Server and client instances of a

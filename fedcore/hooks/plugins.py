@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from fedcore.base.errors import (
     PluginContractError,
     RejectUpdate,
 )
+from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import ARGUMENTS, HOOKS, QUESTION, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
@@ -28,20 +29,26 @@ from fedcore.hooks.plugin import BUILTIN, Plugin
 REJECTING = ("pre_aggregate", "weight", "accumulate")
 """Hooks that see one update: RejectUpdate, or any other exception, leaves it out of the round."""
 
-
 REPLACES = {"configure_model": "model", "pre_aggregate": "update", "pre_upload": "update"}
 """Hooks whose result takes the place of an argument -> that argument."""
 
 
-class _Call(NamedTuple):
-    """One plugin's implementation of a hook: those of its parts, then its own.
+class _Method(NamedTuple):
+    """A method that implements a hook, with the names of its arguments."""
 
-    :param methods: each with the names of its arguments.
+    function: Any
+    arguments: tuple[str, ...]
+
+
+class _Call(NamedTuple):
+    """One plugin's implementation of a hook.
+
+    :param methods: those of its parts, then its own.
     :param own_view: arguments of which the plugin gets its own view, where there is one.
     """
 
     plugin: Plugin
-    methods: list[tuple[Any, tuple[str, ...]]]
+    methods: list[_Method]
     own_view: frozenset[str]
 
 
@@ -142,39 +149,34 @@ class PluginSet:
         if method is None:
             raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
         names = tuple(inspect.signature(method).parameters)
-        call = _Call(plugin, [(method, names)], frozenset(names))
+        call = _Call(plugin, [_Method(method, names)], frozenset(names))
         return self._invoke(call, f"{QUESTION} {question}", arguments)
 
     def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
-        name, results = call.plugin.name, []
-        given = {
-            argument: value.scoped(name) if argument in call.own_view and hasattr(value, "scoped") else value
-            for argument, value in arguments.items()
-        }
-        for method, taken in call.methods:
-            result = self._invoke_one(name, hook, method, [given[argument] for argument in taken], arguments)
-            if result is not None:
-                results.append(result)
-                if hook in REPLACES:
-                    given[REPLACES[hook]] = result
-        if len(results) < 2 or hook in REPLACES:
-            return results[-1] if results else None
-        try:
-            return _joined(results)
-        except KeyError as error:
-            round_, client = _where(arguments)
-            raise PluginContractError.of(
-                name, f"returns {error} from two of the plugin's parts", hook=hook, round=round_, client=client
-            ) from None
+        """Call a plugin's implementation of a hook, and join the results where it has parts."""
+        first, *others = call.methods
+        result, name = self._invoke_one(call, first, hook, arguments), call.plugin.name
+        for method in others:
+            if result is not None and (replaced := REPLACES.get(hook)):
+                value = arguments[replaced]
+                next_one = value.merged(name, result) if isinstance(value, ClientUpdate) else result
+                arguments = {**arguments, replaced: next_one}
+            found = self._invoke_one(call, method, hook, arguments)
+            if found is not None and result is not None and hook not in REPLACES:
+                found = _joined(result, found, name, hook)
+            result = result if found is None else found
+        return result
 
-    def _invoke_one(self, name: str, hook: str, method: Any, given: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
-        """Call one method of a plugin or of its part.
-
-        :param arguments: of the hook, which tell the round and the client.
-        """
+    def _invoke_one(self, call: _Call, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Any:
+        """Call one method of a plugin or of its part."""
+        name, given = call.plugin.name, []
+        for argument in method.arguments:
+            value = arguments[argument]
+            viewed = argument in call.own_view and hasattr(value, "scoped")
+            given.append(value.scoped(name) if viewed else value)
         began = time.perf_counter()
         try:
-            result = method(*given)
+            result = method.function(*given)
         except RejectUpdate as error:
             if hook in REJECTING:
                 raise
@@ -184,7 +186,7 @@ class PluginSet:
         except Exception as error:
             if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
                 raise
-            raised = f"raised {type(error).__name__}: {error}{place_of(error, method.__module__)}"
+            raised = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"
             round_, client = _where(arguments)
             raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error
         if name in self.seconds:
@@ -274,25 +276,21 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
             plugin = owners[id(method.plugin)]
             whole = plugin.name == BUILTIN or hook == "guard_upload"
             call = found.setdefault(plugin.name, _Call(plugin, [], frozenset(() if whole else ARGUMENTS[hook])))
-            call.methods.append((method.function, method.argnames))
+            call.methods.append(_Method(method.function, method.argnames))
         calls[hook] = list(found.values())
     return calls
 
 
-def _joined(results: Sequence[Any]) -> Any:
-    """Join the results of a plugin's parts: losses and patterns one after the other, mappings key by key.
+def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
+    """Join the results of two parts of a plugin: mappings name by name, losses one after the other.
 
-    :raises KeyError: two mappings with the same key.
+    :raises PluginContractError: both have a name.
     """
-    if not all(isinstance(result, Mapping) for result in results):
-        return [item for result in results for item in (result if isinstance(result, Iterable) else [result])]
-    joined: dict[Any, Any] = {}
-    for result in results:
-        for key, value in result.items():
-            if key in joined:
-                raise KeyError(key)
-            joined[key] = value
-    return joined
+    if not isinstance(other, Mapping):
+        return [loss for found in (one, other) for loss in (found if isinstance(found, list) else [found])]
+    if twice := sorted(map(str, set(one).intersection(other))):
+        raise PluginContractError.of(plugin, f"returns {twice[0]!r} from two of the plugin's parts", hook=hook)
+    return {**one, **other}
 
 
 def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pydantic import Field
 
-from fedcore import Plugin, PluginContractError, PluginOptions, hookimpl
+from fedcore import ClientUpdate, Plugin, PluginContractError, PluginOptions, hookimpl
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugins import PluginSet
 from fedcore_testing import federate, name_of, plugin_state
@@ -122,3 +124,32 @@ def test_two_parts_cannot_send_the_same_name():
     plugins = PluginSet.create({name_of(Twice): {}})
     with pytest.raises(PluginContractError, match=r"'twice' hook broadcast returns 'x' from two of the plugin's parts"):
         plugins.call("twice", "broadcast", server=None)
+
+
+def clips(bound):
+    return hookimpl(
+        lambda self, update: replace(update, model={n: t.clamp(max=bound) for n, t in update.model.items()})
+    )
+
+
+def test_parts_change_an_update_one_after_the_other():
+    class First(Plugin):
+        pre_aggregate = clips(3.0)
+
+    class Idle(Plugin):
+        @hookimpl
+        def pre_aggregate(self, update):
+            assert float(update.model["w"]) == 3.0
+            assert update.payload == {"own": 1}
+
+    class Chain(Plugin):
+        parts = (First, Idle)
+        pre_aggregate = clips(2.0)
+
+    Chain.__qualname__ = "Chain"
+    globals()["Chain"] = Chain
+    plugins = PluginSet.create({name_of(Chain): {}})
+    update = ClientUpdate(0, {"w": torch.tensor(9.0)}, 1, 1, 0.1, 0.0, payload={"chain": {"own": 1}, "other": {"x": 2}})
+    seen = plugins.call("chain", "pre_aggregate", server=None, update=update)
+    assert float(seen.model["w"]) == 2.0
+    assert seen.payload == {"own": 1}

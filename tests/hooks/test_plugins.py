@@ -17,14 +17,25 @@ from tests.hooks.refusals import refused
 from tests.support import config, name_of
 
 
-@pytest.mark.parametrize("mark", ["tryfirst", "trylast", "wrapper"])
-def test_an_order_of_its_own(mark):
+def marked(title, **marks):
+    return type(title, (Plugin,), {"report": hookimpl(**marks)(lambda self: {"by": self.name})})
+
+
+def test_plugins_can_be_first_and_last():
+    classes = [marked("Last", trylast=True), marked("Plain"), marked("First", tryfirst=True)]
+    plugins = PluginSet.create({name_of(cls): {} for cls in classes})
+    assert [plugin.name for plugin in plugins] == ["last", "plain", "first"]
+    assert [plugin.name for plugin, _ in plugins.each("report")] == ["first", "plain", "last"]
+
+
+@pytest.mark.parametrize("mark", ["wrapper", "hookwrapper"])
+def test_wrappers_are_refused(mark):
     class Pushy(Plugin):
         @hookimpl(**{mark: True})
         def observe(self, step):
             yield
 
-    assert refused(Pushy, mark, "observe").hook == "observe"
+    assert refused(Pushy, "a wrapper", "observe").hook == "observe"
 
 
 def declaring(title, declaration, *patterns):

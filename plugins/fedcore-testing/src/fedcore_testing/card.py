@@ -46,6 +46,7 @@ def describe(name: str) -> dict[str, Any]:
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
             for hook in hooks
         ],
+        "parts": [part.__name__ for part in source.parts],
         "sends": sent,
         "declarations": {row.name: _plain(getattr(source, row.name)) for row in ATTRIBUTES},
         "excludes": [] if name == BUILTIN else excluded_by(source),
@@ -102,6 +103,8 @@ def draw(card: Mapping[str, Any]) -> Group:
     if card["hooks"]:
         rows = [(h["name"], h["side"], "exclusive" if h["exclusive"] else "", h["summary"]) for h in card["hooks"]]
         parts.append(_table("Hooks", ("hook", "side", "", "what it is for"), rows))
+    if card["parts"]:
+        parts += [Text.assemble(("Made of  ", "bold"), clean(", ".join(card["parts"]))), ""]
     if card["sends"]:
         sent = [(way, name, _shape(shape)) for way, found in card["sends"].items() for name, shape in found.items()]
         parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
