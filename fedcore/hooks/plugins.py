@@ -274,8 +274,10 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
         found: dict[str, _Call] = {}
         for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
             plugin = owners[id(method.plugin)]
-            whole = plugin.name == BUILTIN or hook == "guard_upload"
-            call = found.setdefault(plugin.name, _Call(plugin, [], frozenset(() if whole else ARGUMENTS[hook])))
+            own_view = frozenset(() if plugin.name == BUILTIN else ARGUMENTS[hook])
+            if hook == "guard_upload":
+                own_view -= {"update"}
+            call = found.setdefault(plugin.name, _Call(plugin, [], own_view))
             call.methods.append(_Method(method.function, method.argnames))
         calls[hook] = list(found.values())
     return calls
