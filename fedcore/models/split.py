@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -79,6 +79,16 @@ class ModelTask:
     num_classes: int
     input_shape: tuple[int, ...]
     seed: int
+    _reshaped: list[str] = field(default_factory=list, init=False)
+
+    def reshape_classifier(self, plugin: str) -> None:
+        """Note that a plugin gives the classifier another form; two plugins of a run cannot.
+
+        :raises PluginConflictError: names both.
+        """
+        if self._reshaped:
+            raise PluginConflictError.of(self._reshaped[0], plugin, "both reshape the classifier")
+        self._reshaped.append(plugin)
 
     def random(self, purpose: str) -> AbstractContextManager[None]:
         """Return a context in which weights are drawn from (seed, purpose), independent of earlier draws.

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl
-from fedcore.base import registry
+from fedcore import Plugin, RunConfig, hookimpl, question
 from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.engines.in_process import InProcessEngine
+from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
 from fedcore_functional.statistics import check_statistics
 from fedcore_testing.fingerprint import fingerprint
@@ -122,10 +122,10 @@ def standing(result):
 def senders():
     """Return the plugins and ways by which something may come up."""
     for name in NAMES:
-        cls = registry.resolve("plugin", name)
-        if hasattr(cls, "end_local") or hasattr(cls, "pre_upload"):
+        plugin = create_plugin(name, {})
+        if plugin.implements("end_local") or plugin.implements("pre_upload"):
             yield name, "fit"
-        if hasattr(cls, "answer"):
+        if plugin.questions:
             yield name, "ask"
 
 
@@ -220,11 +220,11 @@ class Asks(Plugin):
 
     @hookimpl
     def begin_round(self, server):
-        answers = server.ask("q", clients="all", check=lambda answer: answer.tensors["x"].item())
+        answers = server.ask("all", self.x, check=lambda answer: answer.tensors["x"].item())
         server.state["found"] = [answer.client for answer in answers]
 
-    @hookimpl
-    def answer(self, client):
+    @question
+    def x(self, client):
         return {"x": torch.zeros(1 + client.id)} if client.id < 2 else {}
 
 

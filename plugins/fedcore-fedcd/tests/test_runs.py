@@ -608,7 +608,9 @@ class OtherOwner(Plugin):
 
 
 class OtherShape(Plugin):
-    reshapes = ("classifier.*",)
+    @hookimpl
+    def configure_model(self, task):
+        task.reshape_classifier(self.name)
 
 
 class OtherScale(Plugin):

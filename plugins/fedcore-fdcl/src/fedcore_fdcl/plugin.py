@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from fedcore import ClientContext, Loss, Plugin, PluginOptions, SplitModel, Step, hookimpl
+from fedcore import ClientContext, Loss, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
 from fedcore.models import Outputs, move_split
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 
@@ -40,13 +40,11 @@ class FDCL(Plugin[FDCLOptions]):
     neutral = {"mu": 0.0}
     reads = ("global", "previous")
 
-    def __init__(self, options: FDCLOptions) -> None:
-        super().__init__(options)
-        self.reshapes = ("classifier.*",) if options.head_layers > 1 else ()
-
     @hookimpl
-    def configure_model(self, model: SplitModel) -> None:
+    def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Move the split between encoder and classifier (section 4.2)."""
+        if self.options.head_layers > 1:
+            task.reshape_classifier(self.name)
         move_split(model, self.options.head_layers, option="fdcl.head_layers")
 
     @hookimpl

@@ -102,7 +102,6 @@ class FedCD(Plugin[FedCDOptions]):
     """
 
     reads = ("global",)
-    reshapes = ("classifier.*",)
     scales_task = True
 
     def __init__(self, options: FedCDOptions) -> None:
@@ -115,6 +114,7 @@ class FedCD(Plugin[FedCDOptions]):
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Project to z in R^256 and put the fine-grained classifier on it."""
         task.ensure_projection(model)
+        task.reshape_classifier(self.name)
         if self.options.normalize:
             model.encoder.add_module("unit", UnitLength())
         with task.random("classifier"):
@@ -272,13 +272,9 @@ class FedCD(Plugin[FedCDOptions]):
         return prototypes, counts
 
     @hookimpl
-    def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
-        """Renew P^g (Eq. 1), then weigh the clients' class vectors by how well they recognise it (Eqs. 12 to 15)."""
+    def aggregate(self, server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor]:
+        """Weigh the clients' class vectors by how well they recognise the renewed P^g (Eqs. 12 to 15)."""
         prototypes, counts = self._global_prototypes(server)
-        del server.state["sum"], server.state["total"]
-        server.state["prototypes"], server.state["counts"] = prototypes, counts
-        if self.options.aggregation == "fedavg":
-            return None
         weights = torch.stack([update.model[WEIGHT].double() for update in updates])  # (K, CM, d)
         biases = torch.stack([update.model[BIAS].double() for update in updates])  # (K, CM)
         if self.options.aggregation == "adaptive":
@@ -295,6 +291,13 @@ class FedCD(Plugin[FedCDOptions]):
             WEIGHT: eq.aggregate_class_vectors(shares, weights).to(model[WEIGHT].dtype),
             BIAS: eq.aggregate_class_vectors(shares, biases).to(model[BIAS].dtype),
         }
+
+    @hookimpl
+    def end_round(self, server: ServerContext) -> None:
+        """Renew P^g (Eq. 1)."""
+        prototypes, counts = self._global_prototypes(server)
+        del server.state["total"], server.state["sum"]
+        server.state["prototypes"], server.state["counts"] = prototypes, counts
 
     def _global_prototypes(self, server: ServerContext) -> tuple[Tensor, Tensor]:
         """Return P^g and its counts after this round."""

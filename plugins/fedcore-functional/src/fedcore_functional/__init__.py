@@ -1,14 +1,14 @@
 """What methods share: pure functions on tensors, and parts of plugins that are built from them.
 
-:class:`PrototypeExchange` and :func:`calibrate_classifier` are such parts. All other names are functions that know
-nothing of clients, rounds and plugins.
+:class:`PrototypeExchange` and :class:`ClassifierCalibration` are such parts (``parts`` of :class:`fedcore.Plugin`). All
+other names are functions that know nothing of clients, rounds and plugins.
 
 Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise a function is
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values, so
 that a training step that calls it can be compiled or recorded as a CUDA graph.
 """
 
-from fedcore_functional.calibration import CalibrationOptions, calibrate_classifier
+from fedcore_functional.calibration import CalibrationOptions, ClassifierCalibration
 from fedcore_functional.classes import check_counts, class_means, class_statistics, class_sums
 from fedcore_functional.contrast import (
     ReadyPrototypes,
@@ -50,12 +50,12 @@ from fedcore_functional.terms import effective_steps, linear_term, proximal_term
 
 __all__ = [
     "CalibrationOptions",
+    "ClassifierCalibration",
     "PrototypeExchange",
     "PrototypeOptions",
     "ReadyPrototypes",
     "UnitLength",
     "add_prototypes",
-    "calibrate_classifier",
     "check_counts",
     "check_prototypes",
     "check_statistics",
