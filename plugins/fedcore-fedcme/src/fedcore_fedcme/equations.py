@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedcore_functional import class_sums
-
-__all__ = ["alignment_loss", "class_sums", "evaluation_vector", "global_features", "local_features"]
+from fedcore_functional import class_means
 
 
 def evaluation_vector(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
@@ -55,21 +53,21 @@ def global_features(
 
 
 def alignment_loss(
-    sums: Tensor, counts: Tensor, global_features: Tensor, known: Tensor, *, mean: bool = False
+    features: Tensor, labels: Tensor, global_features: Tensor, known: Tensor, *, mean: bool = False
 ) -> Tensor:
     r"""Return :math:`\sum_c |\overline{z}_c - \zeta_c|^2` over the batch's classes with a known zeta_c (Eq. 9).
 
-    ``sums`` (C, d) and ``counts`` (C,) of the batch, from :func:`class_sums`; ``global_features`` zeta (C, d),
-    ``known`` (C,) bool. The result has shape (). The values in unknown rows do not matter, not even NaN.
+    ``features`` z (B, d), ``labels`` (B,), ``global_features`` zeta (C, d), ``known`` (C,) bool. The result has shape
+    (). The values in unknown rows do not matter, not even NaN.
 
     :param mean: take the mean over the features instead of their sum.
 
     >>> z, zeta = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]]), torch.zeros(3, 2)
-    >>> sums, counts = class_sums(z, torch.tensor([0, 0, 2]), 3)
-    >>> alignment_loss(sums, counts, zeta, torch.tensor([True, True, False]))  # |(2, 0)|^2
+    >>> alignment_loss(z, torch.tensor([0, 0, 2]), zeta, torch.tensor([True, True, False]))  # |(2, 0)|^2
     tensor(4.)
     """
-    means = sums / counts.clamp(min=1).unsqueeze(1)  # (C, d)
+    features = features.to(torch.promote_types(features.dtype, global_features.dtype))  # autocast gives 16 bits
+    means, counts = class_means(features, labels, len(known))  # (C, d), (C,)
     target = torch.where(known.unsqueeze(1), global_features, 0.0)
     squares = (means - target).square()  # (C, d)
     distances = squares.mean(dim=1) if mean else squares.sum(dim=1)  # (C,)

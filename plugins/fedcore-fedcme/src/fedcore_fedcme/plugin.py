@@ -27,6 +27,7 @@ from fedcore import (
 from fedcore.models import move_split
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one
+from fedcore_functional import class_sums
 
 PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("*",), "none": ()}
 
@@ -151,15 +152,14 @@ class FeatureAlignment(Plugin[FedCMEOptions]):
         received = step.client.received
         if not received:
             return None
-        sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
         mean = self.options.distance == "mean"
-        value = eq.alignment_loss(sums, counts, received["features"], received["known"], mean=mean)
+        value = eq.alignment_loss(step.features, step.y, received["features"], received["known"], mean=mean)
         return Loss(value, weight=self.options.mu, name="alignment")
 
     @hookimpl
     def observe(self, step: Step) -> None:
         """Add the batch's features to the sums of Eq. 5 (Algorithm 2 line 12)."""
-        sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
+        sums, counts = class_sums(step.features, step.y, step.client.num_classes)
         step.client.scratch["sums"].add_(sums)
         step.client.scratch["counts"].add_(counts)
 
