@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from fedcore.hooks.contexts import Step as Step
     from fedcore.hooks.hookspecs import hookimpl as hookimpl
     from fedcore.hooks.plugin import PLACE as PLACE
+    from fedcore.hooks.plugin import Exchange as Exchange
     from fedcore.hooks.plugin import Plugin as Plugin
     from fedcore.hooks.plugin import PluginOptions as PluginOptions
+    from fedcore.hooks.plugin import question as question
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
     from fedcore.runs.experiment import Interrupted as Interrupted
@@ -55,6 +57,7 @@ _HOMES = {
     "ConfigError": "base.errors",
     "DataError": "base.errors",
     "DivergedError": "base.errors",
+    "Exchange": "hooks.plugin",
     "FedcoreError": "base.errors",
     "Interrupted": "runs.experiment",
     "Loss": "base.types",
@@ -83,6 +86,7 @@ _HOMES = {
     "hookimpl": "hooks.hookspecs",
     "load_run": "runs.experiment",
     "numpy_generator": "base.seeding",
+    "question": "hooks.plugin",
     "resume": "runs.experiment",
     "run": "runs.experiment",
 }

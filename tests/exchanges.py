@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedcore import hookimpl
+from fedcore import Exchange, hookimpl
 from fedcore.base.types import Tensors
 from fedcore_testing import ExchangesClassifier
 
@@ -12,9 +12,7 @@ from fedcore_testing import ExchangesClassifier
 class PausesOnce(ExchangesClassifier):
     """Pauses; what is exchanged is a subclass's to say."""
 
-    @hookimpl
-    def local_epoch_breaks(self) -> set[int]:
-        return {1}
+    exchanges = Exchange(("classifier.*",), lambda epochs: {1})
 
 
 class Rotates(PausesOnce):

@@ -80,6 +80,7 @@ class PluginContractError(FedcoreError):
         """Return the error ``KIND NAME hook HOOK (round R, client C) FOUND, expected EXPECTED. Hint: HINT``.
 
         :param name: None where the fault is not one plugin's but in all of the run's together.
+        :param hook: a hook, or ``question NAME``.
         :param found: what the plugin does wrong, as a predicate: ``returned Linear``.
         :param round: from 0, as the hook counts; the message counts from 1.
         :param kind: of the registered object: ``plugin``, ``model``, ``tracker``, ...
@@ -87,7 +88,8 @@ class PluginContractError(FedcoreError):
         number = None if round is None else round + (hook not in ("personal_model", "post_train"))  # after that round
         place = ", ".join(f"{what} {at}" for what, at in (("round", number), ("client", client)) if at is not None)
         message = "the plugins" if name is None else f"{kind} {name!r}"
-        message += f" hook {hook}" if hook else ""
+        if hook:
+            message += f" {hook}" if hook.startswith("question ") else f" hook {hook}"
         message += f" ({place})" if place else ""
         message += f" {found}"
         message += f", expected {expected}" if expected else ""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedcore.base.errors import PluginContractError
+from fedcore.base.errors import PluginConflictError, PluginContractError
 from fedcore.base.state import State
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
@@ -142,13 +142,11 @@ class SessionContext(View, ClientContext):
     def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:
         self._require_begin_local("freeze")
         session, plugin = self._session, self._session.plugins[self._plugin]
-        if epochs != slice(None) and not plugin.freezes_epochs:
-            raise PluginContractError.of(
-                self._plugin,
-                "freezes parameters in some local epochs without declaring it",
-                hook="begin_local",
-                hint="set freezes_epochs = True on the class",
-            )
+        for other in session.plugins if epochs != slice(None) else ():
+            if "sgd" in other.assumes:
+                counts = "derives gradients from the number of steps (assumes sgd)"
+                reason = f"{self._plugin!r} freezes parameters in some local epochs, but {other.name!r} {counts}"
+                raise PluginConflictError.of(self._plugin, other.name, reason)
         names = match(patterns, (name for name, _ in self.model.named_parameters()), plugin, "freeze")
         session.requests.frozen.append((frozenset(names), epochs))
 

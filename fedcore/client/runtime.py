@@ -160,6 +160,7 @@ class ClientRuntime:
         kept = KeptModels.unpack(saved.pop(CORE, {}))
         to_it_alone = {} if task.kind == "ask" else task.tensors
         own = unflatten({name: tensor.to(device, copy=True) for name, tensor in to_it_alone.items()})
+        received = {name: {**shared.received.get(name, {}), **own.get(name, {})} for name in {**shared.received, **own}}
         session = LocalSession(
             client=task.client,
             round=task.round,
@@ -169,7 +170,7 @@ class ClientRuntime:
             data=data,
             work=LocalWork.of(config, len(data), working.smallest_batch, task.meta),
             lr=shared.lr,
-            received={**shared.received, **own},
+            received=received,
             start={**working.first_personal, **shared.model, **kept.personal},
             previous=kept.previous,
             states=States(saved, read_only=read_only, device=device),
@@ -272,25 +273,22 @@ class ClientRuntime:
             metrics={"losses": losses},
             frozen=(session.excluded & layout.trainable).intersection(layout.shared),
         )
-        for plugin in sorted(plugins.implementers("pre_upload"), key=lambda p: p.guards_uploads or bool(p.encodes)):
+        for plugin in sorted(plugins.implementers("pre_upload"), key=lambda plugin: bool(plugin.encodes)):
             seen = plugins.call(plugin.name, "pre_upload", client=context_of(session, plugin.name), update=update)
             if seen is not None:
-                update = seen if plugin.guards_uploads else update.merged(plugin.name, seen)
+                update = update.merged(plugin.name, seen)
+        update = plugins.first("guard_upload", client=context_of(session, ""), update=update) or update
         version = self.store.write(
             session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
         )
         return ClientResult(task.id, *pack_update(update, version))
 
     def _ask(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
-        plugin = str(task.meta["plugin"])
-        with closing(self._session(task, shared, read_only="answer")) as session:
-            answer = self.setup.plugins.call(
-                plugin,
-                "answer",
-                client=context_of(session, plugin),
-                question=task.meta["question"],
-                tensors={name: tensor.to(self.working.device) for name, tensor in task.tensors.items()},
-            )
+        plugin, question = str(task.meta["plugin"]), str(task.meta["question"])
+        with closing(self._session(task, shared, read_only=f"question {question}")) as session:
+            tensors = {name: tensor.to(self.working.device) for name, tensor in task.tensors.items()}
+            client = context_of(session, plugin)
+            answer = self.setup.plugins.answer(plugin, question, client=client, tensors=tensors)
         return ClientResult(task.id, {name: tensor.detach().clone() for name, tensor in (answer or {}).items()})
 
     def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:

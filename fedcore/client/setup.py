@@ -81,7 +81,7 @@ class Setup:
         _check_fixed(setup)
         _check_aggregates(plugins)
         for plugin in plugins:
-            if plugin.server_optimizer or plugin.uses_displacement:
+            if plugin.server_optimizer or "displacement" in plugin.assumes:
                 require_shared(plugins, layout, plugin.name)
         _check_public(setup)
         _check_concurrency(setup)
@@ -91,7 +91,7 @@ class Setup:
     @cached_property
     def uploads(self) -> Layout:
         """The layout of updates: by name where plugins read them, else with the parameters in one flat tensor."""
-        read = any(map(self.plugins.implementers, ("pre_upload", *READ_UPDATES)))
+        read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload", *READ_UPDATES)))
         return self.layout if read else FlatLayout.flat(self.layout)
 
     @cached_property
@@ -105,7 +105,7 @@ class Setup:
 
         :param personal: also those that stay on the clients.
         """
-        names = match(getattr(plugin, declaration), self.layout.shapes, plugin, declaration)
+        names = match(plugin.patterns(declaration), self.layout.shapes, plugin, declaration)
         left_out = self.layout.fixed if personal else self.layout.fixed | self.layout.personal
         return [name for name in names if name not in left_out]
 
@@ -146,7 +146,7 @@ def _check_forward(
 
 def _check_public(setup: Setup) -> None:
     for plugin in setup.plugins:
-        if plugin.uses_public and not setup.public:
+        if "public" in plugin.reads and not setup.public:
             raise ConfigError(
                 f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "
                 "the clients' data, --public NAME takes another data set of the same shape"
@@ -157,7 +157,7 @@ def _check_concurrency(setup: Setup) -> None:
     """Refuse clients that do not wait for each other beside methods that assume that they do."""
     if setup.config.system is None or setup.config.system.concurrency is None:
         return
-    if not any(plugin.uses_staleness for plugin in setup.plugins):
+    if not setup.plugins.reads("staleness"):
         raise ConfigError(
             "system option concurrency: clients train from older models, but no plugin of the run starts them there; "
             "use --plugin fedbuff, or leave the option out"
@@ -176,7 +176,7 @@ def _check_fixed(setup: Setup) -> None:
     fixed = setup.layout.fixed
     for declaration in (declaration for declaration in TABLE.values() if declaration.shared):
         for plugin in setup.plugins if fixed else ():
-            for pattern in getattr(plugin, declaration.name):
+            for pattern in plugin.patterns(declaration.name):
                 names = match((pattern,), setup.layout.shapes, plugin, declaration.name)
                 if fixed.issuperset(names):
                     raise ConfigError(
@@ -197,31 +197,32 @@ def require_shared(plugins: PluginSet, layout: Layout, plugin: str) -> None:
 
 
 def _check_aggregates(plugins: PluginSet) -> None:
-    """Refuse an aggregation of updates that would hold nothing to aggregate: neither parameters nor a payload."""
-    sends = {plugin.name for hook in ("end_local", "pre_upload") for plugin in plugins.implementers(hook)}
-    for plugin in plugins.takers("aggregate", "updates"):
-        if not plugin.owns and plugin.name not in sends:
+    """Refuse an aggregation without parameters; what options decide (``owns`` set in ``__init__``) may be empty."""
+    for plugin in plugins.implementers("aggregate"):
+        if not plugin.owns and "owns" not in vars(plugin):
             raise PluginContractError.of(
                 plugin.name,
-                "takes the updates but owns no parameters, so they hold none and the mean would stay as it is",
+                "owns no parameters, so it has nothing to aggregate and would never be called",
                 hook="aggregate",
-                hint="declare what it aggregates, owns = ('*',) or owns = ('classifier.*',), or leave out updates",
+                hint="declare what it aggregates, such as owns = ('classifier.*',), or write end_round",
             )
 
 
 def _check_optimizer(config: RunConfig, plugins: PluginSet) -> None:
     for plugin in plugins:
-        if plugin.assumes_sgd and config.optimizer != "sgd":
+        if "sgd" in plugin.assumes and config.optimizer != "sgd":
             raise ConfigError(
-                f"plugin {plugin.name!r} derives gradients from how far SGD's steps lead (assumes_sgd), and "
+                f"plugin {plugin.name!r} derives gradients from how far SGD's steps lead (assumes sgd), and "
                 f"{config.optimizer}'s are of another length; leave out --optimizer"
             )
 
 
 def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
-    for plugin, returned in plugins.each("local_epoch_breaks", config=config):
-        epochs = set(whole_numbers(() if returned is None else returned, plugin.name, "local_epoch_breaks"))
+    for plugin in plugins:
+        if plugin.exchanges is None:
+            continue
+        epochs = set(whole_numbers(plugin.exchanges.epochs(config.local_epochs), plugin.name, "exchanges"))
         if epochs and config.local_steps is not None:
             raise ConfigError(
                 f"plugin {plugin.name!r} pauses all clients at the start of a local epoch, but with --local-steps each "
@@ -231,8 +232,7 @@ def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:
             if not 0 < epoch < config.local_epochs:
                 raise PluginContractError.of(
                     plugin.name,
-                    f"returned epoch {epoch}",
-                    hook="local_epoch_breaks",
+                    f"exchanges at the start of epoch {epoch}",
                     expected=f"epochs from 1 to {config.local_epochs - 1} (local_epochs is {config.local_epochs})",
                 )
             found.setdefault(epoch, []).append(plugin.name)

@@ -16,13 +16,18 @@ from fedcore.base import objects, registry
 from fedcore.base.errors import FedcoreError, PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
-from fedcore.hooks.plugin import Plugin, PluginOptions, parse_options
+from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions, parse_options
 
 HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "fedcore_spec")}
 """Every hook's specification by name, in the order of hookspecs.py."""
 
-ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HOOKS.items()}
-"""The names of every hook's arguments."""
+QUESTION = "question"
+"""What errors call a question, where they name a hook."""
+
+ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HOOKS.items()} | {
+    QUESTION: ["client", "tensors"]
+}
+"""The names of every hook's arguments, and of a question's."""
 
 SILENT = {name for name, spec in HOOKS.items() if inspect.signature(spec, eval_str=False).return_annotation == "None"}
 """The hooks that return nothing."""
@@ -33,9 +38,13 @@ EXCLUSIVE = {name for name, spec in HOOKS.items() if spec.fedcore_spec["firstres
 DECLARED = {
     name: getattr(Plugin, name)
     for name in inspect.get_annotations(Plugin)
-    if name != "Options" and not name.startswith("_") and hasattr(Plugin, name)
+    if name not in ("Options", "parts") and not name.startswith("_") and hasattr(Plugin, name)
 }
 """Every declaration of a plugin -> its default, which tells what a plugin may set it to."""
+
+
+VALUES = {"reads": ("global", "previous", "public", "staleness"), "assumes": ("displacement", "sgd")}
+"""What a plugin can read and assume."""
 
 
 def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
@@ -48,23 +57,57 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
     cls = registry.resolve("plugin", name)
     short = getattr(cls, "__name__", str(cls)).lower() if name.startswith((objects.CODE, objects.OBJECT)) else name
     check_class(short, cls)
-    plugin = _made(short, cls, parse_options(short, cls, options))
-    plugin.name = short
+    return _created(short, cls, parse_options(short, cls, options))
+
+
+def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
+    """Make a plugin's object and those of its parts."""
+    plugin = _made(name, cls, options)
+    plugin.name = name
     for attribute in DECLARED:
-        _check_declaration(short, attribute, getattr(plugin, attribute))
-    unknown = set(plugin.reads) - {"global", "previous"}
-    if unknown:
-        raise PluginContractError.of(short, f"reads {sorted(unknown)}", expected="'global' or 'previous'")
+        _check_declaration(name, attribute, getattr(plugin, attribute))
+    for attribute, known in VALUES.items():
+        if unknown := sorted(set(getattr(plugin, attribute)).difference(known)):
+            expected = f"any of {', '.join(map(repr, known))}"
+            raise PluginContractError.of(name, f"{attribute} {unknown}", expected=expected)
     hidden = sorted(set(vars(plugin)) & set(HOOKS))
     if hidden:
         raise PluginContractError.of(
-            short,
+            name,
             f"is hidden by self.{hidden[0]}, which __init__ sets",
             hook=hidden[0],
             hint="use another name for the attribute",
         )
+    plugin._made_parts = tuple(_part(name, part, options) for part in plugin.parts)
+    for part in plugin._made_parts:
+        _declare_too(plugin, part)
+    for hook in EXCLUSIVE:
+        if sum(hasattr(type(member), hook) for member in plugin.members) > 1:
+            raise PluginContractError.of(name, "is in two of the plugin's parts, but only one can have it", hook=hook)
     plugin._sealed = True
     return plugin
+
+
+def _part(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
+    check_class(name, cls)
+    if not isinstance(options, cls.Options):
+        raise PluginContractError.of(
+            name,
+            f"has the part {cls.__name__}, but not its options",
+            expected=f"options that inherit from {cls.Options.__name__}",
+        )
+    return _created(name, cls, options)
+
+
+def _declare_too(plugin: Plugin, part: Plugin) -> None:
+    """Let a plugin declare what its part does; what is neutral it says itself."""
+    for attribute, default in DECLARED.items():
+        own, of_part = getattr(plugin, attribute), getattr(part, attribute)
+        if attribute == "neutral" or not of_part:
+            continue
+        if own and not isinstance(default, bool | tuple):
+            raise PluginContractError.of(plugin.name, f"declares {attribute} twice, by two of its parts")
+        setattr(plugin, attribute, tuple(dict.fromkeys((*of_part, *own))) if isinstance(default, tuple) else of_part)
 
 
 def _made(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
@@ -87,12 +130,14 @@ def check_class(name: str, cls: Any) -> None:
 
     :raises PluginContractError: with the hook, what was found, what was expected and a hint.
     """
-    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
+    if not _is_plugin(cls):
         raise PluginContractError.of(name, f"is {cls!r}", expected="a subclass of fedcore.Plugin")
     if not (inspect.isclass(cls.Options) and issubclass(cls.Options, PluginOptions)):
         raise PluginContractError.of(
             name, f"has Options = {cls.Options!r}", expected="a subclass of fedcore.PluginOptions"
         )
+    if not (isinstance(cls.parts, tuple) and all(map(_is_plugin, cls.parts))):
+        raise PluginContractError.of(name, f"has parts = {cls.parts!r}", expected="a tuple of subclasses of Plugin")
     members = _members(cls)
     for attribute in DECLARED:
         if not isinstance(members[attribute], property):
@@ -103,8 +148,10 @@ def check_class(name: str, cls: Any) -> None:
             hint = f"remove @{kind}"
             raise PluginContractError.of(name, f"is a {kind}", hook=attribute, expected="a method", hint=hint)
         marks = getattr(member, "fedcore_impl", None)
-        if marks is not None:
-            _check_hook(name, cls, attribute, member, marks)
+        if hasattr(member, "fedcore_question"):
+            _check_function(name, f"{QUESTION} {attribute}", member, ARGUMENTS[QUESTION])
+        elif marks is not None:
+            _check_hook(name, attribute, member, marks)
         elif attribute in HOOKS:
             raise PluginContractError.of(
                 name,
@@ -112,6 +159,10 @@ def check_class(name: str, cls: Any) -> None:
                 hook=attribute,
                 hint="put @hookimpl above it, or give it another name",
             )
+
+
+def _is_plugin(cls: Any) -> bool:
+    return inspect.isclass(cls) and issubclass(cls, Plugin)
 
 
 def _members(cls: type) -> dict[str, Any]:
@@ -128,8 +179,10 @@ def _check_declaration(name: str, attribute: str, value: object) -> None:
         texts = isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value)
         fits, expected = (
             texts,
-            f"a tuple of texts, such as {('classifier.*',) if attribute != 'reads' else ('global',)}",
+            f"a tuple of texts, such as {VALUES.get(attribute, ('classifier.*',))[:1]}",
         )
+    elif attribute == "exchanges":
+        fits, expected = value is None or isinstance(value, Exchange), "Exchange(patterns, epochs), or None"
     else:
         fits, expected = value is None or isinstance(value, Mapping), "a mapping of options to values, or None"
     if not fits:
@@ -141,11 +194,19 @@ def _check_declaration(name: str, attribute: str, value: object) -> None:
         )
 
 
-def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: Mapping[str, Any]) -> None:
+def _check_hook(name: str, hook: str, function: Any, marks: Mapping[str, Any]) -> None:
     """Check one method that is marked with ``@hookimpl``."""
     if hook not in HOOKS:
         raise PluginContractError.of(name, f"does not exist.{suggestion(hook, HOOKS)}", hook=hook)
-    expected = ARGUMENTS[hook]
+    if marks["wrapper"] or marks["hookwrapper"]:
+        # A wrapper would get the results of all plugins together: losses, payloads and times would be no one's.
+        found, hint = "is a wrapper, but a result belongs to the plugin that returned it", "remove the mark"
+        raise PluginContractError.of(name, found, hook=hook, hint=hint)
+    _check_function(name, hook, function, ARGUMENTS[hook])
+
+
+def _check_function(name: str, hook: str, function: Any, expected: list[str]) -> None:
+    """Check the arguments of a hook or a question, and that its body runs when it is called."""
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.default is not parameter.empty:
             raise PluginContractError.of(
@@ -168,14 +229,6 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
                 hook=hook,
                 expected=f"any of ({', '.join(expected)})",
             )
-    ordering = [key for key in ("tryfirst", "trylast", "wrapper", "hookwrapper") if marks.get(key)]
-    if ordering and cls.__module__ != "fedcore.hooks.fedavg":
-        raise PluginContractError.of(
-            name,
-            f"is marked with {ordering[0]}, but the user's order decides: plugins cannot reorder or wrap hooks",
-            hook=hook,
-            hint="remove the mark",
-        )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise PluginContractError.of(
             name, "is asynchronous, so its body would never run", hook=hook, hint="write def in place of async def"
@@ -187,7 +240,8 @@ def _check_hook(name: str, cls: type[Plugin], hook: str, function: Any, marks: M
 
 
 def problem_with(hook: str, value: Any) -> str:
-    """Return what is wrong with a hook's result and what was expected; empty for a valid one."""
+    """Return what is wrong with the result of a hook or a question and what was expected; empty for a valid one."""
+    hook = hook.partition(" ")[0]  # of "question NAME"
     if value is None:
         return ""
     if hook in SILENT:
@@ -257,24 +311,24 @@ def _json(value: Any) -> bool:
 _TENSORS = (_tensors, "a mapping of names to tensors")
 _UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
 _COHORT = (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs")
-_EPOCHS = (_several, "a set of epochs")
-ITERATED = (_COHORT, _EPOCHS)
+ITERATED = (_COHORT,)
 """Results that a generator can give."""
 
 RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    QUESTION: _TENSORS,
     "broadcast": _TENSORS,
+    "broadcast_to": _TENSORS,
     "begin_local": _TENSORS,
     "gradients": _TENSORS,
     "end_local": _TENSORS,
-    "answer": _TENSORS,
     "aggregate": _TENSORS,
     "server_step": _TENSORS,
     "mid_local_epoch": (_patches, "a mapping of client ids to mappings of names to tensors"),
     "weight": (_number, "a number"),
     "pre_aggregate": _UPDATE,
     "pre_upload": _UPDATE,
+    "guard_upload": _UPDATE,
     "select_clients": _COHORT,
-    "local_epoch_breaks": _EPOCHS,
     "personal_parameters": (_patterns, "a sequence of patterns"),
     "personal_model": (_module, "a module"),
     "report": (_json, "a mapping of names to JSON values"),

@@ -54,7 +54,7 @@ class ClientContext(Protocol):
     :ivar num_classes: C; ``device`` where the model and the samples are.
     :ivar model: the working model; read-only. An edit in ``begin_local`` is refused; others go unnoticed in a run and
         are reported by ``fedcore plugins check``.
-    :ivar received: what this plugin's ``broadcast`` sent down.
+    :ivar received: what this plugin's ``broadcast`` and ``broadcast_to`` sent down.
     :ivar state: this plugin's tensors and JSON values, kept from one participation to the next.
     :ivar scratch: this plugin's values for this round only; they survive a pause.
     :ivar lr: learning rate of this round; ``momentum`` momentum of local SGD.
@@ -131,7 +131,7 @@ class ClientContext(Protocol):
     ) -> Tensors:
         """Return the gradient of the mean loss over the training part: eval mode, no augmentation, fixed chunks.
 
-        For ``begin_local``, ``end_local``, ``pre_upload``, ``answer`` and ``personal_model``.
+        For ``begin_local``, ``end_local``, ``pre_upload``, questions and ``personal_model``.
 
         :param indices: positions in the training part; default all, in data-set order.
         :param model: default the working model; another needs the same names.
@@ -161,7 +161,7 @@ class ClientContext(Protocol):
         Works in ``begin_local`` only.
 
         :param epochs: of the client's local epochs, those in which they are not trained; default all. Momentum waits.
-            For plugins that declare ``freezes_epochs``.
+            Not next to plugins that assume ``sgd``.
         """
 
 
@@ -312,7 +312,7 @@ class ServerContext(Protocol):
     def staleness(self) -> Mapping[int, int]:
         """Client of the cohort -> server steps since it got its model, where clients do not wait for each other.
 
-        That is with ``--system concurrency``, for plugins that declare ``uses_staleness``; empty otherwise.
+        That is with ``--system concurrency``, for plugins that read ``"staleness"``; empty otherwise.
         """
 
     @property
@@ -324,9 +324,9 @@ class ServerContext(Protocol):
 
     def ask(
         self,
-        question: str,
-        *,
         clients: Literal["all", "cohort"] | Iterable[int],
+        question: Callable[..., Any],
+        *,
         tensors: Mapping[str, Tensor] | None = None,
         check: Callable[[Answer], object] | None = None,
     ) -> Iterator[Answer]:
@@ -334,9 +334,12 @@ class ServerContext(Protocol):
 
         Clients that fail are skipped and recorded; so are those that cannot be reached in this round. After training
         the server waits until every client can be reached. Allowed in ``select_clients``, ``begin_round``,
-        ``aggregate`` and ``post_train`` only; the clients answer from w_t, and from their state before the round.
+        ``aggregate``, ``end_round`` and ``post_train`` only; the clients answer from ``server.model``, and from their
+        state before the round.
 
         :param clients: ``"all"`` registered ones, the ``"cohort"`` (not in ``select_clients``), or ids.
+        :param question: a method of the plugin that is marked with ``@question``, such as ``self.statistics``.
+        :param tensors: sent along, for a question that takes ``tensors``.
         :param check: called with each answer; one at which it raises is rejected, with its message.
         """
 

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from fedcore.base.errors import PluginConflictError
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS
@@ -19,7 +20,7 @@ from fedcore.hooks.plugin import Plugin
 class Declaration:
     """A declaration of a plugin: an attribute that it sets, or an exclusive hook that it implements.
 
-    :ivar name: of the attribute or the hook.
+    :ivar name: of the attribute or the hook; ``value`` what the attribute holds, where that alone is meant.
     :ivar plugin: noun for a plugin with this declaration.
     :ivar alone: why only one plugin of a run can have it; empty if several can.
     :ivar patterns: its value is patterns over the model's names; two plugins can have it for different names.
@@ -30,14 +31,23 @@ class Declaration:
 
     name: str
     plugin: str = ""
+    value: str = ""
     alone: str = ""
     patterns: bool = False
     shared: bool = False
     excludes: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def key(self) -> str:
+        """Its name in the table."""
+        return f"{self.name}: {self.value}" if self.value else self.name
+
     def made_by(self, plugin: Plugin | type[Plugin]) -> bool:
         """Return whether a plugin has this declaration."""
-        return hasattr(plugin, self.name) if self.name in HOOKS else bool(getattr(plugin, self.name))
+        if self.name in HOOKS:
+            return plugin.implements(self.name) if isinstance(plugin, Plugin) else hasattr(plugin, self.name)
+        declared = getattr(plugin, self.name)
+        return self.value in declared if self.value else bool(declared)
 
 
 ATTRIBUTES = (
@@ -45,7 +55,6 @@ ATTRIBUTES = (
     Declaration("starts", "plugin that chooses what clients start from (starts)", patterns=True, shared=True),
     Declaration("exchanges", "plugin that exchanges parameters in mid-epoch (exchanges)", patterns=True, shared=True),
     Declaration("corrects", patterns=True, shared=True),
-    Declaration("reshapes", patterns=True),
     Declaration("reads"),
     Declaration(
         "scales_task",
@@ -61,8 +70,9 @@ ATTRIBUTES = (
         },
     ),
     Declaration(
-        "uses_displacement",
-        "plugin that derives state from how far a client's model moved (uses_displacement)",
+        "assumes",
+        "plugin that derives state from how far a client's model moved (assumes displacement)",
+        value="displacement",
         excludes={
             "exchanges": "{one!r} derives its state from how far a client's model moved, but {other!r} exchanges "
             "{value} between clients in mid-epoch",
@@ -71,36 +81,20 @@ ATTRIBUTES = (
         },
     ),
     Declaration(
-        "assumes_sgd",
-        "plugin that derives gradients from SGD's steps (assumes_sgd)",
-        excludes={
-            "freezes_epochs": "{one!r} derives gradients from the number of steps, but {other!r} freezes parameters in "
-            "some local epochs, so that they take fewer",
-        },
-    ),
-    Declaration("freezes_epochs", "plugin that freezes parameters in some local epochs (freezes_epochs)"),
-    Declaration(
-        "guards_uploads",
-        "plugin that guards what goes up (guards_uploads)",
-        alone="both guard what goes up (guards_uploads)",
-    ),
-    Declaration(
         "encodes",
         "plugin that encodes uploads (encodes)",
         patterns=True,
         excludes={
-            "guards_uploads": "{one!r} sends parameters in another form (encodes), but {other!r} guards what goes up "
+            "guard_upload": "{one!r} sends parameters in another form (encodes), but {other!r} guards what goes up "
             "as it is",
         },
     ),
-    Declaration("uses_public"),
-    Declaration("uses_staleness"),
     Declaration("neutral"),
 )
 """The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`: see :func:`meanings`."""
 
 TABLE = {
-    declaration.name: declaration
+    declaration.key: declaration
     for declaration in (
         *(
             Declaration(
@@ -139,8 +133,13 @@ def refuse_together(one: Plugin, other: Plugin) -> None:
                 raise PluginConflictError.of(one.name, other.name, declaration.alone)
             for name, reason in declaration.excludes.items():
                 if TABLE[name].made_by(second):
-                    said = reason.format(one=first.name, other=second.name, value=getattr(second, name))
+                    said = reason.format(one=first.name, other=second.name, value=patterns_of(second, name))
                     raise PluginConflictError.of(first.name, second.name, said)
+
+
+def patterns_of(plugin: Plugin | type[Plugin], name: str) -> tuple[str, ...]:
+    """Return the patterns of a declaration; empty for a hook."""
+    return () if name in HOOKS else Plugin.patterns(cast(Plugin, plugin), name)
 
 
 def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
@@ -155,7 +154,7 @@ def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
         if declaration.name == KEEPS:
             found.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
         if declaration.patterns:
-            patterns = ", ".join(getattr(plugin, declaration.name))
+            patterns = ", ".join(patterns_of(plugin, declaration.name))
             found.append(f"another plugin that {declaration.name} any of {patterns}")
             if declaration.shared:
                 found.append(f"a plugin that keeps any of {patterns} on the clients")

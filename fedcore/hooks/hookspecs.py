@@ -1,14 +1,24 @@
 """Every hook of fedcore, in the order in which a run calls them. No logic.
 
-The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; several engines, one order)::
+Six hooks serve four methods of five::
+
+    add a term to the local loss (FedProx, MOON)                    local_loss
+    prepare a client's training, from what it received or kept      begin_local
+    send something up, keep something for the client's next round   end_local
+    add up what the clients sent                                    accumulate
+    step from the mean to the new model (FedAvgM, FedDyn)           server_step
+    send something to the clients next to the model                 broadcast
+
+The others are rarely needed. The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; several
+engines, one order)::
 
     run
-      configure_model, personal_parameters, local_epoch_breaks      [both]
+      configure_model, personal_parameters                          [both]
       check_run                                                     [both]
       for each round:
-        select_clients                                              [server]   may ask: answer [client]
-        begin_round                                                 [server]   may ask: answer [client]
-        broadcast                                                   [server]   once, or for each client
+        select_clients                                              [server]   may ask clients
+        begin_round                                                 [server]   may ask clients
+        broadcast                                                   [server]   once; broadcast_to for each client
         for each client of the cohort:
           begin_local                                               [client]
           for each local epoch:
@@ -18,22 +28,25 @@ The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; sev
               gradients                                             [client]   after backward
               observe                                               [client]   after clipping, before the optimizer
           end_local                                                 [client]
-          pre_upload                                                [client]
+          pre_upload, guard_upload                                  [client]
         for each update that arrives, in dispatch order:
           pre_aggregate                                             [server]   checked before and after
           weight, accumulate                                        [server]   then the mean; rejected if one raises
-        aggregate                                                   [server]   may ask: answer [client]
-        server_step                                                 [server]   then the round commits
+        aggregate                                                   [server]   may ask clients
+        server_step                                                 [server]   after the mean
+        end_round                                                   [server]   may ask clients; then the round commits
         personal_model                                              [client]   in personalised evaluation
         report                                                      [server]   and once for the summary
-      post_train                                                    [server]   may ask: answer [client]
+      post_train                                                    [server]   may ask clients
 
 A plugin implements a hook as a method marked with ``@hookimpl`` that takes any of the specified arguments
-by name. Plugins are called in the order in which the user lists them. ``RejectUpdate`` in ``pre_aggregate``, ``weight``
+by name. Plugins are called in the order in which the user lists them, but for ``@hookimpl(tryfirst=True)`` and
+``trylast``, which work as in pytest. ``RejectUpdate`` in ``pre_aggregate``, ``weight``
 or ``accumulate`` rejects the client: it is in the round's record, its state stays as it was, and what plugins wrote for
 its update is undone. Another exception of a plugin there rejects the client, too, and the record names the plugin; if
 it rejects every client of a round, the run ends with its traceback. Server and client instances of a
 plugin are separate and read-only after ``__init__``: values for later rounds go into the context's ``state``.
+``server.ask`` puts a question to clients: a method of the plugin that is marked with ``@question``.
 "Exclusive" hooks may be implemented by one plugin of a run only; the core refuses two at start-up.
 """
 
@@ -49,7 +62,6 @@ from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
 
 if TYPE_CHECKING:
-    from fedcore.base.config import RunConfig
     from fedcore.models import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")
@@ -82,17 +94,6 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
     :returns: Patterns over the model's names (``classifier.*``), or None for none. They are not sent,
         averaged, weighted or counted; a client's initial values are those of the initial global model.
     Combining: exclusive.
-    """
-
-
-@hookspec
-def local_epoch_breaks(config: RunConfig) -> set[int] | None:
-    """Name the local epochs at whose start the cohort pauses for ``mid_local_epoch``.
-
-    When: once per run.
-    :returns: Epoch numbers from 1 to local_epochs - 1; 0 and anything from local_epochs on is an error, and so is
-        any with ``local_steps``, where clients are in different passes over their samples.
-    Combining: the union; each plugin is called at its own breaks.
     """
 
 
@@ -130,22 +131,32 @@ def begin_round(server: ServerContext) -> None:
     """Prepare a round: read and write ``server.state``, ask clients.
 
     When: after the cohort is known, before ``broadcast``.
-    :param server: ``server.ask`` works here, and in ``select_clients``, ``aggregate`` and ``post_train``.
+    :param server: ``server.ask`` works here, and in ``select_clients``, ``aggregate``, ``end_round`` and
+        ``post_train``.
     Combining: all are called, in user order.
     """
 
 
 @hookspec
-def broadcast(server: ServerContext, client: int) -> Mapping[str, Tensor] | None:
-    """Send tensors down beside the model; clients find them in ``client.received``.
+def broadcast(server: ServerContext) -> Mapping[str, Tensor] | None:
+    """Send tensors to all clients, next to the model; they find them in ``client.received``.
 
-    When: after ``begin_round`` of each round, and again for every evaluation. An implementation without ``client``
-        is called once, and all clients get the same. One that takes ``client`` is called for every client that trains
-        or is evaluated, when its task is sent.
-    :param server: For one client: as ``begin_round`` left it, whatever updates have arrived; its state is read-only.
+    When: once after ``begin_round`` of each round, and again for every evaluation.
+    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state``; None for none.
+    Combining: each plugin has its own namespace.
+    """
+
+
+@hookspec
+def broadcast_to(server: ServerContext, client: int) -> Mapping[str, Tensor] | None:
+    """Send tensors to one client, next to the model and to what ``broadcast`` sends to all.
+
+    When: for every client that trains or is evaluated, when its task is sent.
+    :param server: State as of the end of ``begin_round``; updates that arrived since are not visible. Its state is
+        read-only.
     :param client: The id of the client.
-    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state`` and ``client``; None for
-        none.
+    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state`` and ``client``, under
+        other names than those of ``broadcast``; None for none.
     Combining: each plugin has its own namespace.
     """
 
@@ -156,9 +167,9 @@ def mid_local_epoch(
 ) -> Mapping[int, Mapping[str, Tensor]] | None:
     """Exchange parts of the models between clients in the middle of their local training (FedCME).
 
-    When: at each epoch that this plugin named in ``local_epoch_breaks``, once all running clients paused.
+    When: at each epoch of this plugin's ``exchanges``, once all running clients paused.
     :param epoch: The epoch that starts now.
-    :param snapshots: By client id, the tensors under this plugin's ``exchanges`` patterns. Clients that failed
+    :param snapshots: By client id, the tensors under the patterns of this plugin's ``exchanges``. Clients that failed
         before are absent.
     :returns: Patches by client id, for exactly those names; patched parameters get fresh optimizer state,
         everything else of a client survives the pause. None or an absent client: nothing changes.
@@ -195,8 +206,9 @@ def accumulate(server: ServerContext, update: ClientUpdate) -> None:
 
     When: once per update, after ``weight``, in dispatch order, so that sums do not depend on the order of arrival.
     :raises RejectUpdate: leaves out the update.
-    :param update: ``update.model`` is read-only. ``update.payload`` is cleared afterwards, unless the plugin implements
-        ``aggregate``, too: then what is left stays for it, and entries may be popped to free memory.
+    :param update: ``update.model`` is read-only. ``update.payload`` is cleared afterwards, unless the plugin owns
+        parameters and implements ``aggregate``: then what is left stays for it, and entries may be popped to free
+        memory.
     Combining: all are called.
     """
 
@@ -205,12 +217,12 @@ def accumulate(server: ServerContext, update: ClientUpdate) -> None:
 def aggregate(server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
     """Aggregate the parameters that this plugin ``owns``.
 
-    When: once per round, after the last update.
+    When: once per round, after the last update, for a plugin that owns parameters. One that owns none has
+        ``end_round``.
     :param updates: The accepted updates in dispatch order; ``model`` holds the owned names only, ``payload``
-        what ``accumulate`` left of this plugin's. Refused for a plugin that owns nothing and sends nothing.
-    :returns: A partial state of owned names; the weighted mean fills the rest. None: the mean for all. A plugin that
-        owns nothing returns None.
-        ``server.mean_of(updates)`` is that mean of some of the updates, such as a cluster's.
+        what ``accumulate`` left of this plugin's. ``server.mean_of(updates)`` is the weighted mean of some of them,
+        such as a cluster's.
+    :returns: A partial state of owned names; the weighted mean fills the rest. None: the mean for all.
     Combining: plugins own disjoint names.
     """
 
@@ -224,6 +236,16 @@ def server_step(server: ServerContext, mean: Mapping[str, Tensor]) -> Mapping[st
     :returns: New values for some of these names, never buffers; the given tensor itself where nothing changes,
         so that neutral options are bit-equal to FedAvg.
     Combining: in user order, each on the result of the one before; a ``server_optimizer`` excludes owners.
+    """
+
+
+@hookspec
+def end_round(server: ServerContext) -> None:
+    """Finish a round: make of this round's sums what the next one needs, in ``server.state``.
+
+    When: once per round with an accepted update, after ``aggregate`` and ``server_step``, before the round commits.
+    :param server: ``server.model`` is the new model, ``server.state`` is writable, and ``server.ask`` works.
+    Combining: all are called, in user order.
     """
 
 
@@ -345,24 +367,20 @@ def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | No
     update.
 
     When: after every ``end_local``.
-    :param update: ``payload`` holds what this plugin sends; for one that ``guards_uploads`` plugin -> name -> tensor,
-        all that goes up.
+    :param update: ``payload`` holds what this plugin sends.
     :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
-    Combining: in user order, each on the result of the one before; a plugin that ``guards_uploads`` or ``encodes`` is
-        last.
+    Combining: in user order, each on the result of the one before; a plugin that ``encodes`` is last.
     """
 
 
-@hookspec
-def answer(client: ClientContext, question: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-    """Reply to ``server.ask`` of the same plugin.
+@hookspec(firstresult=True)
+def guard_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
+    """Change all that goes up, other plugins' payloads too (local differential privacy).
 
-    When: in a hook of this plugin's server side that may ``server.ask``; the model is the global one (with
-        the client's personal parameters). The client's state is read-only here.
-    :param question: As given to ``server.ask``.
-    :param tensors: As given to ``server.ask``.
-    :returns: Named tensors; None counts as an empty answer.
-    Combining: only the asking plugin is called.
+    When: after every ``pre_upload``.
+    :param update: ``payload`` holds all that goes up: plugin -> name -> tensor.
+    :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
+    Combining: exclusive.
     """
 
 

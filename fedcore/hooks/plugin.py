@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, get_args, get_origin
 
@@ -34,12 +35,37 @@ def places(options: type[PluginOptions]) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange of parameters between clients, for ``mid_local_epoch``.
+
+    :param patterns: of the parameters that ``mid_local_epoch`` sees and patches.
+    :param epochs: the number of local epochs E -> those at whose start the cohort pauses, from 1 to E - 1; refused with
+        ``--local-steps``, where clients are in different passes over their samples.
+    """
+
+    patterns: tuple[str, ...]
+    epochs: Callable[[int], Iterable[int]]
+
+
+def question(method: Method) -> Method:
+    """Mark a method of a plugin that ``server.ask`` may put to clients as a question.
+
+    It runs on the client, takes ``client`` and, if it needs them, the ``tensors`` of the question, and returns named
+    tensors; None counts as an empty answer. The client's state is read-only there, its model is the global one (with
+    the client's personal parameters).
+    """
+    vars(method)["fedcore_question"] = True
+    return method
+
+
 class Configurable(Protocol):
     """A class whose objects are built from options: a plugin, a tracker, an engine."""
 
     Options: ClassVar[type[PluginOptions]]
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 OptionsT = TypeVar("OptionsT", bound=PluginOptions, covariant=True, default=Any)
 
 
@@ -51,52 +77,69 @@ class Plugin(Generic[OptionsT]):
     all ``configure_model`` calls. Which declarations of two plugins conflict is listed in
     :mod:`fedcore.hooks.declarations`.
 
+    A plugin can be made of ``parts``: small plugins without a name of their own. Their hooks run before the plugin's,
+    in its namespace (state, payload, received, scratch) and with its options, which inherit from theirs. The plugin
+    declares what they declare.
+
     :ivar neutral: Options under which the method is FedAvg, bit by bit; None if there are none.
     :ivar owns: Parameters that ``aggregate`` returns.
     :ivar starts: Parameters and buffers whose values at the start of a client's training ``begin_local`` returns.
-    :ivar exchanges: Parameters that ``mid_local_epoch`` sees and patches.
+    :ivar exchanges: The :class:`Exchange` of parameters between clients in the middle of their training.
     :ivar corrects: Parameters that ``post_train`` changes.
-    :ivar reshapes: Parameters whose shape ``configure_model`` changes.
-    :ivar reads: Frozen models that the local terms use: ``"global"``, ``"previous"``.
-    :ivar scales_task: Whether a ``Loss`` of this plugin scales the task loss.
-    :ivar server_optimizer: Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn).
-    :ivar uses_displacement: Whether state is derived from w_t - y_k, which an exchange of parameters makes
-        meaningless.
-    :ivar assumes_sgd: Whether gradients are derived from SGD's steps: learning rate, momentum and number (SCAFFOLD,
-        FedNova).
-    :ivar freezes_epochs: Whether it freezes parameters in some of a round's local epochs only (FedRep).
-    :ivar guards_uploads: Whether ``pre_upload`` is called after those of all other plugins and may change all that
-        goes up, their payloads too.
     :ivar encodes: Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate``
         puts back.
-    :ivar uses_public: Whether the method needs public samples (``--public``).
-    :ivar uses_staleness: Whether clients start from models of ``server.staleness`` steps ago, as ``--system
-        concurrency`` needs it.
+    :ivar reads: What the method reads that a run does not always have: the frozen models ``"global"`` and
+        ``"previous"``, ``"public"`` samples (``--public``), the ``"staleness"`` of clients (``--system concurrency``).
+    :ivar assumes: What the method takes for granted of a client's training: ``"displacement"``, that w_t - y_k is the
+        client's own work, so that state can be derived from it; ``"sgd"``, that gradients can be derived from it, too,
+        by SGD's learning rate, momentum and number of steps (SCAFFOLD, FedNova).
+    :ivar scales_task: Whether a ``Loss`` of this plugin scales the task loss.
+    :ivar server_optimizer: Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn).
     """
 
     Options: ClassVar[type[PluginOptions]] = PluginOptions
     neutral: Mapping[str, Any] | None = None
     owns: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
-    exchanges: tuple[str, ...] = ()
+    exchanges: Exchange | None = None
     corrects: tuple[str, ...] = ()
-    reshapes: tuple[str, ...] = ()
+    encodes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()
     scales_task: bool = False
     server_optimizer: bool = False
-    uses_displacement: bool = False
-    assumes_sgd: bool = False
-    freezes_epochs: bool = False
-    guards_uploads: bool = False
-    encodes: tuple[str, ...] = ()
-    uses_public: bool = False
-    uses_staleness: bool = False
 
     name: str
+    parts: tuple[type[Plugin], ...] = ()
+    _made_parts: tuple[Plugin, ...] = ()
     _sealed = False
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
+
+    def patterns(self, declaration: str) -> tuple[str, ...]:
+        """Return the patterns of a declaration over the model's names."""
+        declared = getattr(self, declaration)
+        return tuple(declared.patterns if isinstance(declared, Exchange) else declared or ())
+
+    @property
+    def members(self) -> tuple[Plugin, ...]:
+        """The objects whose hooks are the plugin's: its parts with theirs, then itself."""
+        return (*(member for part in self._made_parts for member in part.members), self)
+
+    def implements(self, hook: str) -> bool:
+        """Return whether the plugin or one of its parts has this hook."""
+        return any(hasattr(type(member), hook) for member in self.members)
+
+    @property
+    def questions(self) -> dict[str, Callable[..., Any]]:
+        """The methods that are marked with :func:`question`, those of the parts included, by name."""
+        return {
+            name: getattr(member, name)
+            for member in self.members
+            for name in dir(type(member))
+            if hasattr(getattr(type(member), name), "fedcore_question")
+        }
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Take the options' class from ``Plugin[...]``."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -19,44 +20,45 @@ from fedcore.base.errors import (
     RejectUpdate,
     place_of,
 )
+from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
-from fedcore.hooks.checks import HOOKS, create_plugin, problem_with
+from fedcore.hooks.checks import ARGUMENTS, HOOKS, QUESTION, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin
 
 REJECTING = ("pre_aggregate", "weight", "accumulate")
 """Hooks that see one update: RejectUpdate, or any other exception, leaves it out of the round."""
 
+REPLACES = {"configure_model": "model", "pre_aggregate": "update", "pre_upload": "update"}
+"""Hooks whose result takes the place of an argument -> that argument."""
+
+
+class _Method(NamedTuple):
+    """A method that implements a hook, with the names of its arguments."""
+
+    function: Any
+    arguments: tuple[str, ...]
+
 
 class _Call(NamedTuple):
     """One plugin's implementation of a hook.
 
-    :param arguments: their names; ``own_view`` those of which the plugin gets its own view, where there is one.
+    :param methods: those of its parts, then its own.
+    :param own_view: arguments of which the plugin gets its own view, where there is one.
     """
 
     plugin: Plugin
-    function: Any
-    arguments: tuple[str, ...]
+    methods: list[_Method]
     own_view: frozenset[str]
 
 
 class PluginSet:
-    """The plugins of one side of one run, in user order, with the built-in FedAvg behind them.
-
-    pluggy checks the hooks' signatures against the specifications and orders the implementations. The calls are ours:
-    every plugin gets its own view of the arguments, its time is measured, and its result is checked.
-    """
+    """The plugins of one side of one run, in user order, with the built-in FedAvg behind them."""
 
     def __init__(self, plugins: Iterable[Plugin]) -> None:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
-        hooks = {name for name in HOOKS if any(hasattr(type(plugin), name) for plugin in self.plugins)}
-        manager = _Manager(hooks)
-        if hooks:
-            manager.add_hookspecs(hookspecs)
-        for plugin in reversed(self.plugins):  # pluggy calls the last registered first
-            manager.register(_Hooks(plugin), plugin.name)
-        self._calls = {name: _calls(manager, name, self.plugins) for name in HOOKS}
+        self._calls = _calls(self.plugins)
         self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
         """Time spent in each of the user's plugins since this set was made."""
 
@@ -93,10 +95,6 @@ class PluginSet:
         """Return the user's plugins that implement a hook, in user order."""
         return [call.plugin for call in self._calls[hook] if call.plugin.name != BUILTIN]
 
-    def takers(self, hook: str, argument: str) -> list[Plugin]:
-        """Return the user's plugins whose implementation of a hook takes this argument, in user order."""
-        return [call.plugin for call in self._calls[hook] if argument in call.arguments]
-
     def implements(self, hook: str) -> bool:
         """Return whether any plugin implements a hook."""
         return bool(self._calls[hook])
@@ -129,16 +127,56 @@ class PluginSet:
                 return self._invoke(call, hook, arguments)
         return None
 
+    def question(self, plugin_name: str, method: Any) -> str:
+        """Return the name of a question that a plugin asks.
+
+        :raises PluginContractError: it is no method of the plugin that is marked as one.
+        """
+        for name, known in self._by_name[plugin_name].questions.items():
+            if method == known:
+                return name
+        raise PluginContractError.of(
+            plugin_name, f"asks {method!r}", expected="a method of the plugin that is marked with @question"
+        )
+
+    def answer(self, plugin_name: str, question: str, **arguments: Any) -> Any:
+        """Return a plugin's answer to a question of its server's side.
+
+        :raises PluginContractError: the plugin marks no method of this name as a question.
+        """
+        plugin = self._by_name[plugin_name]
+        method = plugin.questions.get(question)
+        if method is None:
+            raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
+        names = tuple(inspect.signature(method).parameters)
+        call = _Call(plugin, [_Method(method, names)], frozenset(names))
+        return self._invoke(call, f"{QUESTION} {question}", arguments)
+
     def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
-        name = call.plugin.name
-        given = []
-        for argument in call.arguments:
+        """Call a plugin's implementation of a hook, and join the results where it has parts."""
+        first, *others = call.methods
+        result, name = self._invoke_one(call, first, hook, arguments), call.plugin.name
+        for method in others:
+            if result is not None and (replaced := REPLACES.get(hook)):
+                value = arguments[replaced]
+                next_one = value.merged(name, result) if isinstance(value, ClientUpdate) else result
+                arguments = {**arguments, replaced: next_one}
+            found = self._invoke_one(call, method, hook, arguments)
+            if found is not None and result is not None and hook not in REPLACES:
+                found = _joined(result, found, name, hook)
+            result = result if found is None else found
+        return result
+
+    def _invoke_one(self, call: _Call, method: _Method, hook: str, arguments: Mapping[str, Any]) -> Any:
+        """Call one method of a plugin or of its part."""
+        name, given = call.plugin.name, []
+        for argument in method.arguments:
             value = arguments[argument]
             viewed = argument in call.own_view and hasattr(value, "scoped")
             given.append(value.scoped(name) if viewed else value)
         began = time.perf_counter()
         try:
-            result = call.function(*given)
+            result = method.function(*given)
         except RejectUpdate as error:
             if hook in REJECTING:
                 raise
@@ -148,7 +186,7 @@ class PluginSet:
         except Exception as error:
             if isinstance(error, PluginContractError if hook in REJECTING else FedcoreError):
                 raise
-            raised = f"raised {type(error).__name__}: {error}{place_of(error, call.function.__module__)}"
+            raised = f"raised {type(error).__name__}: {error}{place_of(error, method.function.__module__)}"
             round_, client = _where(arguments)
             raise PluginCallError.of(name, raised, hook=hook, round=round_, client=client) from error
         if name in self.seconds:
@@ -175,7 +213,7 @@ class PluginSet:
         for declaration in (declaration for declaration in TABLE.values() if declaration.patterns):
             claimed: dict[str, Plugin] = {}
             for plugin in self:
-                for name in match(getattr(plugin, declaration.name), names, plugin, declaration.name):
+                for name in match(plugin.patterns(declaration.name), names, plugin, declaration.name):
                     other = claimed.setdefault(name, plugin)
                     if other is not plugin:
                         reason = f"both declare {declaration.name} = {name!r}"
@@ -218,38 +256,43 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-class _Manager(pluggy.PluginManager):
-    """Looks at the hooks that the plugins have; pluggy would parse every attribute of the module and the objects."""
+def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
+    """Return what implements each hook, in the order of the calls.
 
-    def __init__(self, hooks: Collection[str]) -> None:
-        super().__init__("fedcore")
-        self._hooks = hooks
+    pluggy checks the methods' signatures and orders them. The calls are ours: each plugin gets its own view of the
+    arguments, results belong to the plugin that returns them, and its time and its errors are told by its name.
+    """
+    manager = pluggy.PluginManager("fedcore")
+    manager.add_hookspecs(hookspecs)
+    owners: dict[int, Plugin] = {}
+    for plugin in reversed(plugins):  # pluggy calls the last registered first
+        for member in reversed(plugin.members):
+            owners[id(member)] = plugin
+            manager.register(member)
+    calls: dict[str, list[_Call]] = {}
+    for hook in HOOKS:
+        found: dict[str, _Call] = {}
+        for method in reversed(getattr(manager.hook, hook).get_hookimpls()):
+            plugin = owners[id(method.plugin)]
+            own_view = frozenset(() if plugin.name == BUILTIN else ARGUMENTS[hook])
+            if hook == "guard_upload":
+                own_view -= {"update"}
+            call = found.setdefault(plugin.name, _Call(plugin, [], own_view))
+            call.methods.append(_Method(method.function, method.argnames))
+        calls[hook] = list(found.values())
+    return calls
 
-    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
-        return super().parse_hookspec_opts(module_or_class, name) if name in self._hooks else None
 
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        return super().parse_hookimpl_opts(plugin, name) if name in self._hooks else None
+def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
+    """Join the results of two parts of a plugin: mappings name by name, losses one after the other.
 
-
-class _Hooks:
-    """A plugin's hook methods and nothing else: pluggy evaluates every attribute of what it is given."""
-
-    def __init__(self, plugin: Plugin) -> None:
-        self.__dict__.update({name: getattr(plugin, name) for name in HOOKS if hasattr(type(plugin), name)})
-
-
-def _calls(manager: pluggy.PluginManager, hook: str, plugins: tuple[Plugin, ...]) -> tuple[_Call, ...]:
-    by_name = {plugin.name: plugin for plugin in plugins}
-    calls = []
-    caller = getattr(manager.hook, hook, None)  # None: no plugin has the hook
-    for found in reversed(caller.get_hookimpls() if caller else []):
-        plugin = by_name[found.plugin_name]
-        own_view = frozenset(() if plugin.name == BUILTIN else found.argnames)
-        if plugin.guards_uploads and hook == "pre_upload":
-            own_view -= {"update"}
-        calls.append(_Call(plugin, found.function, found.argnames, own_view))
-    return tuple(calls)
+    :raises PluginContractError: both have a name.
+    """
+    if not isinstance(other, Mapping):
+        return [loss for found in (one, other) for loss in (found if isinstance(found, list) else [found])]
+    if twice := sorted(map(str, set(one).intersection(other))):
+        raise PluginContractError.of(plugin, f"returns {twice[0]!r} from two of the plugin's parts", hook=hook)
+    return {**one, **other}
 
 
 def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -81,6 +81,16 @@ class ModelTask:
     """Shape of one input, without the batch; other kinds of data than tensors define their own."""
     seed: int
     """The run's seed."""
+    _reshaped: list[str] = field(default_factory=list, init=False)
+
+    def reshape_classifier(self, plugin: str) -> None:
+        """Note that a plugin gives the classifier another form; two plugins of a run cannot.
+
+        :raises PluginConflictError: names both.
+        """
+        if self._reshaped:
+            raise PluginConflictError.of(self._reshaped[0], plugin, "both reshape the classifier")
+        self._reshaped.append(plugin)
 
     def random(self, purpose: str) -> AbstractContextManager[None]:
         """Return a context in which weights are drawn from (seed, purpose), independent of earlier draws.

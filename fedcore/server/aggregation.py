@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate, RoundFailedError
+from fedcore.base.errors import DivergedError, RejectUpdate, RoundFailedError
 from fedcore.base.tensors import first_nonfinite, on_cpu
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.setup import Setup
@@ -29,7 +29,7 @@ def aggregate(
     current: Round, server: ServerContext, running: RunningMean, kept: Mapping[str, list[ClientUpdate]]
 ) -> None:
     """Make w_{t+1} the round's model: owned parameters by ``aggregate``, the weighted mean for the rest, then every
-    ``server_step``.
+    ``server_step``; ``end_round`` sees it.
 
     :param server: what hooks see of the round.
     :param running: the mean of the accepted updates; ``kept`` those that plugins aggregate themselves, by plugin.
@@ -45,13 +45,9 @@ def aggregate(
         raise RoundFailedError(f"round {current.number + 1}: {error}{given}") from None
     model = {name: mean.get(name, tensor) for name, tensor in current.model.items()}
     current.phase = "aggregate"
-    for plugin in plugins.implementers("aggregate"):
-        updates = kept[plugin.name]
-        owned = plugins.call(plugin.name, "aggregate", server=server, updates=updates)
-        if owned is not None and not plugin.owns:
-            found, hint = "returned a mapping but owns no parameters", "set owns = ('*',) on the class, or return None"
-            raise PluginContractError.of(plugin.name, found, hook="aggregate", round=current.number, hint=hint)
-        model.update(_checked(setup, plugin, "aggregate", owned, setup.claimed(plugin, "owns")))
+    for name, updates in kept.items():
+        owned = plugins.call(name, "aggregate", server=server, updates=updates)
+        model.update(_checked(setup, plugins[name], "aggregate", owned, setup.claimed(plugins[name], "owns")))
     current.phase = "round"
     trainable = [name for name in setup.layout.shared if name in setup.layout.trainable]
     current.buffers = {name: model[name] for name in setup.layout.shared if name in setup.layout.buffers}
@@ -65,7 +61,9 @@ def aggregate(
             f"round {current.number + 1}: the aggregated {broken!r} is not finite.{current.outlier} "
             f"{_against_divergence(current)}"
         )
-    current.model = model
+    current.model, current.phase = model, "end_round"
+    plugins.call_all("end_round", server=server)
+    current.phase = "round"
 
 
 def require_enough(current: Round) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Va
 
 from torch import Tensor
 
+from fedcore.base.errors import PluginContractError
 from fedcore.base.state import States
 from fedcore.base.tensors import bytes_of, flatten
 from fedcore.base.types import Tensors
@@ -41,21 +42,18 @@ class LazyTensors(Mapping[str, Tensor]):
 class Broadcasts:
     """The broadcasts of one round or evaluation, shared under a key when this is made.
 
-    A ``broadcast`` that takes ``client`` is called when an engine sends that client's task, so that no more messages
-    are in memory than tasks are sent at once. Updates arrive in the meantime: the hook sees the server as it is when
+    ``broadcast_to`` is called when an engine sends a client's task, so that no more messages are in memory than tasks
+    are sent at once. Updates arrive in the meantime: the hook sees the server as it is when
     this is made, whenever it is called.
     """
 
     def __init__(self, scope: ServerScope, key: str) -> None:
         plugins = scope.federation.setup.plugins
         self._scope, self._plugins = scope, plugins
-        self._own = [plugin.name for plugin in plugins.takers("broadcast", "client")]
-        for_all: dict[str, Tensors] = {}
-        for plugin in plugins.implementers("broadcast"):
-            if plugin.name not in self._own:
-                sent = plugins.call(plugin.name, "broadcast", server=_context(scope))
-                for_all.update({plugin.name: dict(sent)} if sent else {})
-        scope.share(key, for_all)
+        self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
+        sent = {plugin.name: dict(found or {}) for plugin, found in plugins.each("broadcast", server=_context(scope))}
+        self._to_all = {plugin: tensors for plugin, tensors in sent.items() if tensors}
+        scope.share(key, self._to_all)
         self._sizes: dict[int, dict[str, int]] = {}
         if self._own:
             self._state = scope.states.snapshot()
@@ -77,9 +75,14 @@ class Broadcasts:
                 self._scope.ledger.down(plugin, size)
 
     def _message(self, client: int) -> Tensors:
-        self._seen.states = States(self._state, read_only="broadcast")  # anew, so that no call sees an earlier one's
+        self._seen.states = States(self._state, read_only="broadcast_to")  # anew, so that no call sees an earlier one's
         context = _context(self._seen)
-        sent = {name: self._plugins.call(name, "broadcast", server=context, client=client) or {} for name in self._own}
+        found = self._plugins.each("broadcast_to", server=context, client=client)
+        sent = {plugin.name: tensors or {} for plugin, tensors in found}
+        for plugin, tensors in sent.items():
+            if twice := sorted(set(tensors).intersection(self._to_all.get(plugin, {}))):
+                clash = f"sends {twice[0]!r}, which broadcast sends to all clients"
+                raise PluginContractError.of(plugin, clash, hook="broadcast_to", client=client)
         self._sizes[client] = {name: bytes_of(tensors) for name, tensors in sent.items()}
         return flatten(sent)[0]
 

@@ -36,7 +36,9 @@ class Collector:
         self.server = RoundContext(current)
         setup = current.federation.setup
         self._owners = {
-            plugin.name: setup.claimed(plugin, "owns") for plugin in setup.plugins.implementers("aggregate")
+            plugin.name: setup.claimed(plugin, "owns")
+            for plugin in setup.plugins.implementers("aggregate")
+            if plugin.owns
         }
         touching = {p.name: None for hook in REJECTING for p in setup.plugins.implementers(hook)}
         self._touching = list(touching)

@@ -23,7 +23,10 @@ from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.plugin_results import check_partial
-from fedcore.server.scope import Round, ServerScope
+from fedcore.server.scope import Phase, Round, ServerScope
+
+ASKING: tuple[Phase, ...] = ("select_clients", "begin_round", "aggregate", "end_round", "post_train")
+"""Where ``server.ask`` works."""
 
 
 class ScopeContext(View, ServerContext):
@@ -109,19 +112,20 @@ class ScopeContext(View, ServerContext):
     @override
     def ask(
         self,
-        question: str,
-        *,
         clients: Literal["all", "cohort"] | Iterable[int],
+        question: Callable[..., Any],
+        *,
         tensors: Mapping[str, Tensor] | None = None,
         check: Callable[[Answer], object] | None = None,
     ) -> Iterator[Answer]:
         scope = self._scope
-        if scope.phase not in ("select_clients", "begin_round", "aggregate", "post_train"):
-            works = "which works in select_clients, begin_round, aggregate and post_train only"
+        if scope.phase not in ASKING:
+            works = f"which works in {', '.join(ASKING[:-1])} and {ASKING[-1]} only"
             raise PluginContractError.of(self._plugin, f"calls server.ask, {works}")
         if isinstance(clients, str) and clients == "cohort" and scope.phase == "select_clients":
             found, hint = "asks the cohort before it is selected", "name the candidates: ids of server.available"
             raise PluginContractError.of(self._plugin, found, hook="select_clients", hint=hint)
+        name = scope.federation.setup.plugins.question(self._plugin, question)
         chosen = (
             {"all": range(self.num_clients), "cohort": self.cohort}[clients] if isinstance(clients, str) else clients
         )
@@ -137,7 +141,7 @@ class ScopeContext(View, ServerContext):
                 version=scope.committed.manifest.get(client),
                 shared=key,
                 tensors=sent,
-                meta={"plugin": self._plugin, "question": question},
+                meta={"plugin": self._plugin, "question": name},
             )
             for client in scope.reachable(sorted(set(chosen)))
         ]
@@ -147,11 +151,9 @@ class ScopeContext(View, ServerContext):
         self, tasks: list[ClientTask], size: int, check: Callable[[Answer], object] | None
     ) -> Iterator[Answer]:
         scope = self._scope
-        answered = any(plugin.name == self._plugin for plugin in scope.federation.setup.plugins.implementers("answer"))
 
         def parse(task: ClientTask, outcome: Any) -> Tensors:
             tensors, largest = scope.federation.validator.answer(task, outcome)
-            tensors = tensors if answered else _Unanswered(self._plugin, tensors)
             self._require_usable(Answer(task.client, tensors), check)
             scope.note_largest(task.client, largest)
             return tensors
@@ -240,21 +242,6 @@ class ScopeContext(View, ServerContext):
                 f"({lr:g} now).{scope.outlier} The trained model is kept."
             )
         self.update_model(trained)
-
-
-class _Unanswered(dict[str, Tensor]):
-    """A client's answer to a plugin without the hook ``answer``: empty, and it says so where a tensor is read."""
-
-    def __init__(self, plugin: str, tensors: Tensors) -> None:
-        super().__init__(tensors)
-        self._plugin = plugin
-
-    def __missing__(self, name: str) -> Tensor:
-        raise PluginContractError.of(
-            self._plugin,
-            f"reads {name!r} of a client's answer, but has no hook answer",
-            hint="write `@hookimpl def answer(self, client, question, tensors)`, which returns the tensors by name",
-        )
 
 
 class RoundContext(ScopeContext):

@@ -27,7 +27,9 @@ from fedcore.server.validation import UpdateValidator
 
 IGNORED = ("repeated", "unasked")
 MESSAGE_LENGTH = 1000
-Phase = Literal["select_clients", "begin_round", "round", "aggregate", "post_train", "evaluation", "report"]
+Phase = Literal[
+    "select_clients", "begin_round", "round", "aggregate", "end_round", "post_train", "evaluation", "report"
+]
 Answer = TypeVar("Answer")
 
 

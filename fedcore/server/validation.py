@@ -96,8 +96,8 @@ class UpdateValidator:
         self._shared = frozenset(setup.uploads.shared)
         self._plugins = {plugin.name for plugin in setup.plugins}
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
-        senders = [*setup.plugins.implementers("end_local"), *setup.plugins.implementers("pre_upload")]
-        self._senders = {plugin.name for plugin in senders}
+        hooks = ("end_local", "pre_upload", "guard_upload")
+        self._senders = {plugin.name for hook in hooks for plugin in setup.plugins.implementers(hook)}
         shapes = setup.layout.shapes.values()
         model = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
         limit = setup.config.max_payload

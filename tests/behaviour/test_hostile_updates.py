@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Plugin, hookimpl
+from fedcore import Plugin, hookimpl, question
 from fedcore.base.errors import ConfigError, RoundFailedError
 from fedcore.client.messages import ClientFailure, ClientResult
 from fedcore.data import Dataset, ResidentSamples, load_dataset
@@ -406,11 +406,11 @@ class Asks(Plugin):
 
     @hookimpl
     def begin_round(self, server):
-        found = {str(answer.client): answer.tensors["x"].tolist() for answer in server.ask("q", clients="all")}
+        found = {str(answer.client): answer.tensors["x"].tolist() for answer in server.ask("all", self.x)}
         server.state["found"] = found
 
-    @hookimpl
-    def answer(self, client):
+    @question
+    def x(self, client):
         return {"x": torch.tensor([float(client.id)])}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Plugin, hookimpl
+from fedcore import Plugin, hookimpl, question
 from fedcore.base.errors import ConfigError, PluginConflictError, PluginContractError
 from fedcore.cli.summary import report_line
 from fedcore.data import load_dataset
@@ -102,7 +102,7 @@ class Choosy(Plugin):
 
     @hookimpl
     def check_run(self, setup):
-        others = [plugin.name for plugin in setup.plugins.implementers("answer")]
+        others = [plugin.name for plugin in setup.plugins if plugin.questions]
         if others:
             raise PluginConflictError(f"plugins 'choosy' and {others[0]!r} cannot be combined: it answers")
         if setup.config.participation < 1 or setup.layout.buffers & set(setup.layout.shared):
@@ -110,8 +110,8 @@ class Choosy(Plugin):
 
 
 class Answers(Plugin):
-    @hookimpl
-    def answer(self, client):
+    @question
+    def anything(self, client):
         return {}
 
 
@@ -156,14 +156,12 @@ class Sends(Plugin):
 class Guard(Plugin):
     """Halves everything that goes up."""
 
-    guards_uploads = True
-
     @hookimpl
     def end_local(self, client):
         return {"own": torch.tensor(8.0)}
 
     @hookimpl
-    def pre_upload(self, client, update):
+    def guard_upload(self, client, update):
         halves = {plugin: {name: t / 2 for name, t in tensors.items()} for plugin, tensors in update.payload.items()}
         return replace(update, model={name: t / 2 for name, t in update.model.items()}, payload=halves)
 
@@ -187,19 +185,17 @@ def test_a_guard_is_last_and_changes_all_that_goes_up(tmp_path, order):
 
 def test_a_guard_that_only_looks_changes_nothing(toy):
     class Looks(Plugin):
-        guards_uploads = True
-
         @hookimpl
-        def pre_upload(self, client, update):
+        def guard_upload(self, client, update):
             assert set(update.payload) >= {"sends"}
 
     assert model_bytes(toy(Sends, Looks)) == model_bytes(toy(Sends))
 
 
 def test_there_is_one_guard():
-    class Other(Plugin):
-        guards_uploads = True
+    class Other(Guard):
+        pass
 
     names = {support.name_of(Guard): {}, support.name_of(Other): {}}
-    with pytest.raises(PluginConflictError, match=r"'guard' and 'other' .*guards_uploads"):
+    with pytest.raises(PluginConflictError, match=r"'guard' and 'other' .*guard_upload"):
         fedcore.hooks.plugins.PluginSet.create(names)

@@ -255,8 +255,6 @@ class Starts(Plugin):
 
 
 class Alternates(Plugin):
-    freezes_epochs = True
-
     @hookimpl
     def begin_local(self, client):
         client.freeze(["classifier.*"], epochs=slice(1, None, 2))

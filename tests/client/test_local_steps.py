@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedcore import Plugin, PluginOptions, RunConfig, hookimpl
+from fedcore import Exchange, Plugin, PluginOptions, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
 from fedcore.client.passes import FrozenModel
 from fedcore.server.system import Simulator
@@ -206,11 +206,10 @@ class PausesOptions(PluginOptions):
 
 class Pauses(Plugin):
     Options = PausesOptions
-    exchanges = ("classifier.*",)
 
-    @hookimpl
-    def local_epoch_breaks(self):
-        return set(self.options.epochs)
+    def __init__(self, options):
+        super().__init__(options)
+        self.exchanges = Exchange(("classifier.*",), lambda epochs: options.epochs)
 
     @hookimpl
     def mid_local_epoch(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore import Loss, Plugin, RunConfig, hookimpl
+from fedcore import Loss, Plugin, RunConfig, hookimpl, question
 from fedcore.client.session import LocalWork
 from fedcore.runs.experiment import Interrupted, resume
 from fedcore_testing import W, same_tensors
@@ -91,11 +91,11 @@ class Surroundings(Plugin):
 
     @hookimpl
     def begin_round(self, server):
-        answers = server.ask("q", clients="all")
+        answers = server.ask("all", self.training)
         server.state["notes"] = [bool(answer.tensors["training"]) for answer in answers]
 
-    @hookimpl
-    def answer(self, client):
+    @question
+    def training(self, client):
         return {"training": torch.tensor(client.model.training)}
 
     @hookimpl

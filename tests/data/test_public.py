@@ -17,7 +17,7 @@ from tests.support import client_state, committed, lines, model_bytes
 class Uses(Plugin):
     """Keeps what it sees of the public samples on both sides."""
 
-    uses_public = True
+    reads = ("public",)
 
     @hookimpl
     def check_run(self, setup):

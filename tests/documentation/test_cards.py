@@ -62,6 +62,14 @@ def test_the_card_lists_every_option_with_its_default(name: str) -> None:
     assert not missing, f"{OURS[name]} has no row for {missing}"
 
 
+@pytest.mark.parametrize("name", ["fedcd", "fedcme", "fedproc", "fedeccr", "uscc", "fdcl"])
+def test_the_table_of_options_has_the_options_own_descriptions(name: str) -> None:
+    card = OURS[name].read_text(encoding="utf-8")
+    fields = registry.resolve("plugin", name).Options.model_fields.values()
+    missing = [field.description for field in fields if f"| {field.description} |" not in card]
+    assert not missing
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Krum about two clients
 @pytest.mark.parametrize("name", OURS)
 def test_the_card_names_what_is_sent(name: str, watched: dict[str, Traffic]) -> None:

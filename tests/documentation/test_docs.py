@@ -183,31 +183,6 @@ def test_no_lock_file_is_tracked():
     assert "uv.lock" in (ROOT / ".gitignore").read_text().split()
 
 
-def test_a_plugin_package_depends_on_the_core_and_on_the_shared_parts_that_it_imports():
-    import tomllib
-
-    for path in (ROOT / "plugins").glob("*/pyproject.toml"):
-        project = tomllib.loads(path.read_text())["project"]
-        needs = [re.split(r"[<>=]", need)[0] for need in project["dependencies"]]
-        assert needs[0] == "fedcore", path
-        source = path.parent / "src"
-        own = next(source.iterdir()).name
-        imported = {
-            name.replace("_", "-")
-            for file in source.rglob("*.py")
-            for name in re.findall(r"^(?:from|import) (fedcore_\w+)", file.read_text(), re.MULTILINE)
-        } - {own.replace("_", "-")}
-        extras = " ".join(need for extra in project.get("optional-dependencies", {}).values() for need in extra)
-        imported -= {"fedcore-testing"} if "fedcore-testing" in extras else set()
-        assert {need for need in needs[1:] if need.startswith("fedcore")} == imported, path
-        others = [need for need in needs if not need.startswith("fedcore")]
-        if project["name"] == "fedcore-zoo":
-            continue
-        assert not {"torch", "torchvision"} & set(others), path
-        if set(project.get("entry-points", {})) & {"fedcore.plugins", "fedcore.partitioners"}:  # others wrap a library
-            assert others == {"fedcore-dp": ["opacus"]}.get(project["name"], []), path  # its accountant
-
-
 def test_yaml_of_a_config_round_trips(tmp_path):
     from fedcore.base.config import RunConfig
     from fedcore.base.safe_yaml import read_config_file

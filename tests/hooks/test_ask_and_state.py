@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedcore import Plugin, hookimpl
+from fedcore import Plugin, hookimpl, question
 from tests.support import client_state, committed, lines
 
 
@@ -14,13 +14,12 @@ class Sender(Plugin):
     @hookimpl
     def begin_round(self, server):
         total = 0.0
-        for answer in server.ask("n", clients="all"):
+        for answer in server.ask("all", self.n):
             total += float(answer.tensors["n"])
         server.state["total"] = torch.tensor([total])
 
-    @hookimpl
-    def answer(self, client, question):
-        assert question == "n"
+    @question
+    def n(self, client):
         return {"n": torch.tensor([client.n * self.value])}
 
     @hookimpl
@@ -53,11 +52,11 @@ def test_ask_for_some(toy):
     class Asker(Plugin):
         @hookimpl
         def begin_round(self, server):
-            server.state["some"] = [answer.client for answer in server.ask("q", clients=[1, 0, 1])]
-            server.state["cohort"] = [answer.client for answer in server.ask("q", clients="cohort")]
+            server.state["some"] = [answer.client for answer in server.ask([1, 0, 1], self.nothing)]
+            server.state["cohort"] = [answer.client for answer in server.ask("cohort", self.nothing)]
 
-        @hookimpl
-        def answer(self):
+        @question
+        def nothing(self):
             return None
 
     result = toy(Asker, participation=0.5)

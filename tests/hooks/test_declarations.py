@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from fedcore import Plugin, hookimpl
+from fedcore import Exchange, Plugin, hookimpl
 from fedcore.base.errors import PluginConflictError
 from fedcore.hooks.checks import EXCLUSIVE
 from fedcore.hooks.declarations import ATTRIBUTES, TABLE, excluded_by, meanings
@@ -19,8 +19,9 @@ from tests.support import name_of
 def test_the_table_holds_every_attribute_with_its_text_and_every_exclusive_hook():
     assert set(meanings()) == {row.name for row in ATTRIBUTES}
     assert meanings()["owns"] == "Parameters that ``aggregate`` returns."
-    assert meanings()["guards_uploads"].endswith("and may change all that goes up, their payloads too.")
-    assert set(TABLE) == EXCLUSIVE | {row.name for row in ATTRIBUTES}
+    assert meanings()["exchanges"].endswith("in the middle of their training.")
+    assert set(TABLE) == EXCLUSIVE | {row.key for row in ATTRIBUTES}
+    assert len(meanings()) == 10
 
 
 def test_help_on_plugin_says_what_each_declaration_means():
@@ -42,8 +43,12 @@ def _returns_none(self):
 
 def declaring(title: str, name: str) -> type[Plugin]:
     """Return a plugin class with one declaration of the table."""
-    value = _returns_none if name in EXCLUSIVE else ("*",) if TABLE[name].patterns else True
-    return type(title, (Plugin,), {name: value})
+    row = TABLE[name]
+    if row.name in EXCLUSIVE:
+        return type(title, (Plugin,), {name: _returns_none})
+    value = (row.value,) if row.value else ("*",) if row.patterns else True
+    value = Exchange(("*",), lambda epochs: ()) if name == "exchanges" else value
+    return type(title, (Plugin,), {row.name: value})
 
 
 CONFLICTS = [
@@ -54,18 +59,13 @@ CONFLICTS = [
 
 def test_what_excludes_what():
     hooks = {"task_loss", "gradients", "weight", "select_clients", "personal_parameters", "personal_model"}
-    assert hooks == EXCLUSIVE
-    assert {name for name, other in CONFLICTS if name == other} - hooks == {
-        "scales_task",
-        "server_optimizer",
-        "guards_uploads",
-    }
+    assert hooks | {"guard_upload"} == EXCLUSIVE
+    assert {name for name, other in CONFLICTS if name == other} - EXCLUSIVE == {"scales_task", "server_optimizer"}
     assert {pair for pair in CONFLICTS if pair[0] != pair[1]} == {
         ("server_optimizer", "owns"),
-        ("uses_displacement", "exchanges"),
-        ("uses_displacement", "starts"),
-        ("assumes_sgd", "freezes_epochs"),
-        ("encodes", "guards_uploads"),
+        ("assumes: displacement", "exchanges"),
+        ("assumes: displacement", "starts"),
+        ("encodes", "guard_upload"),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore import Plugin, hookimpl
+from fedcore import Exchange, Plugin, hookimpl, question
 from fedcore.hooks.checks import HOOKS
 from tests import support
 from tests.support import run_toy
@@ -16,7 +16,8 @@ CALLS: list[tuple] = []
 class Everything(Plugin):
     """Implements every hook and notes each call."""
 
-    exchanges = ("encoder.*",)
+    exchanges = Exchange(("encoder.*",), lambda epochs: {1})
+    owns = ("encoder.*",)
 
     def note(self, hook, client=None, **details):
         CALLS.append((id(self), type(self).__name__, hook, client, details))
@@ -30,11 +31,6 @@ class Everything(Plugin):
         self.note("personal_parameters")
 
     @hookimpl
-    def local_epoch_breaks(self, config):
-        self.note("local_epoch_breaks")
-        return {1}
-
-    @hookimpl
     def check_run(self, setup):
         self.note("check_run", clients=setup.config.clients, names=setup.layout.shared)
 
@@ -45,11 +41,11 @@ class Everything(Plugin):
     @hookimpl
     def begin_round(self, server):
         self.note("begin_round", cohort=list(server.cohort), num=server.num_clients, lr=server.lr)
-        assert [answer.client for answer in server.ask("q", clients="all", tensors={"x": torch.ones(1)})] == [0, 1]
+        assert [answer.client for answer in server.ask("all", self.asked, tensors={"x": torch.ones(1)})] == [0, 1]
 
-    @hookimpl
-    def answer(self, client, question, tensors):
-        self.note("answer", client.id, question=question, tensors=sorted(tensors))
+    @question
+    def asked(self, client, tensors):
+        self.note("asked", client.id, tensors=sorted(tensors))
         return {"y": tensors["x"] + client.id}
 
     @hookimpl
@@ -101,6 +97,10 @@ class Everything(Plugin):
         return update
 
     @hookimpl
+    def guard_upload(self, client, update):
+        self.note("guard_upload", client.id, payload=sorted(update.payload))
+
+    @hookimpl
     def pre_aggregate(self, server, update):
         self.note("pre_aggregate", update.client, payload=sorted(update.payload))
 
@@ -121,6 +121,15 @@ class Everything(Plugin):
         self.note("server_step", accepted=list(server.accepted), names=sorted(mean))
 
     @hookimpl
+    def broadcast_to(self, server, client):
+        self.note("broadcast_to", client)
+        return {"own": torch.ones(1)}
+
+    @hookimpl
+    def end_round(self, server):
+        self.note("end_round", round=server.round)
+
+    @hookimpl
     def personal_model(self, client):
         self.note("personal_model", client.id)
 
@@ -133,21 +142,25 @@ class Everything(Plugin):
         self.note("post_train", round=server.round)
 
 
-BUILD = ["configure_model", "personal_parameters", "local_epoch_breaks", "check_run"]
+BUILD = ["configure_model", "personal_parameters", "check_run"]
 STEP = ["task_loss", "local_loss", "gradients", "observe"]
 # Client 1 has three samples and client 0 has one: the dispatch order is 1, 0.
 CLIENT = [
-    *[("answer", client) for client in (0, 1)],
+    *[("asked", client) for client in (0, 1)],
     *[(hook, client) for client in (1, 0) for hook in ["begin_local", *STEP]],
-    *[(hook, client) for client in (1, 0) for hook in [*STEP, "end_local", "pre_upload"]],
+    *[(hook, client) for client in (1, 0) for hook in [*STEP, "end_local", "pre_upload", "guard_upload"]],
     *[("personal_model", client) for client in (0, 1)],
 ]
 SERVER = [
-    *[(hook, None) for hook in ["select_clients", "begin_round", "broadcast", "mid_local_epoch"]],
+    *[(hook, None) for hook in ["select_clients", "begin_round", "broadcast"]],
+    *[("broadcast_to", client) for client in (1, 0)],
+    ("mid_local_epoch", None),
     *[(hook, client) for client in (1, 0) for hook in ["pre_aggregate", "weight", "accumulate"]],
-    *[(hook, None) for hook in ["aggregate", "server_step", "broadcast", "report"]],
+    *[(hook, None) for hook in ["aggregate", "server_step", "end_round", "broadcast"]],
+    *[("broadcast_to", client) for client in (0, 1)],
+    ("report", None),
 ]
-COVERED = {hook for hook, _ in CLIENT + SERVER} | set(BUILD) | {"post_train"}
+COVERED = {hook for hook, _ in CLIENT + SERVER} - {"asked"} | set(BUILD) | {"post_train"}
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +184,7 @@ def details(calls, hook, client=None):
 
 def test_every_hook_is_covered(calls):
     assert set(HOOKS) == COVERED, "a new hook needs its place in CLIENT or SERVER above"
-    assert {hook for _, hook, _, _ in calls} == set(HOOKS)
+    assert {hook for _, hook, _, _ in calls} == {*HOOKS, "asked"}
 
 
 def in_the_order_of_the_tree(sequence):
@@ -197,8 +210,8 @@ def test_the_loss_hooks_of_a_step(calls):
 def test_answers_come_before_the_training_and_the_break_between_its_parts(calls):
     order = [(side, hook, client) for side, hook, client, _ in calls]
     first = order.index
-    assert first(("server", "begin_round", None)) < first(("client", "answer", 0))
-    assert first(("client", "answer", 1)) < first(("server", "broadcast", None))
+    assert first(("server", "begin_round", None)) < first(("client", "asked", 0))
+    assert first(("client", "asked", 1)) < first(("server", "broadcast", None))
     assert first(("server", "broadcast", None)) < first(("client", "begin_local", 1))
     assert first(("client", "observe", 0)) < first(("server", "mid_local_epoch", None))
     assert first(("server", "mid_local_epoch", None)) < first(("client", "end_local", 1))
@@ -218,8 +231,8 @@ def test_what_the_server_hooks_see(calls):
 
 
 def test_what_the_client_hooks_see(calls):
-    assert details(calls, "answer", 0)[0] == {"question": "q", "tensors": ["x"]}
-    assert details(calls, "begin_local", 0)[0] == {"received": ["sent"], "steps": 0}
+    assert details(calls, "asked", 0)[0] == {"tensors": ["x"]}
+    assert details(calls, "begin_local", 0)[0] == {"received": ["own", "sent"], "steps": 0}
     assert details(calls, "task_loss", 0)[:2] == [{"epoch": 0}, {"epoch": 1}]
     assert details(calls, "observe", 0)[:2] == [
         {"epoch": epoch, "gradient": True, "grad_enabled": False, "steps": epoch} for epoch in (0, 1)
@@ -247,7 +260,7 @@ def _pair():
         "pre_upload",
         "pre_aggregate",
         "accumulate",
-        "aggregate",
+        "end_round",
         "server_step",
         "post_train",
         "configure_model",

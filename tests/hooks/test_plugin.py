@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Loss, Plugin, PluginOptions, hookimpl
+from fedcore import Exchange, Loss, Plugin, PluginOptions, hookimpl, question
 from fedcore.base.errors import (
     ConfigError,
     FedcoreError,
@@ -98,22 +98,18 @@ def test_a_module_name_that_leads_nowhere(name):
 @pytest.mark.parametrize("epochs", [{0}, {2}, {1, 5}])
 def test_breaks_outside_the_local_epochs(go, epochs):
     class Paused(Plugin):
-        @hookimpl
-        def local_epoch_breaks(self, config):
-            return epochs
+        exchanges = Exchange(("*",), lambda _: epochs)
 
-    with pytest.raises(PluginContractError, match="'paused' hook local_epoch_breaks"):
+    with pytest.raises(PluginContractError, match="'paused' exchanges at the start of epoch"):
         go(Paused, local_epochs=2)
 
 
 @pytest.mark.parametrize("epoch", [1.5, 1.0, True, "1", np.float32(1), torch.tensor(1.0)], ids=repr)
 def test_breaks_that_are_no_whole_numbers(go, epoch):
     class Paused(Plugin):
-        @hookimpl
-        def local_epoch_breaks(self, config):
-            return {epoch}
+        exchanges = Exchange(("*",), lambda _: {epoch})
 
-    words = rf"'paused' hook local_epoch_breaks returned {re.escape(repr(epoch))} as a number, expected whole numbers"
+    words = rf"'paused' hook exchanges returned {re.escape(repr(epoch))} as a number, expected whole numbers"
     with pytest.raises(PluginContractError, match=words):
         go(Paused, local_epochs=3)
 
@@ -123,9 +119,7 @@ def test_breaks_of_other_kinds(go, kind):
     called = []
 
     class Paused(Plugin):
-        @hookimpl
-        def local_epoch_breaks(self, config):
-            return kind([2, 1])
+        exchanges = Exchange(("*",), lambda _: kind([2, 1]))
 
         @hookimpl
         def mid_local_epoch(self, epoch):
@@ -161,8 +155,8 @@ def test_configure_model_returns_something_else(go):
 # --- in the run ------------------------------------------------------------------------------------------
 
 
-CLIENT_HOOKS = ["begin_local", "task_loss", "local_loss", "observe", "end_local", "pre_upload", "answer"]
-SERVER_HOOKS = ["select_clients", "begin_round", "broadcast", "aggregate", "server_step"]
+CLIENT_HOOKS = ["begin_local", "task_loss", "local_loss", "observe", "end_local", "pre_upload", "question"]
+SERVER_HOOKS = ["select_clients", "begin_round", "broadcast", "server_step", "end_round"]
 UPDATE_HOOKS = ["pre_aggregate", "weight", "accumulate"]
 
 
@@ -198,14 +192,13 @@ def raising(hook):
         def body(self, server):
             check(server)
 
-    hooks = {hook: hookimpl(body)}
-    if hook == "answer":
-        hooks["begin_round"] = hookimpl(_ask_all)
-    return type("Breaker", (Plugin,), hooks)
+    if hook == "question":
+        return type("Breaker", (Plugin,), {"asked": question(body), "begin_round": hookimpl(_ask_all)})
+    return type("Breaker", (Plugin,), {hook: hookimpl(body)})
 
 
 def _ask_all(self, server):
-    list(server.ask("anything", clients="all"))
+    list(server.ask("all", self.asked))
 
 
 @pytest.mark.parametrize("hook", SERVER_HOOKS)
@@ -232,9 +225,10 @@ def test_an_exception_on_a_client_is_its_failure_and_names_plugin_hook_round_and
     assert first["failures"] == []
     (failure,) = second["failures"]
     assert (failure["client"], failure["kind"]) == (2, "raised")
-    message = f"plugin 'breaker' hook {hook} (round 2, client 2) raised KeyError: 'broken on purpose'"
+    what = "question asked" if hook == "question" else f"hook {hook}"
+    message = f"plugin 'breaker' {what} (round 2, client 2) raised KeyError: 'broken on purpose'"
     assert message in failure["message"]
-    assert second["accepted"] == (4 if hook == "answer" else 3)
+    assert second["accepted"] == (4 if hook == "question" else 3)
 
 
 @pytest.mark.parametrize("shape", ["(B,)", "float", "list"])
@@ -329,10 +323,10 @@ class BroadcastsNumber(Plugin):
 class AnswersNumber(Plugin):
     @hookimpl
     def begin_round(self, server):
-        list(server.ask("n", clients="all"))
+        list(server.ask("all", self.n))
 
-    @hookimpl
-    def answer(self, client):
+    @question
+    def n(self, client):
         return {"n": 3.0}
 
 
@@ -359,7 +353,7 @@ class UpdatesNothing(Plugin):
     [
         (EndsWithNumber, "end_local"),
         (BroadcastsNumber, "broadcast"),
-        (AnswersNumber, "answer"),
+        (AnswersNumber, "question n"),
         (WeighsText, "weight"),
         (StepsList, "server_step"),
         (UpdatesNothing, "pre_aggregate"),
@@ -370,7 +364,8 @@ def test_a_result_of_wrong_type_names_plugin_and_hook(go, cls, hook):
         told = str(lines(go(cls)))
     except FedcoreError as error:
         told = str(error)
-    assert f"'{cls.__name__.lower()}' hook {hook}" in told.replace("\\", "")
+    what = hook if hook.startswith("question") else f"hook {hook}"
+    assert f"'{cls.__name__.lower()}' {what}" in told.replace("\\", "")
 
 
 @pytest.mark.parametrize("cohort", [[], [0, 0], [4], [-1]], ids=str)
@@ -445,9 +440,9 @@ def test_ask_outside_its_hooks(go):
     class Curious(Plugin):
         @hookimpl
         def server_step(self, server):
-            list(server.ask("anything", clients="all"))
+            list(server.ask("all", self.implements))
 
-    with pytest.raises(PluginContractError, match=r"'curious'.*, begin_round, aggregate and post_train only"):
+    with pytest.raises(PluginContractError, match=r"'curious'.*, aggregate, end_round and post_train only"):
         go(Curious)
 
 
@@ -486,17 +481,17 @@ def test_state_holds_tensors_and_json_only(go, value):
         go(Hoarder)
 
 
-def test_state_is_read_only_in_answer(go):
+def test_state_is_read_only_in_a_question(go):
     class Writer(Plugin):
         @hookimpl
         def begin_round(self, server):
-            list(server.ask("x", clients=[1]))
+            list(server.ask([1], self.x))
 
-        @hookimpl
-        def answer(self, client):
+        @question
+        def x(self, client):
             client.state["x"] = 1
 
-    with pytest.raises(PluginContractError, match="read-only in answer"):
+    with pytest.raises(PluginContractError, match="read-only in question x"):
         go(Writer)
 
 

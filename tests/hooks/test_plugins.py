@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl
+from fedcore import Exchange, Plugin, RunConfig, hookimpl
 from fedcore.base.errors import (
     ConfigError,
     FedcoreError,
@@ -17,22 +17,38 @@ from tests.hooks.refusals import refused
 from tests.support import config, name_of
 
 
-@pytest.mark.parametrize("mark", ["tryfirst", "trylast", "wrapper"])
-def test_an_order_of_its_own(mark):
+def marked(title, **marks):
+    return type(title, (Plugin,), {"report": hookimpl(**marks)(lambda self: {"by": self.name})})
+
+
+def test_plugins_can_be_first_and_last():
+    classes = [marked("Last", trylast=True), marked("Plain"), marked("First", tryfirst=True)]
+    plugins = PluginSet.create({name_of(cls): {} for cls in classes})
+    assert [plugin.name for plugin in plugins] == ["last", "plain", "first"]
+    assert [plugin.name for plugin, _ in plugins.each("report")] == ["first", "plain", "last"]
+
+
+@pytest.mark.parametrize("mark", ["wrapper", "hookwrapper"])
+def test_wrappers_are_refused(mark):
     class Pushy(Plugin):
         @hookimpl(**{mark: True})
         def observe(self, step):
             yield
 
-    assert refused(Pushy, mark, "observe").hook == "observe"
+    assert refused(Pushy, "a wrapper", "observe").hook == "observe"
 
 
-@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+def declaring(title, declaration, *patterns):
+    value = Exchange(patterns, lambda epochs: ()) if declaration == "exchanges" else patterns
+    return type(title, (Plugin,), {declaration: value})
+
+
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "encodes"])
 def test_overlaps(declaration):
     names = ["encoder.w", "classifier.weight", "classifier.bias"]
-    one = type("One", (Plugin,), {declaration: ("classifier.*",)})
-    other = type("Other", (Plugin,), {declaration: ("*.bias",)})
-    apart = type("Apart", (Plugin,), {declaration: ("encoder.*",)})
+    one = declaring("One", declaration, "classifier.*")
+    other = declaring("Other", declaration, "*.bias")
+    apart = declaring("Apart", declaration, "encoder.*")
     plugins = PluginSet.create({name_of(one): {}, name_of(other): {}})
     with pytest.raises(PluginConflictError) as caught:
         plugins.check_names(names, [])
@@ -48,7 +64,7 @@ def test_overlap_with_anothers_personal_parameters(go, declaration):
         def personal_parameters(self, model):
             return ["classifier.*"]
 
-    one = type("One", (Plugin,), {declaration: ("classifier.weight",)})
+    one = declaring("One", declaration, "classifier.weight")
     for pair in ((one, Other), (Other, one)):
         with pytest.raises(PluginConflictError) as caught:
             go(*pair)
@@ -56,9 +72,9 @@ def test_overlap_with_anothers_personal_parameters(go, declaration):
             assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "reshapes"])
+@pytest.mark.parametrize("declaration", ["owns", "exchanges", "corrects", "encodes"])
 def test_a_pattern_that_matches_nothing(go, declaration):
-    cls = type("Lost", (Plugin,), {declaration: ("clasifier.*",)})
+    cls = declaring("Lost", declaration, "clasifier.*")
     with pytest.raises(PluginContractError, match=rf"'lost'.*{declaration}.*'clasifier\.\*'"):
         go(cls)
 

@@ -27,12 +27,14 @@ STUDIES = ("sweep", "compare", "reproduce", "results", "report", "bench")
 
 @pytest.fixture(scope="module")
 def lent(dist, tmp_path_factory):
-    """Return a folder with links to what the core's wheel requires."""
+    """Return a folder with links to what the wheels of the core and of FedCD require."""
     folder = tmp_path_factory.mktemp("lent")
-    (wheel,) = dist.glob("fedcore-*.whl")
-    with ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        waiting = [need for need in Metadata.from_email(archive.read(name)).requires_dist if need.marker is None]
+    waiting = []
+    for wheel in (*dist.glob("fedcore-*.whl"), *dist.glob("fedcore_fedcd-*.whl")):
+        with ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+            required = Metadata.from_email(archive.read(name)).requires_dist
+        waiting += [need for need in required if need.marker is None and not need.name.startswith("fedcore")]
     seen: set[str] = set()
     while waiting:
         needed = waiting.pop()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Loss, Plugin, RejectUpdate, hookimpl
+from fedcore import Loss, Plugin, RejectUpdate, hookimpl, question
 from fedcore.base.errors import ConfigError, FedcoreError, RoundFailedError, RunDirectoryError, StorageError
 from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
@@ -177,16 +177,22 @@ class TwoQuestions(Plugin):
     @hookimpl
     def begin_round(self, server):
         with at_most(60):
-            pairs = zip(server.ask("a", clients="all"), server.ask("b", clients="all"))
+            pairs = zip(server.ask("all", self.a), server.ask("all", self.b))
             server.state["pairs"] = [[int(a.tensors["x"]), int(b.tensors["x"])] for a, b in pairs]
-        for _ in server.ask("c", clients="all"):
+        for _ in server.ask("all", self.a):
             break
 
-    @hookimpl
-    def answer(self, client, question):
-        # With two workers: client 1's answer to "a" comes in while the other generator waits for client 0's to "b".
-        time.sleep({("a", 1): 0.1, ("b", 0): 0.3}.get((question, client.id), 0))
-        return {"x": torch.tensor([client.id * 10 + ord(question) - ord("a")])}
+    # With two workers: client 1's answer to a comes in while the other generator waits for client 0's to b.
+
+    @question
+    def a(self, client):
+        time.sleep({1: 0.1}.get(client.id, 0))
+        return {"x": torch.tensor([client.id * 10])}
+
+    @question
+    def b(self, client):
+        time.sleep({0: 0.3}.get(client.id, 0))
+        return {"x": torch.tensor([client.id * 10 + 1])}
 
 
 @contextlib.contextmanager
@@ -444,10 +450,10 @@ class DiesOnce(Plugin):
     @hookimpl
     def begin_round(self, server):
         if server.round == 1:
-            server.state["answered"] = [answer.client for answer in server.ask("q", clients="all")]
+            server.state["answered"] = [answer.client for answer in server.ask("all", self.here)]
 
-    @hookimpl
-    def answer(self, client):
+    @question
+    def here(self, client):
         if client.id == 2:
             os._exit(3)
 

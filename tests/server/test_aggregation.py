@@ -115,20 +115,41 @@ def averages(self, updates):
 
 def test_an_aggregation_of_updates_that_hold_nothing_is_refused_at_once(toy, tmp_path):
     cls = type("Forgot", (Plugin,), {"aggregate": hookimpl(averages)})
-    with pytest.raises(
-        PluginContractError, match=r"'forgot' hook aggregate takes the updates but owns no param.*owns ="
-    ):
+    with pytest.raises(PluginContractError, match=r"'forgot' hook aggregate owns no .*owns = .*or write end_round"):
         toy(cls)
     assert not list(tmp_path.rglob("config.yaml"))
 
 
-def test_an_aggregation_without_owned_parameters_returns_none(toy):
-    """With a payload it may look at updates, which hold no parameters: the mapping is empty, and FedAvg stayed."""
-    sends = {"end_local": hookimpl(lambda self, client: {"n": torch.ones(1)}), "aggregate": hookimpl(averages)}
-    with pytest.raises(
-        PluginContractError, match=r"'forgot' hook aggregate \(round 1\) returned a mapping but owns no"
-    ):
-        toy(type("Forgot", (Plugin,), sends))
+def test_an_aggregation_that_owns_nothing_by_its_options_is_not_called(toy):
+    def init(self, options):
+        Plugin.__init__(self, options)
+        self.owns = ()
+
+    cls = type("Idle", (Plugin,), {"aggregate": hookimpl(lambda self: {}["never called"]), "__init__": init})
+    assert model_bytes(toy(cls)) == model_bytes(toy())
+
+
+class Finishes(Plugin):
+    """Notes what the end of a round sees."""
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state["sum"] = server.state.get("sum", 0) + update.samples
+
+    @hookimpl
+    def server_step(self, server, mean):
+        return {name: tensor + 1 for name, tensor in mean.items()}
+
+    @hookimpl
+    def end_round(self, server):
+        server.state["total"], server.state["model"] = server.state.pop("sum"), server.model[W]
+
+
+def test_the_end_of_a_round_sees_the_new_model_and_all_updates(toy):
+    result = toy(Finishes, rounds=2)
+    state = committed(result).plugins["finishes"]
+    assert state["total"] == 4
+    assert torch.equal(state["model"], weights(result)[W])
 
 
 class OwnMean(Plugin):
@@ -267,7 +288,7 @@ def test_server_step_starts_from_the_current_model(toy):
 
 class KeepsNan(Plugin):
     @hookimpl
-    def aggregate(self, server):
+    def end_round(self, server):
         server.state["sum"] = torch.full((2,), torch.nan if server.round == 1 else 1.0)
 
 

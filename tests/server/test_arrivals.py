@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcore import ConfigError, Plugin, RunConfig, hookimpl
+from fedcore import ConfigError, Exchange, Plugin, RunConfig, hookimpl
 from fedcore.server.arrivals import Arrivals
 from fedcore.server.system import Simulator
 from fedcore_testing import partition_of
@@ -107,7 +107,7 @@ def test_more_clients_than_there_are():
 class StartsLate(Plugin):
     """Stands for a method that starts clients from older models."""
 
-    uses_staleness = True
+    reads = ("staleness",)
 
 
 class Selects(Plugin):
@@ -117,11 +117,7 @@ class Selects(Plugin):
 
 
 class Exchanges(Plugin):
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self):
-        return {1}
+    exchanges = Exchange(("classifier.*",), lambda epochs: {1})
 
     @hookimpl
     def mid_local_epoch(self, snapshots):

@@ -28,7 +28,7 @@ class CountsUpdates(Plugin):
         server.state["rows"] = torch.arange(4.0) + 10 * server.round
 
     @hookimpl
-    def broadcast(self, server, client):
+    def broadcast_to(self, server, client):
         assert list(server.accepted) == []
         rows = server.state["rows"]
         rows[client] += 0.5  # the state's own copy for this call
@@ -73,7 +73,7 @@ class EvaluatesWhatItGot(Plugin):
     """The personal model is the global one where the client's own message arrived, and fails otherwise."""
 
     @hookimpl
-    def broadcast(self, server, client):
+    def broadcast_to(self, server, client):
         return {"own": torch.tensor(float(client)), "round": torch.tensor(server.round)}
 
     @hookimpl
@@ -112,7 +112,7 @@ def test_no_cohorts_messages_are_in_memory_at_once(go):
 
     class Large(Plugin):
         @hookimpl
-        def broadcast(self, server, client):
+        def broadcast_to(self, server, client):
             nonlocal most
             message = torch.zeros(1000)
             alive[:] = [ref for ref in alive if ref() is not None] + [weakref.ref(message)]
@@ -126,7 +126,7 @@ def test_no_cohorts_messages_are_in_memory_at_once(go):
 def test_the_state_cannot_be_written_for_one_client(go):
     class Writes(Plugin):
         @hookimpl
-        def broadcast(self, server, client):
+        def broadcast_to(self, server, client):
             server.state["last"] = client
 
     with pytest.raises(PluginContractError, match=r"'writes'.*state\['last'\].*read-only in broadcast"):
@@ -136,11 +136,11 @@ def test_the_state_cannot_be_written_for_one_client(go):
 def test_an_error_in_it_ends_the_run_as_in_every_broadcast(go):
     class Fails(Plugin):
         @hookimpl
-        def broadcast(self, server, client):
+        def broadcast_to(self, server, client):
             if client == 2:
                 raise ValueError("no row")
 
-    with pytest.raises(PluginCallError, match=r"broadcast \(round 1, client 2\) raised ValueError: no row"):
+    with pytest.raises(PluginCallError, match=r"broadcast_to \(round 1, client 2\) raised ValueError: no row"):
         go(Fails)
 
 

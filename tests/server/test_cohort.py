@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore import Loss, Plugin, hookimpl
+from fedcore import Exchange, Loss, Plugin, hookimpl
 from fedcore.base.errors import FedcoreError
 from fedcore_testing import W
 from tests.exchanges import PausesOnce
@@ -13,11 +13,7 @@ from tests.support import client_state, committed, lines, model_bytes, weights
 
 
 class Pausing(Plugin):
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self, config):
-        return {1, 2}
+    exchanges = Exchange(("classifier.*",), lambda epochs: {1, 2})
 
     @hookimpl
     def begin_local(self, client):
@@ -40,9 +36,7 @@ class Pausing(Plugin):
 
 
 class Unpaused(Pausing):
-    @hookimpl
-    def local_epoch_breaks(self, config):
-        return None
+    exchanges = Exchange(("classifier.*",), lambda epochs: ())
 
 
 @pytest.mark.parametrize("model", ["dropout_mlp", "batch_norm_mlp"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedcore import Plugin, hookimpl
+from fedcore import Plugin, hookimpl, question
 from fedcore_testing import W
 from tests.support import committed, model_bytes, weights
 
@@ -47,11 +47,11 @@ def test_post_train_asks_with_the_final_model(toy):
     class Final(Plugin):
         @hookimpl
         def post_train(self, server):
-            for answer in server.ask("w", clients="all"):
+            for answer in server.ask("all", self.w):
                 server.state[str(answer.client)] = answer.tensors["w"]
 
-        @hookimpl
-        def answer(self, client):
+        @question
+        def w(self, client):
             return {"w": client.model.state_dict()[W].clone()}
 
     result = toy(Final, rounds=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore import ConfigError, Plugin, PluginContractError, hookimpl
+from fedcore import ConfigError, Plugin, PluginContractError, hookimpl, question
 from fedcore_testing import client_state, initial_weights, personal_state
 from fedcore_testing.problems import with_batch_norm
 from tests.support import committed, config, lines, model_bytes, weights
@@ -101,16 +101,16 @@ class Loss(Plugin):
     @hookimpl
     def select_clients(self, server):
         candidates = list(server.available)[1:]
-        losses = {answer.client: float(answer.tensors["loss"]) for answer in server.ask("loss", clients=candidates)}
+        losses = {answer.client: float(answer.tensors["loss"]) for answer in server.ask(candidates, self.loss)}
         server.state["asked"] = sorted(losses)
         return [max(losses, key=losses.get)]
 
     @hookimpl
-    def aggregate(self, server):
-        server.state["before"] = [float(a.tensors["loss"]) for a in server.ask("loss", clients="cohort")]
+    def end_round(self, server):
+        server.state["before"] = [float(a.tensors["loss"]) for a in server.ask("cohort", self.loss)]
 
-    @hookimpl
-    def answer(self, client):
+    @question
+    def loss(self, client):
         _, logits, labels = client.forward()
         return {"loss": torch.nn.functional.cross_entropy(logits, labels)}
 
@@ -131,7 +131,7 @@ def test_a_candidate_that_cannot_be_reached_is_recorded_once(go):
         @hookimpl
         def select_clients(self, server):
             for _ in range(2):
-                list(server.ask("loss", clients=server.available))
+                list(server.ask(server.available, self.loss))
             return [0, 1, 2, 3]
 
     result = go(Asks, clients=8, rounds=2, system={"no_show": 0.5}, min_clients=0)
@@ -145,7 +145,7 @@ def test_the_cohort_cannot_be_asked_before_it_is_selected(go):
     class Early(Plugin):
         @hookimpl
         def select_clients(self, server):
-            list(server.ask("x", clients="cohort"))
+            list(server.ask("cohort", self.implements))
 
     with pytest.raises(PluginContractError, match="asks the cohort before it is selected"):
         go(Early)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from fedcore import Plugin, question
 from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
@@ -15,6 +16,14 @@ from fedcore.server.context import RoundContext, ScopeContext
 from fedcore.server.scope import MESSAGE_LENGTH, Federation, Round, ServerScope, in_order
 from fedcore.server.state import ServerState
 from fedcore_testing.federation import small_config
+
+
+class Someone(Plugin):
+    """Can be asked."""
+
+    @question
+    def here(self):
+        return None
 
 
 class Silent:
@@ -41,7 +50,7 @@ class Silent:
 
 @pytest.fixture
 def federation(tmp_path):
-    config, dataset = resolve(small_config(tmp_path, clients=4, system={"availability": 0.5}))
+    config, dataset = resolve(small_config(tmp_path, Someone, clients=4, system={"availability": 0.5}))
     setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
     return Federation(setup, dataset, partition, Silent(), RemoteClientStore(tmp_path / "clients"))
 
@@ -53,7 +62,7 @@ def committed(federation):
 
 def test_outside_of_a_round_every_client_is_asked_and_the_scope_frees_what_it_shared(federation, committed):
     with ServerScope(federation, committed, 2, "post_train") as scope:
-        answers = list(ScopeContext(scope, "someone").ask("x", clients="all"))
+        answers = list(ScopeContext(scope, "someone").ask("all", federation.setup.plugins["someone"].here))
         assert list(federation.engine.shared) == ["ask-2-post_train-1"]
     assert [answer.client for answer in answers] == [0, 2, 3]  # in ascending order, though answered in descending
     assert [(failure["client"], failure["kind"]) for failure in scope.failures] == [(1, "raised")]
@@ -65,7 +74,10 @@ def test_a_round_asks_the_reachable_clients_and_records_the_others(federation, c
     with Round(federation, committed, 2, "begin_round") as current:
         here = [client for client in range(4) if federation.simulator.reachable(2, client)]
         assert 0 < len(here) < 4
-        answers = [answer.client for answer in RoundContext(current, "someone").ask("x", clients="all")]
+        answers = [
+            answer.client
+            for answer in RoundContext(current, "someone").ask("all", federation.setup.plugins["someone"].here)
+        ]
     assert answers == [client for client in here if client != 1]
     away = [failure["client"] for failure in current.failures if failure["kind"] == "unavailable"]
     assert away == [client for client in range(4) if client not in here]

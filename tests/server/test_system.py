@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl
+from fedcore import Exchange, Plugin, RunConfig, hookimpl, question
 from fedcore.base.errors import ConfigError, RoundFailedError, UnknownNameError
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
@@ -304,15 +304,15 @@ class Asks(Plugin):
 
     @hookimpl
     def begin_round(self, server):
-        server.state[f"{server.round}"] = [answer.client for answer in server.ask("there?", clients="all")]
+        server.state[f"{server.round}"] = [answer.client for answer in server.ask("all", self.size)]
 
-    @hookimpl
-    def answer(self, client):
+    @question
+    def size(self, client):
         return {"n": torch.tensor(client.n)}
 
     @hookimpl
     def post_train(self, server):
-        server.state["after"] = [answer.client for answer in server.ask("there?", clients="all")]
+        server.state["after"] = [answer.client for answer in server.ask("all", self.size)]
 
 
 def test_questions_reach_who_is_there_and_everyone_after_training(tmp_path):
@@ -363,11 +363,7 @@ def test_without_a_least_number_of_clients_such_a_round_changes_nothing(tmp_path
 class Exchanges(Plugin):
     """Notes who pauses at epoch 2."""
 
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self):
-        return {2}
+    exchanges = Exchange(("classifier.*",), lambda epochs: {2})
 
     @hookimpl
     def mid_local_epoch(self, server, snapshots):

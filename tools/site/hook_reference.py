@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from docstrings import inline, split, to_markdown
+from docstrings import escape, inline, split, to_markdown
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS
 from links import method_page
@@ -26,24 +26,40 @@ SEEN = {
 
 
 def page() -> str:
-    """Return the page."""
-    tree, _, rest = (hookspecs.__doc__ or "").partition("::\n")
-    block, _, after = inspect.cleandoc(rest).partition("\n\n")
+    """Return the page: the hooks that serve most methods, then the order of calls and the others."""
+    first, rows, second, tree, after = blocks(hookspecs.__doc__ or "")
+    often = [tuple(re.split(r"  +", row)) for row in rows.splitlines()]
+    table = ["| what do you want to do | hook |", "| --- | --- |"]
+    table += [f"| {escape(what)} | [`{hook}`](#{hook}) |" for what, hook in often]
     parts = [
         "# Hooks",
         "This page is made from `fedcore/hooks/hookspecs.py` whenever the site is built; it cannot say anything else "
         "than the code. A plugin's method takes any of a hook's arguments, by name. "
         "[What hooks see](objects.md) describes the objects.",
-        inline(tree.partition("\n\n")[2].strip()) + ":",
-        f"```text\n{block}\n```",
+        inline(first.partition("\n\n")[2].strip()) + ":",
+        "\n".join(table),
+        *(entry(hook) for _, hook in often),
+        "## The order of calls",
+        inline(second.strip()) + ":",
+        f"```text\n{tree}\n```",
         inline(after.strip()),
     ]
+    shown = {hook for _, hook in often}
     for found in SECTION.finditer(inspect.getsource(hookspecs)):
         if found["title"]:
-            parts.append(f"## {found['title']}")
-        elif found["hook"] in HOOKS:
+            parts.append(f"## Rarely needed: {found['title'][0].lower()}{found['title'][1:]}")
+        elif found["hook"] in HOOKS and found["hook"] not in shown:
             parts.append(entry(found["hook"]))
     return "\n\n".join(parts) + "\n"
+
+
+def blocks(docstring: str) -> tuple[str, str, str, str, str]:
+    """Return a docstring's text before, between and after its two blocks, with the blocks."""
+    first, _, rest = docstring.partition("::\n")
+    rows, _, rest = rest.lstrip("\n").partition("\n\n")
+    second, _, rest = rest.partition("::\n")
+    tree, _, after = inspect.cleandoc(rest).partition("\n\n")
+    return first, inspect.cleandoc(rows), second, tree, after
 
 
 def signature(hook: str) -> str:

@@ -92,12 +92,20 @@ def implementers() -> dict[str, list[tuple[str, str]]]:
 
 
 def _hooks(cls: str, known: dict[str, Definition]) -> list[str]:
-    """Return the hooks of a class and of those that it is derived from in its package."""
-    if cls not in known or not isinstance(known[cls].node, ast.ClassDef):
+    """Return the hooks of a class, of its parts and of its bases, where they are of its package or shared."""
+    found = known.get(cls) or definitions(ROOT / "plugins/fedcore-functional/src" / SHARED, SHARED).get(cls)
+    if found is None or not isinstance(found.node, ast.ClassDef):
         return []
-    node = known[cls].node
-    assert isinstance(node, ast.ClassDef)
-    inherited = [hook for base in node.bases if isinstance(base, ast.Name) for hook in _hooks(base.id, known)]
+    node = found.node
+    parts = [
+        name
+        for line in ast.walk(node)
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) in ("parts", "self.parts")
+        for name in ast.walk(line.value)
+    ]
+    inherited = [
+        hook for base in (*node.bases, *parts) if isinstance(base, ast.Name) for hook in _hooks(base.id, known)
+    ]
     own = [
         member.name
         for member in node.body

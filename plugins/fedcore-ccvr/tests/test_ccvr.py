@@ -52,7 +52,7 @@ def retrained_on(answers, **options):
     """What the server's side does with these answers: (features, labels, options of the re-training)."""
     calls = []
 
-    def ask(question, clients, check):
+    def ask(clients, question, check):
         calls.append(clients)
         for answer in answers:
             check(answer)

@@ -22,6 +22,7 @@ from fedcore import (
     SplitModel,
     generator,
     hookimpl,
+    question,
 )
 from fedcore.engines import ClientFailure, ClientResult, InProcessEngine
 from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
@@ -481,22 +482,27 @@ def implementing(hook):
     def body(self):
         return None
 
-    extra = {"local_epoch_breaks": hookimpl(lambda self: set())} if hook == "mid_local_epoch" else {}
-    return type(f"Has{hook.title().replace('_', '')}", (Plugin,), {hook: hookimpl(body), **extra})
+    mark = question if hook == "question" else hookimpl
+    extra = {"owns": ("*",)} if hook == "aggregate" else {}
+    return type(f"Has{hook.title().replace('_', '')}", (Plugin,), {hook: mark(body), **extra})
 
 
-@pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate", "mid_local_epoch", "answer"])
+def seen(hook):
+    return "asks clients for question" if hook == "question" else f"implements {hook}, which"
+
+
+@pytest.mark.parametrize("hook", ["pre_aggregate", "accumulate", "aggregate", "mid_local_epoch", "question"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_central_noise_refuses_who_sees_single_clients(tmp_path, hook, order):
     cls = implementing(hook)
-    with pytest.raises(PluginConflictError, match=rf"'dp' and '{cls.__name__.lower()}\w*' .* implements {hook}, which"):
+    with pytest.raises(PluginConflictError, match=f"'dp' and '{cls.__name__.lower()}' .* {seen(hook)}"):
         federate(tmp_path, *["dp", cls][::order], **RUN)
 
 
-@pytest.mark.parametrize("hook", ["mid_local_epoch", "answer"])
+@pytest.mark.parametrize("hook", ["mid_local_epoch", "question"])
 def test_local_noise_refuses_what_goes_past_it(tmp_path, hook):
     cls = implementing(hook)
-    with pytest.raises(PluginConflictError, match=rf"'local-dp' and '{cls.__name__.lower()}\w*' .* implements {hook}"):
+    with pytest.raises(PluginConflictError, match=f"'local-dp' and '{cls.__name__.lower()}' .* {seen(hook)}"):
         federate(tmp_path, cls, "local-dp", **RUN)
 
 
@@ -516,7 +522,7 @@ def test_the_last_round_is_not_chosen_by_figures_without_noise(tmp_path, name):
 @pytest.mark.parametrize("name", PLUGINS)
 def test_without_noise_nothing_is_promised_and_nothing_refused(tmp_path, name):
     plain = {"noise_multiplier": 0.0}
-    result = federate(tmp_path, implementing("accumulate"), implementing("answer"), (name, plain), **RUN)
+    result = federate(tmp_path, implementing("accumulate"), implementing("question"), (name, plain), **RUN)
     assert records(result)[0]["failures"] == []
 
 

@@ -67,7 +67,9 @@ class Own(Plugin):
 class NewClassifier(Plugin):
     """A method that declares a classifier of another shape."""
 
-    reshapes = ("classifier.*",)
+    @hookimpl
+    def configure_model(self, task):
+        task.reshape_classifier(self.name)
 
 
 @pytest.fixture
@@ -306,7 +308,7 @@ def test_another_personal_model_is_refused(go):
 
 
 def test_another_shape_of_the_classifier_is_refused_with_a_moved_split_only(go):
-    with pytest.raises(PluginConflictError, match="both declare reshapes"):
+    with pytest.raises(PluginConflictError, match="both reshape the classifier"):
         go({"fdcl": {"head_layers": 2}, NewClassifier: {}})
     go({"fdcl": {}, NewClassifier: {}}, rounds=1)
 

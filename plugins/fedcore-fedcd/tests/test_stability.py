@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from torch.func import functional_call, hessian
+from torch.nn.functional import cross_entropy
 
 from fedcore import hookimpl
-from fedcore_fedcd import FedCD, debiased_classifier_loss, hierarchical_prototype_loss
-from fedcore_fedcd.plugin import FineClassifier
+from fedcore_fedcd import FedCD, FineClassifier, hierarchical_contrast, hierarchical_weights
 from fedcore_testing import records
 
 B, C, M, D = 24, 4, 3, 6
@@ -25,13 +25,21 @@ LABELS = torch.arange(B) % C
 FINE = torch.arange(B) % M
 
 
+ALL = torch.ones(C, M, dtype=torch.bool)
+
+
+def hpc_loss(z, prototypes):
+    weights = hierarchical_weights(ALL, 0.1)
+    return hierarchical_contrast(z, LABELS, FINE, prototypes, ALL, weights, temperature=TAU).mean()
+
+
 # --- L_hpc: a prototype's gradient is orthogonal to it and at most 1 / (tau |P|) ----------------------------------
 
 
 @pytest.mark.parametrize("length", [1e-3, 1.0, 1e3])
 def test_a_prototypes_gradient_is_orthogonal_to_it_and_shrinks_with_its_length(length):
     prototypes = (length * draw(1, C, M, D)).requires_grad_()
-    loss = hierarchical_prototype_loss(draw(0, B, D), LABELS, FINE, prototypes, temperature=TAU)
+    loss = hpc_loss(draw(0, B, D), prototypes)
     (gradient,) = torch.autograd.grad(loss, prototypes)
     lengths = prototypes.detach().norm(dim=2)
     assert float(gradient.norm()) > 0
@@ -48,7 +56,7 @@ def test_under_momentum_prototypes_grow_by_the_identity_of_the_card_whatever_the
     squares, steps = [], 60
     for step in range(steps):
         optimizer.zero_grad()
-        hierarchical_prototype_loss(draw(2 + step, B, D), LABELS, FINE, prototypes, temperature=TAU).backward()
+        hpc_loss(draw(2 + step, B, D), prototypes).backward()
         optimizer.step()
         squares.append(optimizer.state[prototypes]["momentum_buffer"].square().sum(dim=2).clone())
     grown = sum(q * (1 + 2 * sum(BETA**i for i in range(1, steps - k))) for k, q in enumerate(squares))
@@ -76,11 +84,12 @@ def test_one_mean_over_the_rebalanced_set_halves_the_curvature_of_two(per_class)
     classifier = FineClassifier(D, C, per_class, "sum").double()
     z, points = draw(3, B, D), draw(4, C * per_class, D)
     of_points = torch.arange(C * per_class) // per_class
-    importance = torch.arange(1, C * per_class + 1)
+    importance = torch.arange(1.0, C * per_class + 1)
+    importance = importance / importance.sum()
 
     def losses(logits):
-        samples = debiased_classifier_loss(logits(z), LABELS)
-        return samples, debiased_classifier_loss(logits(points), of_points, importance=importance)
+        of_prototypes = cross_entropy(logits(points), of_points, reduction="none")
+        return cross_entropy(logits(z), LABELS), (importance * of_prototypes).sum()
 
     longest = max(float(x.square().sum(dim=1).max()) for x in (z, points))
     appended = curvature(lambda logits: sum(losses(logits)), classifier)
@@ -98,7 +107,7 @@ def test_the_bound_is_reached_by_two_classes_in_doubt():
         classifier = FineClassifier(2, 2, per_class, "sum").double()
         torch.nn.init.zeros_(classifier.fine.weight)
         torch.nn.init.zeros_(classifier.fine.bias)
-        found = curvature(lambda logits: debiased_classifier_loss(logits(z), label), classifier)
+        found = curvature(lambda logits: cross_entropy(logits(z), label), classifier)
         assert found == pytest.approx(per_class * 25 / 2)
 
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from fedcore import ConfigError, Loss, Plugin, PluginConflictError, PluginOptions, hookimpl
 from fedcore.data import load_dataset
 from fedcore.models import build_model
-from fedcore_fedcme import ExchangeWarning, FedCME
+from fedcore_fedcme import ExchangeWarning
+from fedcore_fedcme.plugin import FeatureAlignment
 from fedcore_testing import (
     PersonalClassifier,
     federations,
@@ -83,13 +84,15 @@ class Diverges(Plugin):
 class NewClassifier(Plugin):
     """A method that declares a classifier of another shape."""
 
-    reshapes = ("classifier.*",)
+    @hookimpl
+    def configure_model(self, task):
+        task.reshape_classifier(self.name)
 
 
 class Displacement(Plugin):
     """Derives state from w_t - y_k, as SCAFFOLD does."""
 
-    uses_displacement = True
+    assumes = ("displacement",)
 
 
 @pytest.fixture
@@ -491,7 +494,7 @@ def test_too_many_classifier_layers_are_refused_before_anything_is_written(go, t
 
 
 def test_another_shape_of_the_classifier_is_refused_with_a_moved_split_only(go):
-    with pytest.raises(PluginConflictError, match="both declare reshapes"):
+    with pytest.raises(PluginConflictError, match="both reshape the classifier"):
         go({"fedcme": {"classifier_layers": 2}, NewClassifier: {}})
     go({"fedcme": {}, NewClassifier: {}}, rounds=1)
 
@@ -568,7 +571,7 @@ def test_runs_in_bf16(go):
     assert plugin_state(run, "fedcme")["features"].dtype == torch.float32
 
 
-class LooksAtItsSums(FedCME):
+class LooksAtItsSums(FeatureAlignment):
     @hookimpl
     def local_loss(self, step):
         before = {name: sums.clone() for name, sums in step.client.scratch.items()}

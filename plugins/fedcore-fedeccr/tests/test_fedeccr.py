@@ -57,7 +57,7 @@ def step_of(z, y, prototypes, known, *, round=1, rounds=4):
 def local_loss_of(options, step):
     """The term as a client computes it: what a round makes ready first, then the batch."""
     plugin = create_plugin("fedeccr", options)
-    plugin.begin_local(step.client)
+    plugin.members[0].begin_local(step.client)
     return plugin.local_loss(step)
 
 
@@ -223,8 +223,8 @@ def test_uscc_corrects_a_classifier_trained_on_skewed_clients(go):
 
 
 def fake_server(answers, plugin, calls):
-    def ask(question, clients, check):
-        calls.append((question, clients))
+    def ask(clients, question, check):
+        calls.append((question.__name__, clients))
         for answer in answers:
             check(answer)
             yield answer
@@ -248,7 +248,7 @@ def test_a_class_nobody_holds_is_left_out_and_named():
     plugin, calls = create_plugin("uscc", {"per_class": 7}), []
     with pytest.warns(UserWarning, match="holds class 1, 3;"):
         plugin.post_train(fake_server([answer_of(0, [0, 0]), answer_of(1, [2, 0])], plugin, calls))
-    assert calls[0] == ("feature_statistics", "all")
+    assert calls[0] == ("statistics", "all")
     _, labels, options = calls[1]
     assert torch.bincount(labels, minlength=4).tolist() == [7, 0, 7, 0]
     assert options == {"epochs": 20, "lr": 0.01, "batch_size": 64, "momentum": 0.0}

@@ -170,7 +170,7 @@ def step_of(z, y, prototypes, known, *, round=0, rounds=4):
 def local_loss_of(options, step):
     """The term as a client computes it: what a round makes ready first, then the batch."""
     plugin = create_plugin("fedproc", options)
-    plugin.begin_local(step.client)
+    plugin.members[0].begin_local(step.client)
     return plugin.local_loss(step)
 
 
@@ -320,7 +320,7 @@ def server_of(**given):
 def test_random_prototypes_ask_nobody_and_are_fixed():
     one, again = server_of(), server_of()
     for server in (one, again):
-        create_plugin("fedproc", RANDOM).begin_round(server)
+        create_plugin("fedproc", RANDOM).members[0].begin_round(server)
     assert torch.equal(one.state["prototypes"], again.state["prototypes"])
     assert torch.allclose(one.state["prototypes"].norm(dim=1), torch.ones(4))
     assert one.state["known"].all()
@@ -329,20 +329,20 @@ def test_random_prototypes_ask_nobody_and_are_fixed():
 def test_prototypes_are_initialised_once():
     first = torch.ones(4, 5)
     server = server_of(round=1, state={"prototypes": first})  # has nobody to ask
-    create_plugin("fedproc", {"first_round": "contrast"}).begin_round(server)
+    create_plugin("fedproc", {"first_round": "contrast"}).members[0].begin_round(server)
     assert server.state == {"prototypes": first}
 
 
 def test_a_later_round_initialises_them_where_the_ones_before_came_to_nothing():
     server = server_of(round=2)
-    create_plugin("fedproc", RANDOM).begin_round(server)
+    create_plugin("fedproc", RANDOM).members[0].begin_round(server)
     assert server.state["known"].all()
 
 
 def test_a_cohort_that_does_not_answer_stops_the_round():
     with pytest.raises(RoundFailedError, match="no client answered"):
-        create_plugin("fedproc", {"first_round": "contrast"}).begin_round(
-            server_of(ask=lambda question, **how: iter(()))
+        create_plugin("fedproc", {"first_round": "contrast"}).members[0].begin_round(
+            server_of(ask=lambda clients, question, **how: iter(()))
         )
 
 
@@ -384,8 +384,8 @@ def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, options):
     ("options", "words"),
     [
         ({"two_stage": True, "alpha": 0.5}, "leave alpha out"),
-        ({"schedule_rounds": 100, "alpha": 0.5}, "leave it out beside alpha or two_stage"),
-        ({"schedule_rounds": 100, "two_stage": True}, "leave it out beside alpha or two_stage"),
+        ({"schedule_rounds": 100, "alpha": 0.5}, "leave it out, or leave out alpha and two_stage"),
+        ({"schedule_rounds": 100, "two_stage": True}, "leave it out, or leave out alpha and two_stage"),
         ({"normalize": True, "projection": False}, "leave projection=false out"),
         (
             {"first_round": "task", "init": "random"},

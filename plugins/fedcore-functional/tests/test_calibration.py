@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcore import Answer, RoundFailedError
-from fedcore_functional import CalibrationOptions, calibrate_classifier, feature_statistics
+from fedcore_functional import CalibrationOptions, ClassifierCalibration, feature_statistics
 
 
 class Server(SimpleNamespace):
@@ -20,8 +20,8 @@ class Server(SimpleNamespace):
         self.purpose = purpose
         return torch.Generator().manual_seed(0)
 
-    def ask(self, question, *, clients, check):
-        self.asked = question, clients
+    def ask(self, clients, question, *, check):
+        self.asked = question.__name__, clients
         for answer in self.answers:
             check(answer)
             yield answer
@@ -34,7 +34,13 @@ def answer(client, features, labels):
     return Answer(client, feature_statistics(torch.tensor(features), torch.tensor(labels), 3))
 
 
-OPTIONS = CalibrationOptions(per_class=4, epochs=7, lr=0.5, batch_size=2)
+class Method(ClassifierCalibration):
+    """One that retrains with momentum."""
+
+    name, stream, momentum = "method", "drawn", 0.9
+
+
+METHOD = Method(CalibrationOptions(per_class=4, epochs=7, lr=0.5, batch_size=2))
 
 
 def test_features_of_the_pooled_gaussians_retrain_the_classifier():
@@ -43,8 +49,8 @@ def test_features_of_the_pooled_gaussians_retrain_the_classifier():
     other = answer(8, [[1.0, 2.0], [4.0, 5.0]], [0, 1])
     server = Server(answers=[one, other])
     with pytest.warns(UserWarning, match="method: no client that answered holds class 2"):
-        calibrate_classifier(server, OPTIONS, asker="method", stream="drawn", momentum=0.9)
-    assert (server.asked, server.purpose) == (("feature_statistics", "all"), "drawn")
+        METHOD.post_train(server)
+    assert (server.asked, server.purpose) == (("statistics", "all"), "drawn")
     assert server.options == {"epochs": 7, "lr": 0.5, "batch_size": 2, "momentum": 0.9}
     assert server.labels.tolist() == [0] * 4 + [1] * 4
     torch.testing.assert_close(server.features[:4], torch.tensor([[1.0, 2.0]] * 4, dtype=server.features.dtype))
@@ -55,10 +61,10 @@ def test_features_of_the_pooled_gaussians_retrain_the_classifier():
 
 def test_without_an_answer_the_round_fails_by_the_plugins_name():
     with pytest.raises(RoundFailedError, match="'method': no client answered"):
-        calibrate_classifier(Server(answers=[]), OPTIONS, asker="method", stream="drawn")
+        METHOD.post_train(Server(answers=[]))
 
 
 def test_an_answer_that_is_no_statistics_is_refused():
     server = Server(answers=[Answer(0, {"classes": torch.tensor([5])})])
     with pytest.raises(ValueError, match="missing"):
-        calibrate_classifier(server, OPTIONS, asker="method", stream="drawn")
+        METHOD.post_train(server)

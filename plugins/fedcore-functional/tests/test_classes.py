@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore_functional import class_means, class_statistics
+from fedcore_functional import check_counts, class_means, class_statistics, class_sums
 from tests.drawn import LABELS, B, C, D, numbers
 
 
@@ -27,6 +27,30 @@ def test_class_means_leave_out_labels_outside_the_classes() -> None:
     means, counts = class_means(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 2, -1]), 2)
     assert means.tolist() == [[1.0], [0.0]]
     assert counts.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_class_sums_of_half_precision_are_float32(dtype: torch.dtype) -> None:
+    sums, _ = class_sums(torch.full((3000, 1), 100.0, dtype=dtype), torch.zeros(3000, dtype=torch.int64), 1)
+    assert (sums.dtype, sums.item()) == (torch.float32, 300_000.0)  # beyond what float16 holds
+
+
+@pytest.mark.parametrize(
+    ("counts", "how", "words"),
+    [
+        ([3, -1], {}, "'counts' holds -1, expected no number below 0"),
+        ([3, 0], {"least": 1}, "'counts' holds 0, expected no number below 1"),
+        ([3, 3], {}, "'counts' add up to 6, expected at most the client's 5"),
+        ([3, 1], {"complete": True}, "'counts' add up to 4, expected the client's 5"),
+        ([2**62, 2**62, 2**62], {}, f"'counts' add up to {3 * 2**62}, expected"),
+    ],
+)
+def test_counts_that_a_client_cannot_have(counts: list[int], how: dict[str, int], words: str) -> None:
+    check_counts(torch.tensor([3, 2]), 5, complete=True, least=1)
+    check_counts(torch.tensor([[3, 0]]), 5)
+    check_counts(torch.tensor([], dtype=torch.int64), 5, least=1)
+    with pytest.raises(ValueError, match=words):
+        check_counts(torch.tensor(counts), 5, **how)  # type: ignore[arg-type]
 
 
 def test_class_statistics_equal_numpy() -> None:

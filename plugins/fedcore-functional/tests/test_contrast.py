@@ -119,13 +119,6 @@ def test_counts_serve_as_the_mask() -> None:
     assert value.item() == prototype_contrastive_loss(z, LABELS, means, known=counts > 0).item()
 
 
-def test_a_label_outside_the_classes_contributes_nothing() -> None:
-    z, prototypes = numbers(4, D), numbers(C, D, seed=1)
-    value = prototype_contrastive_loss(z, torch.tensor([0, 1, C, -1]), prototypes)
-    inside = prototype_contrastive_loss(z[:2], torch.tensor([0, 1]), prototypes)
-    assert value.item() == pytest.approx(inside.item() / 2)
-
-
 def test_wrong_options_are_refused() -> None:
     z = numbers(B, D)
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):

@@ -175,7 +175,7 @@ def test_counts_that_no_client_can_have(changed, words):
 def test_each_way_to_weigh_refuses_the_others_message(weights, words):
     other = client(1, [0], {"clients": "samples", "samples": "clients"}[weights])[2]
     with pytest.raises(ValueError, match=words):
-        check_prototypes(other, C, D, weights=weights)
+        check_prototypes(other, C, D, weights=weights, samples=1)
 
 
 # --- the exchange ---------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_first_round_of_the_task_sends_nothing_down_and_collects(weights, clie
     assert exchange.broadcast(server) is None
     for _, labels, sent in clients:
         exchange.accumulate(server, update_of(sent, len(labels)))
-    exchange.aggregate(server)
+    exchange.end_round(server)
     assert set(server.state) == {"prototypes", "known"}
     expected = global_of(clients)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in exchange.broadcast(server).items())
@@ -206,10 +206,10 @@ def test_a_first_round_of_the_task_sends_nothing_down_and_collects(weights, clie
 
 def test_a_round_that_nothing_came_of_leaves_the_prototypes_as_they_are():
     exchange, server = PrototypeExchange(PrototypeOptions(first_round="task")), server_of()
-    exchange.aggregate(server)
+    exchange.end_round(server)
     assert server.state == {}
     server.state.update(global_of(CLIENTS))
-    exchange.aggregate(server)
+    exchange.end_round(server)
     assert torch.equal(server.state["prototypes"], global_of(CLIENTS)["prototypes"])
 
 
@@ -226,7 +226,7 @@ def test_a_client_that_received_nothing_has_nothing_to_contrast_with():
     exchange.begin_local(idle)
     assert exchange.ready(idle) is None
     busy = SimpleNamespace(received=global_of(CLIENTS), scratch={})
-    exchange.begin_local(busy, temperature=0.5)
+    exchange.begin_local(busy)
     assert exchange.ready(busy).known.tolist() == [True, True, True, True, False]
 
 

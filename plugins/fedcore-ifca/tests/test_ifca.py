@@ -114,10 +114,8 @@ SEEN: list[tuple[int, int, int]] = []
 class Estimates(Plugin):
     """Notes the clusters that clients send."""
 
-    guards_uploads = True
-
     @hookimpl
-    def pre_upload(self, client, update):
+    def guard_upload(self, client, update):
         SEEN.append((client.round, client.id, int(update.payload["ifca"]["cluster"])))
 
 
@@ -159,10 +157,9 @@ class Lies(Plugin):
     """Client 1 sends what is no cluster."""
 
     sent = torch.tensor(0)
-    guards_uploads = True
 
     @hookimpl
-    def pre_upload(self, client, update):
+    def guard_upload(self, client, update):
         payload = {**update.payload, "ifca": {"cluster": Lies.sent}}
         return replace(update, payload=payload) if client.id == 1 else None
 

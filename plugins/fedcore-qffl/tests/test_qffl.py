@@ -155,10 +155,9 @@ class Lies(Plugin):
     """Client 1 sends a loss of its own making."""
 
     sent = 0.0
-    guards_uploads = True
 
     @hookimpl
-    def pre_upload(self, client, update):
+    def guard_upload(self, client, update):
         if client.id != 1:
             return None
         loss = torch.tensor(Lies.sent, dtype=torch.float64)

@@ -227,10 +227,6 @@ def loads_other_weights(self, client):
         client.model.classifier.weight.mul_(0.5)
 
 
-def freezes_an_epoch(self, client):
-    client.freeze(["classifier.*"], epochs=slice(1))
-
-
 def edits_the_gradients(self, gradients):
     next(iter(gradients.values())).mul_(0.5)
 
@@ -299,7 +295,7 @@ def trains_for_no_epoch(self, server):
 
 
 def asks_while_updates_arrive(self, server, update):
-    list(server.ask("how are you", clients="all"))
+    list(server.ask("all", self.accumulate))
 
 
 class NTD(Plugin):
@@ -535,19 +531,19 @@ def expects_everybody(self, server, mean):
 class ForgetsToBeStale(Plugin):
     """Lets clients start from the newest model; declares that it does not."""
 
-    uses_staleness = True
+    reads = ("staleness",)
 
 
 class IsLateByOne(Plugin):
     """Starts late clients from the model of one step ago, however late they are."""
 
     starts = ("*",)
-    uses_staleness = True
+    reads = ("staleness",)
 
     most = 1
 
     @hookimpl
-    def broadcast(self, server, client):
+    def broadcast_to(self, server, client):
         stale = min(server.staleness.get(client, 0), self.most)
         return {name: server.state[f"{server.round - stale}:{name}"] for name in server.shared} if stale else None
 
@@ -655,14 +651,13 @@ DEFECTS = [
     ("sends_only_finite_tensors", broken(end_local=sends_nan), "'variance' with values that are not finite"),
     ("sends_no_samples", broken(end_local=sends_inputs), "'replay'"),
     ("broadcast_is_a_function_of_the_state", broken(broadcast=counts_broadcasts), "other tensors"),
-    ("broadcast_is_a_function_of_the_state", broken(broadcast=sends_the_client_before()), "other tensors"),
+    ("broadcast_is_a_function_of_the_state", broken(broadcast_to=sends_the_client_before()), "other tensors"),
     ("trains", broken(personal_model=fails_on_client_1), "evaluation: client 1 raised: plugin 'broken' hook"),
     ("trains", broken(personal_model=lambda self, client: Nan(client.model)), "its logits are nan"),
-    ("trains", broken(broadcast=numbers_broadcasts_to_one_client), "state is read-only in broadcast"),
+    ("trains", broken(broadcast_to=numbers_broadcasts_to_one_client), "state is read-only in broadcast_to"),
     ("trains", broken(select_clients=trains_for_no_epoch), "gives client 0 0 local epochs, expected a whole number"),
     ("trains", broken(accumulate=asks_while_updates_arrive), "server.ask, which works in select_clients"),
     ("trains", broken(begin_local=raises_in_round_1), "begin_local (round 2"),
-    ("trains", broken(begin_local=freezes_an_epoch), "set freezes_epochs = True"),
     ("trains_with_batch_norm", broken(begin_local=raises_in_round_1), "begin_local (round 2"),
     ("same_seed_gives_the_same_bits", broken(local_loss=draws_from_the_system), "run twice with the same seed"),
     ("neutral_options_are_fedavg", broken(Options=Strength, neutral={"mu": 0}, local_loss=pulls_a_bit_more), "FedAvg"),
@@ -930,7 +925,7 @@ class NeedsPublicByOption(Plugin[Teaching]):
 
     def __init__(self, options):
         super().__init__(options)
-        self.uses_public = options.share > 0
+        self.reads = ("public",) if options.share > 0 else ()
 
     @hookimpl
     def begin_local(self, client):

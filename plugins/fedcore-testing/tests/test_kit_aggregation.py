@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore import Loss, Plugin, hookimpl
+from fedcore import Exchange, Loss, Plugin, hookimpl
 from fedcore_testing import CHECKS, CheckFailed, NotApplicable
 
 
@@ -71,11 +71,7 @@ class AddsThemUp(Personal):
 class GivesTheFirstsClassifier(Plugin):
     """All go on with the classifier of the client that pauses first."""
 
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self, config):
-        return {1}
+    exchanges = Exchange(("classifier.*",), lambda epochs: {1})
 
     @hookimpl
     def mid_local_epoch(self, snapshots):
@@ -154,7 +150,7 @@ class AveragesZerosForEach(Plugin):
         return server.num_clients
 
     @hookimpl
-    def broadcast(self, server, client):
+    def broadcast_to(self, server, client):
         if "sum" not in server.state:
             return None
         return {"prototypes": (server.state["sum"] / self.divisor(server)).float()}

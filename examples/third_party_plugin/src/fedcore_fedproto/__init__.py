@@ -65,7 +65,7 @@ class FedProto(Plugin[FedProtoOptions]):
         update.payload.clear()
 
     @hookimpl
-    def aggregate(self, server: ServerContext) -> None:
+    def end_round(self, server: ServerContext) -> None:
         """Divide the sums by the clients that hold the class; a class that no client held keeps its prototype."""
         if "sums" in server.state:
             total = {name: server.state.pop(name) for name in ("sums", "weights")}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedcore import ClientContext, ConfigError, Plugin, ServerContext, SplitModel, hookimpl
+from fedcore import ClientContext, ConfigError, ServerContext, SplitModel, hookimpl
 from fedcore_ccvr.head import TukeyLinear, tukey
-from fedcore_functional import CalibrationOptions, calibrate_classifier, feature_statistics
+from fedcore_functional import CalibrationOptions, ClassifierCalibration
 
 
 class CcvrOptions(CalibrationOptions):
@@ -19,18 +19,20 @@ class CcvrOptions(CalibrationOptions):
     )
 
 
-class Ccvr(Plugin[CcvrOptions]):
+class Ccvr(ClassifierCalibration):
     """CCVR, classifier calibration with virtual representations (Luo et al., NeurIPS 2021, arXiv 2106.05001).
 
     After the last round of any method every client sends count, mean and covariance of its features by class; the
     server pools them, draws features from the pooled Gaussians and re-trains the classifier on them.
     """
 
+    Options = CcvrOptions
     neutral = {"epochs": 0}
-    corrects = ("classifier.*",)
+    stream = "ccvr"
 
     def __init__(self, options: CcvrOptions) -> None:
         super().__init__(options)
+        self.momentum = options.momentum
         self._power = options.tukey if options.epochs else None
 
     @hookimpl
@@ -54,21 +56,15 @@ class Ccvr(Plugin[CcvrOptions]):
                 "clients; leave one of the two out"
             )
 
-    @hookimpl
-    def answer(self, client: ClientContext, question: str) -> dict[str, Tensor]:
-        """Return n_c,k, mu_c,k and Sigma_c,k of the classes that the client holds."""
-        features, _, labels = client.forward()
-        if self._power is not None:
-            features = tukey(features, self._power)
-        return feature_statistics(features, labels, client.num_classes)
+    def features(self, client: ClientContext) -> tuple[Tensor, Tensor]:
+        """Return the features that n_c,k, mu_c,k and Sigma_c,k are of, and the labels."""
+        features, labels = super().features(client)
+        return features if self._power is None else tukey(features, self._power), labels
 
     @hookimpl
     def post_train(self, server: ServerContext) -> None:
         """Pool the statistics, draw M_c virtual representations of each class and re-train the classifier."""
-        options = self.options
-        if options.epochs == 0:
-            return
-        calibrate_classifier(server, options, asker=self.name, stream="ccvr", momentum=options.momentum)
+        super().post_train(server)
         if self._power is not None:
             calibrated = server.model["classifier.calibrated"]
             server.update_model({"classifier.calibrated": calibrated.new_ones(calibrated.shape)})

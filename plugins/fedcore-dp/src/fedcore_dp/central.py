@@ -27,6 +27,7 @@ from fedcore_dp.conflicts import (
     refuse_earlier_step,
     refuse_hooks,
     refuse_patience,
+    refuse_questions,
     refuse_shared_buffers,
 )
 from fedcore_dp.noise import Normal, secure_normal, secure_uniform, seeded_normal
@@ -70,6 +71,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         refuse_shared_buffers(setup, self.name)
         refuse_patience(setup, self.name)
         refuse_hooks(setup, self.name, LEAVES_CLIENTS | SEEN_ON_THE_SERVER)
+        refuse_questions(setup, self.name)
         refuse_earlier_step(setup, self.name)
         if self.options.sampling == "poisson" and setup.config.min_clients < 1:
             raise ConfigError(

@@ -8,7 +8,6 @@ from fedcore import ConfigError, PluginConflictError, RunSetup
 
 LEAVES_CLIENTS = {
     "mid_local_epoch": "sends parts of single clients' models in mid-epoch, without noise",
-    "answer": "sends what a client answers to the server's questions, without noise",
 }
 """Hook -> what leaves a client by it without passing the noise of either plugin."""
 
@@ -58,6 +57,17 @@ def refuse_hooks(setup: RunSetup, name: str, hooks: Mapping[str, str]) -> None:
             decodes = hook == "pre_aggregate" and other.encodes  # comes before the clipping, and looks at one update
             if other.name != name and not decodes:
                 raise PluginConflictError.of(name, other.name, f"{other.name!r} implements {hook}, which {reason}")
+
+
+def refuse_questions(setup: RunSetup, name: str) -> None:
+    """Refuse every plugin that asks clients: no noise is added to what they answer.
+
+    :raises PluginConflictError: names both plugins and the question.
+    """
+    for other in setup.plugins:
+        for question in other.questions:
+            reason = f"{other.name!r} asks clients for {question}, which they answer without noise"
+            raise PluginConflictError.of(name, other.name, reason)
 
 
 def refuse_earlier_step(setup: RunSetup, name: str) -> None:

@@ -22,7 +22,7 @@ from fedcore import (
 )
 from fedcore_dp.accountant import privacy_report, spent_epsilon
 from fedcore_dp.clipping import clip_factor, joint_norm
-from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_patience, refuse_shared_buffers
+from fedcore_dp.conflicts import LEAVES_CLIENTS, refuse_hooks, refuse_patience, refuse_questions, refuse_shared_buffers
 from fedcore_dp.noise import secure_normal, seeded_normal
 from fedcore_dp.options import MechanismOptions
 
@@ -51,7 +51,6 @@ class LocalDP(Plugin[LocalDPOptions]):
     """
 
     neutral = {"clip": 1e300, "payload_clip": 1e300, "noise_multiplier": 0.0}
-    guards_uploads = True
 
     def __init__(self, options: LocalDPOptions) -> None:
         super().__init__(options)
@@ -64,6 +63,7 @@ class LocalDP(Plugin[LocalDPOptions]):
             refuse_shared_buffers(setup, self.name)
             refuse_patience(setup, self.name)
             refuse_hooks(setup, self.name, LEAVES_CLIENTS)
+            refuse_questions(setup, self.name)
 
     # --- client --------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class LocalDP(Plugin[LocalDPOptions]):
         client.scratch["start"] = client.start
 
     @hookimpl
-    def pre_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
+    def guard_upload(self, client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
         """Clip and noise all that goes up; the numbers of samples and steps and the losses become constants."""
         start = {name: _exact(p) for name, p in client.scratch["start"].items()}
         model, payload = dict(update.model), {plugin: dict(tensors) for plugin, tensors in update.payload.items()}

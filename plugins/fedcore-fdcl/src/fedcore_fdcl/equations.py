@@ -1,6 +1,6 @@
-"""The two losses of FDCL (Algorithm 2, lines 8 and 9): pure functions, capture-safe.
+"""The two losses of FDCL (Liu, Fang 2025, Algorithm 2, lines 8 and 9). They never sync with the host.
 
-The paper's printed forms lost the minus signs before their logarithms. s(a, b) = exp(cos(a, b) / tau).
+s(a, b) = exp(cos(a, b) / tau). The paper's printed forms lost the minus signs before the logarithms.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from fedcore_functional import model_contrastive_loss
 def encoder_loss(local: Tensor, received: Tensor, previous: Tensor, *, temperature: float = 0.5) -> Tensor:
     r"""Return L_e, the mean of :math:`-\log(s(P^l, P^g) / (s(P^l, P^g) + s(P^l, P^p)))` (line 8).
 
-    Features ``local`` P^l of the model in training, ``received`` P^g of the global and ``previous`` P^p of the
-    client's own last model, all (B, d); the result has shape (). It pulls towards the global model.
+    It pulls the features towards the global model's. P^l are the features of the model in training (``local``), P^g the
+    global model's (``received``), P^p those of the client's own last model (``previous``), all (B, d). The result has
+    shape ().
 
     >>> import torch
     >>> local, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])
@@ -27,8 +28,8 @@ def encoder_loss(local: Tensor, received: Tensor, previous: Tensor, *, temperatu
 def classifier_loss(local: Tensor, received: Tensor, previous: Tensor, *, temperature: float = 0.5) -> Tensor:
     r"""Return L_c, the mean of :math:`-\log(s(P^l, P^p) / (s(P^l, P^g) + s(P^l, P^p)))` (line 9).
 
-    The same on the classifier's outputs, logits or probabilities (B, C), in the other direction: it pulls towards
-    the client's own last model.
+    It pulls the classifier's outputs, logits or probabilities (B, C), towards the outputs of the client's own last
+    model. Arguments as in :func:`encoder_loss`.
 
     >>> import torch
     >>> local, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])

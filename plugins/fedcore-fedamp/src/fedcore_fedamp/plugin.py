@@ -37,7 +37,7 @@ class FedAMP(Plugin[FedAMPOptions]):
         return ["*"]
 
     @hookimpl
-    def broadcast(self, server: ServerContext, client: int) -> Tensors | None:
+    def broadcast_to(self, server: ServerContext, client: int) -> Tensors | None:
         """Send u_i to a client that trains; nothing before it took part, when w_i = u_i = w_0."""
         known = server.state.get(CLIENTS, [])
         if client not in known or client not in server.cohort:
@@ -74,7 +74,7 @@ class FedAMP(Plugin[FedAMPOptions]):
         server.state.update({f"{update.client}:{name}": w for name, w in update.payload.items()})
 
     @hookimpl
-    def server_step(self, server: ServerContext) -> None:
+    def end_round(self, server: ServerContext) -> None:
         """Note who has a model here; once per round, as reading the list takes O(N)."""
         server.state[CLIENTS] = sorted({*server.state.get(CLIENTS, []), *server.accepted})
 

@@ -76,14 +76,14 @@ class FedBuff(Plugin[FedBuffOptions]):
 
     neutral = {"staleness": 0, "lr": 1.0}
     starts = ("*",)
-    uses_staleness = True
+    reads = ("staleness",)
 
     def __init__(self, options: FedBuffOptions) -> None:
         super().__init__(options)
         self.server_optimizer = options.lr != 1
 
     @hookimpl
-    def broadcast(self, server: ServerContext, client: int) -> Tensors | None:
+    def broadcast_to(self, server: ServerContext, client: int) -> Tensors | None:
         """Send w_{t - tau_i} to a client that trains and is late."""
         tau = self._staleness(server, client) if client in server.cohort else 0
         return _model(server, tau) if 0 < tau <= self.options.staleness else None

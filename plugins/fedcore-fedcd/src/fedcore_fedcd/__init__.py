@@ -1,23 +1,28 @@
 """FedCD as a fedcore plugin: fine-grained prototypes and adaptive class-level classifier aggregation."""
 
 from fedcore_fedcd.equations import (
+    FineClassifier,
+    Points,
+    Rebalanced,
     assign_fine_classes,
     batch_prototype_loss,
     class_vector_weights,
-    debiased_classifier_loss,
-    decoupled_distillation_loss,
-    hierarchical_prototype_loss,
+    decoupled_distillation,
+    hierarchical_contrast,
+    hierarchical_weights,
 )
-from fedcore_fedcd.plugin import FedCD, FedCDOptions, FineClassifier
+from fedcore_fedcd.plugin import FedCD, FedCDOptions
 
 __all__ = [
     "FedCD",
     "FedCDOptions",
     "FineClassifier",
+    "Points",
+    "Rebalanced",
     "assign_fine_classes",
     "batch_prototype_loss",
     "class_vector_weights",
-    "debiased_classifier_loss",
-    "decoupled_distillation_loss",
-    "hierarchical_prototype_loss",
+    "decoupled_distillation",
+    "hierarchical_contrast",
+    "hierarchical_weights",
 ]

@@ -1,13 +1,16 @@
 """FedCD's equations, one function each (Long et al., ACM MM 2023, doi 10.1145/3581783.3611966).
 
-Shapes: B samples, d feature width, C classes, M fine classes per class; prototypes P (C, M, d). A prototype that
-is not known is masked, never a zero vector that takes part. Nothing here syncs with the host but k-means.
+Shapes: B samples of a batch, P prototypes as samples, N = B + P; feature width d, C classes, M fine classes per class,
+K clients. Prototypes are (C, M, d). ``known`` (C, M) bool is False where a prototype does not exist yet. The values of
+such a prototype never matter, not even NaN.
+
+Only k-means and the matching of its centres sync with the host.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,14 +19,74 @@ from torch.nn import functional as F
 
 from fedcore_functional import class_means, cosine_similarity_matrix
 
-TINY = 1e-12
+# --- the rebalanced batch ----------------------------------------------------------------------------------------
+
+
+class Points(NamedTuple):
+    """The global prototypes P^g as samples, fixed during a round. P is 0 where none take part."""
+
+    features: Tensor
+    """P^g, (P, d)."""
+    labels: Tensor
+    """c, (P,)."""
+    fine: Tensor
+    """m, (P,)."""
+    importance: Tensor
+    """I_{c,m}, (P,); 0 where the prototype is not known."""
+    partners: Tensor
+    """Positions of samples, (P,). A mixed prototype takes part in the batch that holds its partner."""
+
+
+class Rebalanced(NamedTuple):
+    """D^k+ of one batch: its B samples, then the P prototypes."""
+
+    points: Points
+    labels: Tensor
+    """c, (N,)."""
+    importance: Tensor
+    """I_{c,t}, (N,)."""
+    summed: bool = False
+    """Whether the mean is multiplied by the sum of importances."""
+
+    def join(self, of_samples: Tensor, of_points: Tensor) -> Tensor:
+        """Return (B, ...) and (P, ...) as (N, ...)."""
+        return torch.cat([of_samples, of_points]) if len(of_points) else of_samples
+
+    def logits(self, of_samples: Tensor, classifier: nn.Module) -> Tensor:
+        """Return class logits (N, C): the given ones of the samples, then the classifier's of the prototypes."""
+        points = self.points.features
+        return self.join(of_samples, classifier(points) if len(points) else points)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """Return 1 / N sum of I_{c,t} times the loss of each sample, N the sum of all I (Eqs. 5, 9, 10).
+
+        :param losses: (N,).
+        :returns: shape ().
+        """
+        importance = self.importance.to(losses.dtype)
+        total = importance.sum()
+        mean = (importance * losses).sum() / total
+        # Dividing by the joint size, as the equations do, would scale down the gradient of the real samples.
+        return mean * total if self.summed else mean
+
+
+def points_of(prototypes: Tensor, importance: Tensor, partners: Tensor) -> Points:
+    """Return the prototypes (C, M, d) as samples; ``importance`` and ``partners`` are (C, M)."""
+    index = torch.arange(importance.numel(), device=importance.device)
+    per_class = importance.shape[1]
+    return Points(
+        prototypes.flatten(0, 1), index // per_class, index % per_class, importance.flatten(), partners.flatten()
+    )
+
+
+# --- prototypes on a client --------------------------------------------------------------------------------------
 
 
 def assign_fine_classes(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Return each sample's fine class within its class: argmax_m cos(z, P_{c,m}) over the known ones (Eq. 2).
+    """Return argmax_m cos(z, P_{c,m}), each sample's fine class, over the known prototypes of its class c (Eq. 2).
 
-    :param features: z (B, d); ``labels`` (B,); ``prototypes`` (C, M, d); ``known`` (C, M) bool.
-    :returns: (B,) int64 in 0..M-1; 0 where the class has no known prototype.
+    :param features: z (B, d); ``labels`` (B,).
+    :returns: (B,) int64 in 0..M-1; 0 where the class has no known prototype. No gradient.
     """
     cosines: Tensor = cosine_similarity_matrix(features.detach(), prototypes.flatten(0, 1)).unflatten(1, known.shape)
     index = labels.view(-1, 1, 1).expand(-1, 1, known.shape[1])  # (B, 1, M)
@@ -31,15 +94,46 @@ def assign_fine_classes(features: Tensor, labels: Tensor, prototypes: Tensor, kn
     return own.masked_fill(~known[labels], -torch.inf).argmax(dim=1)
 
 
+def fine_counts(labels: Tensor, fine: Tensor, known: Tensor) -> Tensor:
+    """Return n_{c,m}, the number of samples of each known fine class: (C, M) int64."""
+    classes, per_class = known.shape
+    counts = torch.bincount(labels * per_class + fine, minlength=classes * per_class).view(classes, per_class)
+    return counts * known
+
+
+def fine_means(features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tensor) -> Tensor:
+    """Return each fine class's mean feature, or its given prototype if it has no sample: (C, M, d)."""
+    classes, per_class, width = prototypes.shape
+    means, counts = class_means(features.double(), labels * per_class + fine, classes * per_class)
+    held = (counts > 0).view(classes, per_class, 1)  # (C, M, 1)
+    return torch.where(held, means.view(classes, per_class, width).to(prototypes.dtype), prototypes)
+
+
+def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
+    """Return the k-means centres of one class's features: ``per_class``, or as many as there are distinct samples.
+
+    :param features: (n, d), n >= 1.
+    :returns: (m, d) with 1 <= m <= per_class, in the features' dtype.
+    """
+    from sklearn.cluster import KMeans  # takes a second to import, which other commands need not spend
+
+    points = features.double().cpu().numpy()
+    distinct = len(np.unique(points, axis=0))
+    means = KMeans(min(per_class, distinct), n_init=10, random_state=seed).fit(points)
+    return torch.as_tensor(means.cluster_centers_, dtype=features.dtype, device=features.device)
+
+
+# --- the local objective -----------------------------------------------------------------------------------------
+
+
 def hierarchical_weights(known: Tensor, alpha: float) -> Tensor:
-    """Return the log weights of psi in the denominator of omega, by a sample's own prototype (Eqs. 3, 4).
+    """Return the log weight of each psi in the denominator of omega (Eq. 4), for each own prototype.
 
-    0 for the own prototype, log(alpha) for others of its class, log(1 - alpha) for those of other classes, and -inf
-    for unknown ones. The rows of unknown own prototypes keep finite entries: a sum over nothing would leave NaN in the
-    gradient of a loss that is masked.
+    The weight is 1 for the own prototype, alpha for the others of its class, 1 - alpha for those of other classes, and
+    0 for unknown ones. The row of an unknown own prototype keeps its weights: a sum over nothing would put NaN into
+    the gradient, even though the loss is masked there.
 
-    :param known: (C, M) bool.
-    :returns: (CM, CM), float64.
+    :returns: (CM, CM) float64, rows by own prototype.
     """
     classes, per_class = known.shape
     index, held = torch.arange(classes * per_class, device=known.device), known.flatten()
@@ -50,149 +144,144 @@ def hierarchical_weights(known: Tensor, alpha: float) -> Tensor:
     return weights.masked_fill(~held & held.unsqueeze(1), -torch.inf)
 
 
-def hierarchical_prototype_loss(
+def hierarchical_contrast(
     features: Tensor,
     labels: Tensor,
     fine: Tensor,
     prototypes: Tensor,
+    known: Tensor,
+    weights: Tensor,
     *,
-    alpha: float = 0.1,
     temperature: float = 1.0,
-    importance: Tensor | None = None,
-    known: Tensor | None = None,
-    weights: Tensor | None = None,
 ) -> Tensor:
-    """Return L_hpc: the importance-weighted mean of -log omega (Eqs. 3 to 5).
+    """Return -log omega of each sample, with psi = exp(cos / temperature) (Eqs. 3, 4).
 
-    omega = pos / (pos + alpha * same class, other m + (1 - alpha) * other classes), psi = exp(cos / temperature).
-    A sample whose own prototype is not known contributes 0 and keeps its importance in the divisor. What stands in
-    the rows of unknown prototypes, even NaN, does not matter.
+    omega = pos / (pos + alpha * same class, other m + (1 - alpha) * other classes). The mean over D^k+ is
+    L_hpc (Eq. 5).
 
-    :param fine: fine class within the class (B,); ``importance`` (B,), default 1; ``known`` (C, M), default all.
-    :param weights: :func:`hierarchical_weights` of ``known`` and ``alpha``, where they were computed before.
-    :returns: shape ().
+    :param features: z (N, d); ``labels`` (N,); ``fine`` the fine classes (N,).
+    :param weights: from :func:`hierarchical_weights`.
+    :returns: (N,); 0 for a sample whose own prototype is not known.
     """
-    classes, per_class, _ = prototypes.shape
-    known = torch.ones(classes, per_class, dtype=torch.bool, device=features.device) if known is None else known
-    weights = hierarchical_weights(known, alpha) if weights is None else weights
-    prototypes = prototypes.masked_fill(~known.unsqueeze(2), 0.0)  # masking alone would not stop 0 * NaN
-    logits = cosine_similarity_matrix(features, prototypes.flatten(0, 1)) / temperature  # (B, CM), log psi
-    own = labels * per_class + fine  # (B,)
+    prototypes = prototypes.masked_fill(~known.unsqueeze(2), 0.0)  # masking the loss alone would leave 0 * NaN
+    logits = cosine_similarity_matrix(features, prototypes.flatten(0, 1)) / temperature  # (N, CM), log psi
+    own = labels * known.shape[1] + fine  # (N,)
     # The own prototype's log weight is 0, so the cross-entropy of the weighted logits is -log omega.
-    loss = F.cross_entropy(logits + weights.to(logits.dtype)[own], own, reduction="none")  # (B,)
-    return _weighted_mean(loss.masked_fill(~known.flatten()[own], 0.0), importance)
+    losses = F.cross_entropy(logits + weights.to(logits.dtype)[own], own, reduction="none")  # (N,)
+    return losses.masked_fill(~known.flatten()[own], 0.0)
+
+
+class FineClassifier(nn.Module):
+    """D and W of Eq. 6: C * M fine logits, index j = c * M + m, which the fixed W reduces to C class logits.
+
+    :param reduction: ``"sum"`` or ``"mean"`` of a class's fine logits; or ``"probabilities"``: softmax(class logits) =
+        softmax(fine logits) W.
+    """
+
+    def __init__(self, width: int, num_classes: int, per_class: int, reduction: str) -> None:
+        super().__init__()
+        self.fine = nn.Linear(width, num_classes * per_class)
+        self.shape, self.reduction = (num_classes, per_class), reduction
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features (B, d) to class logits (B, C)."""
+        fine: Tensor = self.fine(features).unflatten(1, self.shape)  # (B, C, M)
+        if self.reduction == "probabilities":
+            return fine.logsumexp(dim=2)
+        return fine.sum(dim=2) if self.reduction == "sum" else fine.mean(dim=2)
 
 
 def batch_prototype_loss(features: Tensor, labels: Tensor, classifier: nn.Module, num_classes: int) -> Tensor:
-    """Return L_bpr: cross-entropy of the batch's class means through the global classifier (Eqs. 6, 7).
+    """Return L_bpr, the cross-entropy of the batch's class means through the global classifier (Eqs. 6, 7).
 
     :param classifier: the frozen global classifier, W included: (C, d) -> (C, C).
-    :returns: mean over the classes in the batch, shape (); the gradient reaches the encoder through the means.
+    :returns: the mean over the classes in the batch, shape (). The gradient reaches the encoder through the means.
     """
     means, counts = class_means(features, labels, num_classes)  # (C, d), (C,)
     own = torch.arange(num_classes, device=features.device)
     losses = F.cross_entropy(classifier(means), own, reduction="none")  # (C,)
-    return _weighted_mean(losses, (counts > 0).to(losses.dtype))
+    present = (counts > 0).to(losses.dtype)
+    return (present * losses).sum() / present.sum()
 
 
-def decoupled_distillation_loss(
-    teacher_logits: Tensor, student_logits: Tensor, labels: Tensor, *, xi: float, importance: Tensor | None = None
-) -> Tensor:
-    """Return L_gid: TCKD + xi * NCKD, importance-weighted mean (Eqs. 8, 9).
+def decoupled_distillation(teacher_logits: Tensor, student_logits: Tensor, labels: Tensor, *, xi: float) -> Tensor:
+    """Return DKD = TCKD + xi * NCKD of each sample (Eq. 8). The mean over D^k+ is L_gid (Eq. 9).
 
-    TCKD is the KL divergence of (target, rest), NCKD that of the renormalised non-target classes; both through
+    TCKD is the KL divergence of (target, rest), NCKD that of the renormalised non-target classes. Both use
     log-sum-exp. The teacher gets no gradient.
 
-    :param teacher_logits: (B, C), as is ``student_logits``; ``labels`` (B,); C is at least 2.
-    :returns: shape ().
+    :param teacher_logits: (N, C), C at least 2; ``student_logits`` (N, C); ``labels`` (N,).
+    :returns: (N,).
     """
     teacher, student = teacher_logits.detach().log_softmax(dim=1), student_logits.log_softmax(dim=1)
-    own = labels.unsqueeze(1)  # (B, 1)
+    own = labels.unsqueeze(1)  # (N, 1)
     places = torch.arange(teacher.shape[1] - 1, device=labels.device)
-    others = places + (places >= own).long()  # (B, C - 1): every class but the own
-    target_t, target_s = teacher.gather(1, own).squeeze(1), student.gather(1, own).squeeze(1)  # (B,) log p_c
-    other_t, other_s = teacher.gather(1, others), student.gather(1, others)  # (B, C - 1) log p_j
-    rest_t, rest_s = other_t.logsumexp(dim=1), other_s.logsumexp(dim=1)  # (B,) log(1 - p_c)
+    others = places + (places >= own).long()  # (N, C - 1): every class but the own
+    target_t, target_s = teacher.gather(1, own).squeeze(1), student.gather(1, own).squeeze(1)  # (N,) log p_c
+    other_t, other_s = teacher.gather(1, others), student.gather(1, others)  # (N, C - 1) log p_j
+    rest_t, rest_s = other_t.logsumexp(dim=1), other_s.logsumexp(dim=1)  # (N,) log(1 - p_c)
     tckd = target_t.exp() * (target_t - target_s) + rest_t.exp() * (rest_t - rest_s)
-    hat_t, hat_s = other_t - rest_t.unsqueeze(1), other_s - rest_s.unsqueeze(1)  # (B, C - 1)
+    hat_t, hat_s = other_t - rest_t.unsqueeze(1), other_s - rest_s.unsqueeze(1)  # (N, C - 1)
     nckd = (hat_t.exp() * (hat_t - hat_s)).sum(dim=1)
-    return _weighted_mean(tckd + xi * nckd, importance)
+    return tckd + xi * nckd
 
 
-def distillation_loss(teacher_logits: Tensor, student_logits: Tensor, *, importance: Tensor | None = None) -> Tensor:
-    """Return plain KL(teacher || student), importance-weighted mean (FedCD/kd of Table 4)."""
+def distillation(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
+    """Return plain KL(teacher || student) of each sample, (N,): FedCD/kd of Table 4."""
     teacher, student = teacher_logits.detach().log_softmax(dim=1), student_logits.log_softmax(dim=1)
-    return _weighted_mean((teacher.exp() * (teacher - student)).sum(dim=1), importance)
+    return (teacher.exp() * (teacher - student)).sum(dim=1)
 
 
-def debiased_classifier_loss(logits: Tensor, labels: Tensor, *, importance: Tensor | None = None) -> Tensor:
-    """Return L_dcl: the importance-weighted mean cross-entropy (Eq. 10)."""
-    return _weighted_mean(F.cross_entropy(logits, labels, reduction="none"), importance)
+# --- the server --------------------------------------------------------------------------------------------------
+
+
+def global_prototypes(sums: Tensor, totals: Tensor, prototypes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return P^g (C, M, d) float32, the count-weighted mean of the clients' P^k, and its counts (C, M) (Eq. 1).
+
+    :param sums: sum over the cohort of n^k_{c,m} P^k_{c,m}, (C, M, d) float64; ``totals`` of n^k_{c,m}, (C, M).
+    :param prototypes: the previous P^g, which stays where no client of the cohort holds (c, m); ``counts`` its counts.
+    """
+    held = totals > 0
+    means = (sums / totals.clamp(min=1).unsqueeze(2)).float()
+    return torch.where(held.unsqueeze(2), means, prototypes), torch.where(held, totals, counts)
+
+
+def matched_order(centres: Tensor, known: Tensor, others: Tensor, others_known: Tensor) -> Tensor:
+    """Return the order of centres that brings each nearest to its counterpart: ours, not the paper's.
+
+    As many known centres as possible get a known counterpart, with the least sum of squared distances.
+
+    :param centres: (M, d), ``known`` (M,) bool; ``others`` and ``others_known`` the same of the counterparts.
+    :returns: (M,) int64: ``centres[order][m]`` belongs to ``others[m]``.
+    """
+    from scipy.optimize import linear_sum_assignment  # slow to import, as above
+
+    distances = (others.double().unsqueeze(1) - centres.double()).square().sum(dim=2)  # (M others, M centres)
+    apart = 1 + distances.sum()  # dearer than any pairs of known ones
+    cost = torch.where(others_known.unsqueeze(1) & known, distances, apart)
+    return torch.as_tensor(linear_sum_assignment(cost.numpy())[1])
 
 
 def class_vector_weights(weights: Tensor, biases: Tensor, prototypes: Tensor) -> Tensor:
-    """Return v^j[k], what client k's class vector j weighs in the global classifier (Eqs. 13, 14).
+    """Return v^j[k], the weight of client k's class vector j in the global classifier (Eqs. 13, 14).
 
-    p_k = softmax(phi_k(P_j)) over all CM outputs; v^j = softmax over clients of p_k[j].
+    p_k = softmax(D_k(P_j)) over all CM outputs; v^j = softmax over clients of p_k[j].
 
-    :param weights: the clients' fine classifiers (K, CM, d); ``biases`` (K, CM); ``prototypes`` (CM, d).
-    :returns: (CM, K), each row sums to 1.
+    :param weights: the clients' fine classifiers (K, CM, d); ``biases`` (K, CM); ``prototypes`` P^g (CM, d).
+    :returns: (CM, K); each row sums to 1.
     """
     logits = torch.einsum("kjd,pd->kpj", weights, prototypes) + biases.unsqueeze(1)  # (K, CM prototypes, CM outputs)
     own = logits.softmax(dim=2).diagonal(dim1=1, dim2=2)  # (K, CM): p_k^j[j]
     return own.softmax(dim=0).T
 
 
-def fine_counts(labels: Tensor, fine: Tensor, known: Tensor) -> Tensor:
-    """Return n_{c,m}, how many samples each known fine class has: (C, M) int64."""
-    classes, per_class = known.shape
-    counts = torch.bincount(labels * per_class + fine, minlength=classes * per_class).view(classes, per_class)
-    return counts * known
+def aggregate_class_vectors(shares: Tensor, vectors: Tensor) -> Tensor:
+    """Return sum over clients of v^j[k] phi^j_k for each class vector j (Eqs. 12, 15).
 
-
-def fine_means(features: Tensor, labels: Tensor, fine: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the mean feature of each fine class, the given prototype where it has no sample: (C, M, d)."""
-    classes, per_class, width = prototypes.shape
-    means, counts = class_means(features.double(), labels * per_class + fine, classes * per_class)
-    held = (counts > 0).view(classes, per_class, 1)  # (C, M, 1)
-    return torch.where(held, means.view(classes, per_class, width).to(prototypes.dtype), prototypes)
-
-
-def cluster_class(features: Tensor, per_class: int, seed: int) -> Tensor:
-    """Return the k-means centres of one class's features, at most ``per_class``, no more than distinct samples.
-
-    :param features: (n, d), n >= 1.
-    :returns: (m, d) with 1 <= m <= per_class, in the features' dtype.
+    :param shares: v (CM, K); ``vectors`` (K, CM, ...): the weights (K, CM, d) or the biases (K, CM).
+    :returns: (CM, ...).
     """
-    from sklearn.cluster import KMeans
-
-    points = features.double().cpu().numpy()
-    distinct = len(np.unique(points, axis=0))
-    means = KMeans(min(per_class, distinct), n_init=10, random_state=seed).fit(points)
-    return torch.as_tensor(means.cluster_centers_, dtype=features.dtype, device=features.device)
-
-
-def matched_order(centres: Tensor, known: Tensor, others: Tensor, others_known: Tensor) -> Tensor:
-    """Return the order in which centres lie nearest others, place by place: an exact assignment, no paper's.
-
-    As many known centres as possible get a known partner, with the least sum of squared distances; of equal sums the
-    first in the order of permutations counts.
-
-    :param centres: (M, d), as ``others``; ``known`` (M,) bool, as ``others_known``. M is at most 8.
-    :returns: (M,) int64: ``centres[order][m]`` belongs to ``others[m]``.
-    """
-    distances = (others.double().unsqueeze(1) - centres.double()).square().sum(dim=2)  # (M places, M centres)
-    apart = 1 + distances.sum()  # dearer than any pairs of known ones
-    cost = torch.where(others_known.unsqueeze(1) & known, distances, apart)
-    orders = torch.tensor(list(permutations(range(len(known)))))  # (M!, M)
-    return orders[cost[torch.arange(len(known)), orders].sum(dim=1).argmin()]
-
-
-def _weighted_mean(values: Tensor, importance: Tensor | None) -> Tensor:
-    if importance is None:
-        return values.mean()
-    importance = importance.to(values.dtype)
-    return (importance * values).sum() / importance.sum().clamp(min=TINY)
+    return torch.einsum("jk,kj...->j...", shares, vectors)
 
 
 def _log(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from fedcore_fedcme.equations import (
     alignment_loss,
-    class_sums,
     evaluation_vector,
     global_features,
     local_features,
@@ -15,7 +14,6 @@ __all__ = [
     "FedCME",
     "FedCMEOptions",
     "alignment_loss",
-    "class_sums",
     "evaluation_vector",
     "global_features",
     "local_features",

@@ -1,4 +1,4 @@
-"""Who exchanges with whom (FedCME, section IV-A and Make-Matching of Algorithm 1)."""
+"""Which clients exchange with each other (FedCME, section IV-A and Make-Matching of Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from fedcore_functional import cosine_similarity_matrix
 
 
 def match_clients(vectors: Mapping[int, Tensor]) -> dict[int, int]:
-    """Pair the clients of a cohort by their evaluation vectors (C,); returns each client's counterpart.
+    """Pair the clients of a cohort by their evaluation vectors (C,) (Algorithm 1, lines 11 to 24).
 
-    Clients are ordered by the cosine with the cohort's mean vector, least first; the first takes the remaining
-    client of least cosine with it, and both leave. Ties go to the smaller id; of an odd cohort the last client is
-    absent. Cosines are float64, compared rounded to 9 decimals; a zero vector has cosine 0 with everything.
+    Clients are ordered by their cosine with the cohort's mean vector, least first. The first takes the remaining client
+    whose cosine with it is least, and both leave. Ties go to the smaller id. In an odd cohort the last client stays
+    alone. Cosines are float64, and rounded to 9 decimals before they are compared. A zero vector has cosine 0 with
+    everything.
+
+    :returns: each client's counterpart; a client that stays alone is absent.
 
     >>> match_clients({3: torch.tensor([1.0, 0.0]), 5: torch.tensor([0.0, 1.0]), 9: torch.tensor([1.0, 0.1])})
     {5: 3, 3: 5}
@@ -32,9 +35,9 @@ def match_clients(vectors: Mapping[int, Tensor]) -> dict[int, int]:
 
 
 def match_many_to_one(vectors: Mapping[int, Tensor]) -> dict[int, int]:
-    """Return for each client the one of least cosine with it, also if others have the same one (FedCME-MTO).
+    """Return for each client the one whose cosine with it is least (FedCME-MTO). Several clients may have the same one.
 
-    Ties go to the smaller id. A client alone is absent.
+    Ties go to the smaller id. The only client of a cohort is absent.
 
     >>> match_many_to_one({3: torch.tensor([1.0, 0.0]), 5: torch.tensor([0.0, 1.0]), 9: torch.tensor([1.0, 0.1])})
     {3: 5, 5: 3, 9: 5}
@@ -49,7 +52,7 @@ def match_many_to_one(vectors: Mapping[int, Tensor]) -> dict[int, int]:
 
 
 def _cosines(vectors: Mapping[int, Tensor]) -> tuple[list[int], list[float], list[list[float]]]:
-    """Return ids in ascending order, cosines with the mean (K,) and with one another (K, K)."""
+    """Return the ids in ascending order, their cosines with the mean (K,) and with each other (K, K)."""
     ids = sorted(vectors)
     if not ids:
         return [], [], []

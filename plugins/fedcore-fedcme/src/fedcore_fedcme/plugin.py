@@ -13,10 +13,11 @@ from torch import Tensor
 from fedcore import (
     ClientContext,
     ClientUpdate,
+    Exchange,
     Loss,
+    ModelTask,
     Plugin,
     PluginOptions,
-    RunConfig,
     ServerContext,
     SplitModel,
     Step,
@@ -25,7 +26,7 @@ from fedcore import (
 )
 from fedcore_fedcme import equations as eq
 from fedcore_fedcme.matching import match_clients, match_many_to_one
-from fedcore_functional import move_split
+from fedcore_functional import class_sums, move_split
 
 PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("*",), "none": ()}
 
@@ -40,7 +41,7 @@ class FedCMEOptions(PluginOptions):
     mu: float = Field(default=0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
     distance: Literal["mean", "sum"] = Field(
         default="mean",
-        description="Squared norm of Eq. 9: the mean over the features, whatever their number, or their sum.",
+        description="Squared norm of Eq. 9: the mean over the features, or their sum, which grows with their number.",
     )
     align: bool = Field(default=True, description="Feature alignment; without it exchange only (FedCME-OE).")
     exchange: Literal["classifier", "encoder", "model", "none"] = Field(
@@ -51,49 +52,28 @@ class FedCMEOptions(PluginOptions):
         default=1, ge=1, description="Last linear layers that form the classifier; the features are taken before them."
     )
     matching: Literal["one-to-one", "many-to-one"] = Field(
-        default="one-to-one", description="Pairs, or each client takes from the one least like it (FedCME-MTO)."
+        default="one-to-one", description="Pairs, or each client receives from the client least like it (FedCME-MTO)."
     )
     evaluation_fraction: float = Field(
         default=0.2, gt=0, le=1, description="Part of its own samples on which a client evaluates itself (Eq. 4)."
     )
 
 
-class FedCME(Plugin[FedCMEOptions]):
-    """FedCME (Nie, Xiao, Yang, Wu, 2023, arXiv 2307.08574).
+def middle(local_epochs: int) -> set[int]:
+    """Return the epoch at whose start clients exchange, floor(E / 2) (Algorithm 2 line 4); one has no middle."""
+    return {local_epochs // 2} - {0}
 
-    Clients that differ most are matched and swap classifiers in the middle of local training (section IV-A); local
-    features are drawn to global ones by mu * L2Loss (Eqs. 9, 10).
-    """
 
-    neutral = {"mu": 0.0, "exchange": "none"}
+class LayerExchange(Plugin[FedCMEOptions]):
+    """Matched clients swap parts of their models in the middle of local training (section IV-A)."""
 
     def __init__(self, options: FedCMEOptions) -> None:
         super().__init__(options)
-        self.exchanges = PARTS[options.exchange]
-        self.exchanging = options.exchange != "none"
-        self.aligning = options.align and options.mu > 0
-        self.reshapes = ("classifier.*",) if options.classifier_layers > 1 else ()
-
-    # --- both sides ----------------------------------------------------------------------------------------
-
-    @hookimpl
-    def configure_model(self, model: SplitModel) -> None:
-        """Move the split between feature extractor and classifier ("the final linear layers", Appendix)."""
-        move_split(model, self.options.classifier_layers, option="fedcme.classifier_layers")
-
-    @hookimpl
-    def local_epoch_breaks(self, config: RunConfig) -> set[int] | None:
-        """Pause at the start of epoch floor(E / 2) (Algorithm 2 line 4); one epoch has no middle."""
-        middle = config.local_epochs // 2
-        return {middle} if self.exchanging and middle > 0 else None
-
-    # --- server, before and amid the training --------------------------------------------------------------
+        self.exchanges = Exchange(PARTS[options.exchange], middle)
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
         """Match the cohort by the last vectors that its clients sent (Algorithm 1 line 4)."""
-        if not self.exchanging:
-            return
         if server.round == 0 and server.config.local_epochs < 2:
             warnings.warn(
                 "fedcme: one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more",
@@ -105,13 +85,6 @@ class FedCME(Plugin[FedCMEOptions]):
         match = match_clients if self.options.matching == "one-to-one" else match_many_to_one
         donors = match({client: server.state["vectors"][client] for client in server.cohort})
         server.state["donors"] = sorted([receiver, donor] for receiver, donor in donors.items())
-
-    @hookimpl
-    def broadcast(self, server: ServerContext) -> dict[str, Tensor] | None:
-        """Send the global features, once there are any."""
-        if "features" not in server.state:
-            return None
-        return {"features": server.state["features"], "known": server.state["known"]}
 
     @hookimpl
     def mid_local_epoch(
@@ -132,46 +105,11 @@ class FedCME(Plugin[FedCMEOptions]):
             server.state["left_alone"] = server.state.get("left_alone", []) + left_alone
         return {receiver: snapshots[donor] for receiver, donor in donors.items() if donor in usable}
 
-    # --- client --------------------------------------------------------------------------------------------
-
-    @hookimpl
-    def begin_local(self, client: ClientContext) -> None:
-        """Start the sums of Eq. 5."""
-        if self.aligning:
-            classes, device = client.num_classes, client.device
-            client.scratch["sums"] = torch.zeros(classes, client.model.feature_dim, dtype=torch.float64, device=device)
-            client.scratch["counts"] = torch.zeros(classes, dtype=torch.int64, device=device)
-
-    @hookimpl
-    def local_loss(self, step: Step) -> Loss | None:
-        """Add mu * L2Loss (Eqs. 9, 10); before the first global features there is no such term."""
-        received = step.client.received
-        if not self.aligning or not received:
-            return None
-        sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
-        mean = self.options.distance == "mean"
-        value = eq.alignment_loss(sums, counts, received["features"], received["known"], mean=mean)
-        return Loss(value, weight=self.options.mu, name="alignment")
-
-    @hookimpl
-    def observe(self, step: Step) -> None:
-        """Add the batch's features to the sums of Eq. 5 (Algorithm 2 line 12)."""
-        if self.aligning:
-            sums, counts = eq.class_sums(step.features, step.y, step.client.num_classes)
-            step.client.scratch["sums"].add_(sums)
-            step.client.scratch["counts"].add_(counts)
-
     @hookimpl
     def end_local(self, client: ClientContext) -> dict[str, Tensor]:
-        """Send the evaluation vector (Eq. 4) and the local features (Eq. 5)."""
-        up: dict[str, Tensor] = {}
-        if self.exchanging:
-            _, logits, labels = client.forward(self._evaluation_part(client))
-            up["vector"] = eq.evaluation_vector(logits, labels, client.num_classes)
-        if self.aligning:
-            features, held = eq.local_features(client.scratch["sums"], client.scratch["counts"])
-            up["features"], up["held"] = features.float(), held
-        return up
+        """Send the evaluation vector (Eq. 4)."""
+        _, logits, labels = client.forward(self._evaluation_part(client))
+        return {"vector": eq.evaluation_vector(logits, labels, client.num_classes)}
 
     def _evaluation_part(self, client: ClientContext) -> Tensor:
         """Return the positions of D_k^eval, drawn once per client and kept."""
@@ -182,29 +120,91 @@ class FedCME(Plugin[FedCMEOptions]):
         part: Tensor = client.state["evaluation"].cpu()
         return part
 
-    # --- server, after the training ------------------------------------------------------------------------
+    @hookimpl
+    def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
+        """Keep the client's vector."""
+        sent = {name: update.payload.pop(name) for name in ("vector",) if name in update.payload}
+        check_tensors(sent, {"vector": ((server.num_classes,), torch.float64)})
+        server.state["vectors"][update.client] = sent["vector"].cpu()
+
+
+class FeatureAlignment(Plugin[FedCMEOptions]):
+    """Local features are drawn to global ones by mu * L2Loss (Eqs. 9, 10)."""
+
+    @hookimpl
+    def broadcast(self, server: ServerContext) -> dict[str, Tensor] | None:
+        """Send the global features, once there are any."""
+        if "features" not in server.state:
+            return None
+        return {"features": server.state["features"], "known": server.state["known"]}
+
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
+        """Start the sums of Eq. 5."""
+        classes, device = client.num_classes, client.device
+        client.scratch["sums"] = torch.zeros(classes, client.model.feature_dim, dtype=torch.float64, device=device)
+        client.scratch["counts"] = torch.zeros(classes, dtype=torch.int64, device=device)
+
+    @hookimpl
+    def local_loss(self, step: Step) -> Loss | None:
+        """Add mu * L2Loss (Eqs. 9, 10); before the first global features there is no such term."""
+        received = step.client.received
+        if not received:
+            return None
+        mean = self.options.distance == "mean"
+        value = eq.alignment_loss(step.features, step.y, received["features"], received["known"], mean=mean)
+        return Loss(value, weight=self.options.mu, name="alignment")
+
+    @hookimpl
+    def observe(self, step: Step) -> None:
+        """Add the batch's features to the sums of Eq. 5 (Algorithm 2 line 12)."""
+        sums, counts = class_sums(step.features, step.y, step.client.num_classes)
+        step.client.scratch["sums"].add_(sums)
+        step.client.scratch["counts"].add_(counts)
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> dict[str, Tensor]:
+        """Send the local features (Eq. 5)."""
+        features, held = eq.local_features(client.scratch["sums"], client.scratch["counts"])
+        return {"features": features.float(), "held": held}
 
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Keep the client's vector, and add its features to the sums of Eq. 6."""
-        state, payload, classes = server.state, update.payload, server.num_classes
-        vector = {"vector": ((classes,), torch.float64)}
-        features = {"features": ((classes, server.feature_dim), None), "held": ((classes,), torch.bool)}
-        check_tensors(payload, {**(vector if self.exchanging else {}), **(features if self.aligning else {})})
-        if self.exchanging:
-            state["vectors"][update.client] = payload.pop("vector").cpu()
-        if self.aligning:
-            features, held = payload.pop("features").cpu().double(), payload.pop("held").cpu()  # (C, d), (C,)
-            state.add("sums", torch.where(held.unsqueeze(1), features, 0.0))
-            state["holders"] = state.get("holders", 0) + held
+        """Add the client's features to the sums of Eq. 6."""
+        state, classes = server.state, server.num_classes
+        expected = {"features": ((classes, server.feature_dim), None), "held": ((classes,), torch.bool)}
+        check_tensors(update.payload, expected)
+        features, held = update.payload["features"].cpu().double(), update.payload["held"].cpu()  # (C, d), (C,)
+        state.add("sums", torch.where(held.unsqueeze(1), features, 0.0))
+        state["holders"] = state.get("holders", 0) + held
 
     @hookimpl
-    def aggregate(self, server: ServerContext) -> None:
+    def end_round(self, server: ServerContext) -> None:
         """Renew the global features (Eq. 6); the model itself is averaged as FedAvg does."""
-        if not self.aligning:
-            return
         state = server.state
         sums, holders = state.pop("sums"), state.pop("holders")
         memory, known = state.get("features", torch.zeros_like(sums)), state.get("known", torch.zeros_like(holders) > 0)
         features, known = eq.global_features(sums, holders, len(server.accepted), memory, known)
         state["features"], state["known"] = features.float(), known
+
+
+class FedCME(Plugin[FedCMEOptions]):
+    """FedCME (Nie, Xiao, Yang, Wu, 2023, arXiv 2307.08574).
+
+    Clients that differ most are matched and swap classifiers in the middle of local training (section IV-A); local
+    features are drawn to global ones by mu * L2Loss (Eqs. 9, 10).
+    """
+
+    neutral = {"mu": 0.0, "exchange": "none"}
+
+    def __init__(self, options: FedCMEOptions) -> None:
+        super().__init__(options)
+        exchanging, aligning = options.exchange != "none", options.align and options.mu > 0
+        self.parts = (*((LayerExchange,) if exchanging else ()), *((FeatureAlignment,) if aligning else ()))
+
+    @hookimpl
+    def configure_model(self, model: SplitModel, task: ModelTask) -> None:
+        """Move the split between feature extractor and classifier ("the final linear layers", Appendix)."""
+        if self.options.classifier_layers > 1:
+            task.reshape_classifier(self.name)
+        move_split(model, self.options.classifier_layers, option="fedcme.classifier_layers")

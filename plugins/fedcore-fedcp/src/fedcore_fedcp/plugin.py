@@ -32,8 +32,6 @@ class FedCP(Plugin[FedCPOptions]):
     the sample and the client's context. Encoder, policy network and the mean of both heads are aggregated.
     """
 
-    reshapes = ("classifier.*",)
-
     def __init__(self, options: FedCPOptions) -> None:
         super().__init__(options)
         self.reads = ("global",) if options.lambda_ > 0 else ()
@@ -43,6 +41,7 @@ class FedCP(Plugin[FedCPOptions]):
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Put the policy network and a second head, equal to the first, on the features."""
+        task.reshape_classifier(self.name)
         with task.random("policy"):
             model.classifier = ConditionalHead(model.classifier, model.feature_dim)
 

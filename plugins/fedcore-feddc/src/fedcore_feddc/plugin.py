@@ -57,11 +57,10 @@ class FedDC(Plugin[FedDCOptions]):
     """
 
     server_optimizer = True
-    uses_displacement = True
 
     def __init__(self, options: FedDCOptions) -> None:
         super().__init__(options)
-        self.assumes_sgd = options.linear  # s_i is made of the steps
+        self.assumes = ("displacement", "sgd") if options.linear else ("displacement",)  # s_i is made of the steps
         self.uniform = options.weighting == "uniform"
 
     # --- client --------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class FedDF(Plugin[FedDFOptions]):
 
     neutral = {"steps": 0}
     server_optimizer = True
-    uses_public = True
+    reads = ("public",)
 
     @hookimpl
     def check_run(self, setup: RunSetup) -> None:

@@ -38,7 +38,7 @@ class FedDyn(Plugin[FedDynOptions]):
     """
 
     server_optimizer = True
-    uses_displacement = True
+    assumes = ("displacement",)
 
     # --- client --------------------------------------------------------------------------------------------
 

@@ -36,8 +36,7 @@ class FedNova(Plugin[FedNovaOptions]):
     """
 
     server_optimizer = True
-    assumes_sgd = True
-    uses_displacement = True  # after an exchange w_t - y_i is partly another client's work
+    assumes = ("displacement", "sgd")  # after an exchange w_t - y_i is partly another client's work
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:

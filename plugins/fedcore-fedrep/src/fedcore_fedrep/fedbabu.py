@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 
 from fedcore import ClientContext, Plugin, PluginConflictError, PluginOptions, RunSetup, SplitModel, hookimpl
+from fedcore_fedrep.fedrep import FedRep
 
 
 class FedBABUOptions(PluginOptions):
@@ -32,7 +33,7 @@ class FedBABU(Plugin[FedBABUOptions]):
     def check_run(self, setup: RunSetup) -> None:
         """Refuse a plugin by which the body is frozen, too, in some epochs: nothing would be left to train."""
         for plugin in setup.plugins:
-            if plugin.freezes_epochs:
+            if isinstance(plugin, FedRep):
                 reason = f"{self.name!r} trains the body alone, but {plugin.name!r} freezes parts in some local epochs"
                 raise PluginConflictError.of(self.name, plugin.name, reason)
 

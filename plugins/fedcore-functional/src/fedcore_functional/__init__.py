@@ -1,15 +1,15 @@
 """What methods share: pure functions on tensors, and parts of plugins that are built from them.
 
-:class:`PrototypeExchange`, :func:`calibrate_classifier` and :func:`move_split` are such parts. All other names are
-functions that know nothing of clients, rounds and plugins.
+:class:`PrototypeExchange` and :class:`ClassifierCalibration` are such parts (``parts`` of :class:`fedcore.Plugin`). The
+other names are functions; but for :func:`move_split` they know nothing of models, clients, rounds and plugins.
 
 Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise a function is
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values, so
 that a training step that calls it can be compiled or recorded as a CUDA graph.
 """
 
-from fedcore_functional.calibration import CalibrationOptions, calibrate_classifier
-from fedcore_functional.classes import class_means, class_statistics
+from fedcore_functional.calibration import CalibrationOptions, ClassifierCalibration
+from fedcore_functional.classes import check_counts, class_means, class_statistics, class_sums
 from fedcore_functional.contrast import (
     ReadyPrototypes,
     UnitLength,
@@ -51,17 +51,19 @@ from fedcore_functional.terms import effective_steps, linear_term, proximal_term
 
 __all__ = [
     "CalibrationOptions",
+    "ClassifierCalibration",
     "PrototypeExchange",
     "PrototypeOptions",
     "ReadyPrototypes",
     "UnitLength",
     "add_prototypes",
-    "calibrate_classifier",
+    "check_counts",
     "check_prototypes",
     "check_statistics",
     "class_means",
     "class_prototypes",
     "class_statistics",
+    "class_sums",
     "contrast_with",
     "correction",
     "cosine_similarity_matrix",

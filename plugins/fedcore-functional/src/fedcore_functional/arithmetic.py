@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def membership(labels: Tensor, num_classes: int) -> Tensor:
-    """Return the one-hot labels, (B,) -> (B, C) bool; ``F.one_hot`` checks its labels on the host."""
+    """Return the one-hot labels, (B,) -> (B, C) bool. ``F.one_hot`` would check its labels on the host."""
     return labels.unsqueeze(1) == torch.arange(num_classes, device=labels.device)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply in the wider of the two dtypes; autocast would round cosines and means to 16 bits."""
+    """Return a @ b in the wider of the two dtypes. Autocast would round cosines and means to 16 bits."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     with torch.autocast(device_type=a.device.type, enabled=False):
         return a.to(dtype) @ b.to(dtype)

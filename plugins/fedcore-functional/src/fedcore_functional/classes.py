@@ -1,4 +1,4 @@
-"""Statistics of features by class: counts, means and covariances."""
+"""Statistics of features by class: counts, sums, means and covariances."""
 
 from __future__ import annotations
 
@@ -8,38 +8,50 @@ from torch import Tensor
 from fedcore_functional.arithmetic import matmul, membership
 
 
+def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Return each class's sum of features (C, d), at least float32, and its count (C,), int64.
+
+    ``features`` (B, d) float, ``labels`` (B,) integer; labels outside 0..C-1 belong to no class. Differentiable in
+    ``features``.
+
+    The sums are a product with the one-hot labels. ``index_add_`` adds atomically on CUDA, in any order; the product
+    repeats its bits on CPU and GPU, forwards and backwards. Its price: one non-finite feature spoils all classes.
+
+    >>> class_sums(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0, 0, 2]), 3)
+    (tensor([[3.],
+            [0.],
+            [4.]]), tensor([2, 0, 1]))
+    """
+    members = membership(labels, num_classes)  # (B, C)
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
+    return matmul(members.to(features.dtype).mT, features), members.sum(0)  # (C, B) @ (B, d) -> (C, d)
+
+
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Return each class's mean feature (C, d), 0 where the class is absent, and its count (C,), int64.
 
-    ``features`` (B, d) float, ``labels`` (B,) integer; labels outside 0..C-1 belong to no class. The counts
-    are the mask: a mean whose count is 0 says nothing and must not enter an average. Differentiable in
-    ``features``.
+    Arguments as in :func:`class_sums`. The counts are the mask: a mean whose count is 0 says nothing and must not enter
+    an average.
 
-    The sums are a product with the one-hot labels, not ``index_add_``: that adds atomically, in any order, on
-    CUDA, while this repeats its bits on CPU and GPU, forwards and backwards. (Its price: one non-finite
-    feature spoils all classes.)
-
-    :source: FedProc, Eq. 5; FedECCR, Eq. 2.
+    :source: FedProc, Eq. 5; FedECCR, Eq. 2; FedCD, Eq. 6 and FedCME, Eq. 9, of one batch.
 
     >>> class_means(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([0, 0, 2]), 3)
     (tensor([[2., 3.],
             [0., 0.],
             [5., 6.]]), tensor([2, 0, 1]))
     """
-    members = membership(labels, num_classes)  # (B, C)
-    counts = members.sum(0)  # (C,)
-    sums = matmul(members.to(features.dtype).mT, features)  # (C, B) @ (B, d) -> (C, d)
-    return sums / counts.clamp(min=1).to(features.dtype).unsqueeze(1), counts
+    sums, counts = class_sums(features, labels, num_classes)
+    return (sums / counts.clamp(min=1).to(sums.dtype).unsqueeze(1)).to(features.dtype), counts
 
 
 def class_statistics(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return each class's count (C,) int64, mean (C, d) and covariance (C, d, d), both float64.
 
-    ``features`` (n, d) of any float dtype, ``labels`` (n,) in 0..C-1. Covariances have the denominator
-    n_c - 1 and are 0 where n_c is 0 or 1; means are 0 where n_c is 0. No gradient.
+    ``features`` (n, d) of any float dtype, ``labels`` (n,) in 0..C-1. Covariances have the denominator n_c - 1. They
+    are 0 where n_c is 0 or 1; means are 0 where n_c is 0. No gradient.
 
-    Not for use within a training step: it reads the counts on the host, so as to touch each sample only in
-    its own class (n d^2 operations instead of C n d^2).
+    Not for use within a training step: it reads the counts on the host. So each sample is touched in its own class only
+    (n d^2 operations instead of C n d^2).
 
     :raises ValueError: a label lies outside 0..C-1.
     :source: FedECCR, Eqs. 4, 5; CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001).
@@ -65,3 +77,18 @@ def class_statistics(features: Tensor, labels: Tensor, num_classes: int) -> tupl
             centred = members - means[label]
             covariances[label] = centred.mT @ centred / (len(members) - 1)
     return counts, means, covariances
+
+
+def check_counts(counts: Tensor, samples: int, *, least: int = 0, complete: bool = False) -> None:
+    """Refuse counts of a client's training samples that it cannot have.
+
+    :param samples: the client's training samples, which the counts cannot exceed in sum; ``least`` the least count.
+    :param complete: the counts have to add up to ``samples``.
+    :raises ValueError: names the finding and the expectation.
+    """
+    numbers: list[int] = counts.flatten().tolist()  # Python's integers do not overflow in the sum
+    if min(numbers, default=least) < least:
+        raise ValueError(f"'counts' holds {min(numbers)}, expected no number below {least}")
+    if sum(numbers) > samples or (complete and sum(numbers) != samples):
+        most = "" if complete else "at most "
+        raise ValueError(f"'counts' add up to {sum(numbers)}, expected {most}the client's {samples} training samples")

@@ -23,7 +23,7 @@ def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
 
     The model computes the same logits with the same weights; ``features`` are now the input of the first moved layer.
     A dropout right before that layer moves with it, so that the features are complete. For ``configure_model``; the
-    plugin declares ``reshapes``.
+    plugin calls ``task.reshape_classifier``.
 
     :param option: the plugin's option, such as ``fdcl.head_layers``, for error messages.
     :raises ConfigError: the model does not end with enough linear layers, or the encoder would have no trainable

@@ -6,7 +6,19 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from fedcore import Answer, ClientContext, ClientUpdate, PluginOptions, ServerContext, Tensors
+from fedcore import (
+    Answer,
+    ClientContext,
+    ClientUpdate,
+    ModelTask,
+    Plugin,
+    PluginOptions,
+    ServerContext,
+    SplitModel,
+    Tensors,
+    hookimpl,
+    question,
+)
 from fedcore_functional.contrast import ReadyPrototypes, ready_prototypes
 from fedcore_functional.prototypes import (
     Weights,
@@ -24,17 +36,18 @@ class PrototypeOptions(PluginOptions):
 
     first_round: Literal["contrast", "task"] = Field(
         default="task",
-        description="Round 0: cross-entropy alone, and the first prototypes are those of the trained models (task), or "
-        "contrast with prototypes chosen by init.",
+        description="task: round 0 is cross-entropy alone, and its trained models give the first prototypes. contrast: "
+        "round 0 contrasts with the prototypes that init chooses.",
     )
     init: Literal["query", "random"] = Field(
         default="query",
-        description="First prototypes for first_round=contrast: the cohort's means under the initial weights, or unit "
-        "vectors drawn from the seed.",
+        description="First prototypes for first_round=contrast. query: the cohort's means under the initial weights. "
+        "random: unit vectors drawn from the seed.",
     )
     prototype_weights: Weights = Field(
         default="samples",
-        description="A global prototype is the mean over all samples of the class, or over the clients that hold it.",
+        description="A global prototype is the mean over all samples of the class, or over the means of the clients "
+        "that hold it.",
     )
     projection: bool = Field(default=True, description="Put the projection head (256 wide) on the encoder.")
 
@@ -47,54 +60,69 @@ class PrototypeOptions(PluginOptions):
         return self
 
 
-class PrototypeExchange:
-    """One plugin's exchange of global prototypes, to be called from the hooks of the same names.
+class PrototypeExchange(Plugin[PrototypeOptions]):
+    """A part of a plugin: the exchange of global prototypes in every round.
 
-    It has no state: the server keeps ``prototypes`` and ``known`` in ``server.state``, a client keeps the values of one
-    round in ``client.scratch``. Until prototypes exist nothing is broadcast and :meth:`ready` returns None.
-
-    :param options: how the first prototypes are made, and the weights of the means.
+    The server keeps ``prototypes`` and ``known`` in ``server.state``, a client keeps the values of one round in
+    ``client.scratch``: :meth:`ready` returns them. Until prototypes exist nothing is broadcast, and there are none.
     """
 
-    def __init__(self, options: PrototypeOptions) -> None:
-        self._options = options
+    def contrasts(self, at: ClientContext | ServerContext) -> bool:
+        """Return whether this round uses prototypes; a round that does not exchanges none."""
+        return True
+
+    def temperature(self) -> float:
+        """Return the temperature of the contrast."""
+        return 1.0
+
+    @hookimpl
+    def configure_model(self, model: SplitModel, task: ModelTask) -> None:
+        """Contrast projected features."""
+        if self.options.projection:
+            task.ensure_projection(model)
 
     # --- server --------------------------------------------------------------------------------------------
 
+    @hookimpl
     def begin_round(self, server: ServerContext) -> None:
         """Initialize the prototypes for a first round with contrast, in the first round that is committed.
 
         :raises RoundFailedError: no client of the cohort answered.
         """
-        if self._options.first_round == "task" or "prototypes" in server.state:
+        if not self.contrasts(server) or self.options.first_round == "task" or "prototypes" in server.state:
             return
-        if self._options.init == "random":
+        if self.options.init == "random":
             first = random_prototypes(server.num_classes, server.feature_dim, server.generator("prototypes"))
         else:
 
             def check(answer: Answer) -> None:
                 self._check(server, answer.tensors, int(server.client_sizes[answer.client]))
 
-            first = first_prototypes(server.ask("prototypes", clients="cohort", check=check))
+            first = first_prototypes(server.ask("cohort", self.own, check=check))
         server.state.update(first)
 
+    @hookimpl
     def broadcast(self, server: ServerContext) -> Tensors | None:
-        """Return the global ``prototypes`` (C, d) and ``known`` (C,); None before they exist."""
-        if "prototypes" not in server.state:
+        """Send the global ``prototypes`` (C, d) and ``known`` (C,), once they exist."""
+        if not self.contrasts(server) or "prototypes" not in server.state:
             return None
         return {"prototypes": server.state["prototypes"], "known": server.state["known"]}
 
+    @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add one client's prototypes to this round's sums.
 
         :raises ValueError: they are malformed; the client is left out.
         """
+        if not self.contrasts(server):
+            return
         self._check(server, update.payload, update.samples)
         before = server.state if "sums" in server.state else {}
         server.state.update(add_prototypes(before, update.payload))
         update.payload.clear()
 
-    def aggregate(self, server: ServerContext) -> None:
+    @hookimpl
+    def end_round(self, server: ServerContext) -> None:
         """Update the global prototypes from this round's sums, if clients sent any."""
         if "sums" in server.state:
             total = {name: server.state.pop(name) for name in ("sums", "weights")}
@@ -102,24 +130,32 @@ class PrototypeExchange:
             server.state.update(mean_over_holders(total, previous))
 
     def _check(self, server: ServerContext, sent: Tensors, samples: int) -> None:
-        width, weights = server.feature_dim, self._options.prototype_weights
+        width, weights = server.feature_dim, self.options.prototype_weights
         check_prototypes(sent, server.num_classes, width, weights=weights, samples=samples)
 
     # --- client --------------------------------------------------------------------------------------------
 
-    def own(self, client: ClientContext) -> Tensors:
-        """Return the client's prototypes under its current weights, over all its training samples in eval mode."""
-        features, _, labels = client.forward()
-        return class_prototypes(features, labels, client.num_classes, weights=self._options.prototype_weights)
-
-    def begin_local(self, client: ClientContext, *, temperature: float = 1.0) -> None:
+    @hookimpl
+    def begin_local(self, client: ClientContext) -> None:
         """Make the received prototypes ready for all batches of the round."""
         if client.received:
             client.scratch["prototypes"] = ready_prototypes(
-                client.received["prototypes"], temperature=temperature, known=client.received["known"]
+                client.received["prototypes"], temperature=self.temperature(), known=client.received["known"]
             )
 
-    def ready(self, client: ClientContext) -> ReadyPrototypes | None:
+    @staticmethod
+    def ready(client: ClientContext) -> ReadyPrototypes | None:
         """Return the prototypes to contrast with; None in a round without any."""
         ready: ReadyPrototypes | None = client.scratch.get("prototypes")
         return ready
+
+    @hookimpl
+    def end_local(self, client: ClientContext) -> Tensors | None:
+        """Send the trained model's prototypes up."""
+        return self.own(client) if self.contrasts(client) else None
+
+    @question
+    def own(self, client: ClientContext) -> Tensors:
+        """Return the client's prototypes under its current weights, over all its training samples in eval mode."""
+        features, _, labels = client.forward()
+        return class_prototypes(features, labels, client.num_classes, weights=self.options.prototype_weights)

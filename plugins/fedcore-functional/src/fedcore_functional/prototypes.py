@@ -1,11 +1,11 @@
-"""Class prototypes of a federation, shared by FedProc and FedECCR.
+"""Class prototypes of a federation: the mathematics of FedProc and FedECCR, as pure functions.
 
-The mathematics, as pure functions; :class:`fedcore.PrototypeExchange` is a plugin's part of it, hook by hook.
+:class:`fedcore_functional.PrototypeExchange` calls them, hook by hook.
 
-A client sends ``prototypes`` (C, d) with their weights: ``known`` (C,) bool if every holder counts once,
-``counts`` (C,) int64 if every sample does. The server sends ``prototypes`` and ``known``, the mask, down. A row
-of weight 0 never enters an average, whatever its values. The server adds clients one by one in float64, so its memory
-does not grow with the cohort.
+A client sends ``prototypes`` (C, d) with their weights: ``known`` (C,) bool if every holder counts once, ``counts``
+(C,) int64 if every sample counts. The server sends ``prototypes`` and the mask ``known`` down. A row of weight 0 never
+enters an average, whatever its values. The server adds clients one by one in float64, so its memory does not grow with
+the cohort.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcore import Answer, RoundFailedError, Tensors, check_tensors
-from fedcore_functional.classes import class_means
+from fedcore_functional.classes import check_counts, class_means
 
 __all__ = [
     "add_prototypes",
@@ -36,8 +36,8 @@ Weights: TypeAlias = Literal["clients", "samples"]
 def class_prototypes(features: Tensor, labels: Tensor, num_classes: int, *, weights: Weights = "clients") -> Tensors:
     """Return one client's ``prototypes``, the mean features of its classes, and their weights.
 
-    ``features`` (n, d), ``labels`` (n,) integer. Means are taken in float64 and come in the features' dtype. With
-    ``weights="clients"`` comes ``known`` (C,) bool, which classes it holds; with ``"samples"`` ``counts`` (C,) int64.
+    ``features`` (n, d), ``labels`` (n,) integer. Means are computed in float64 and have the features' dtype. The
+    weights are ``known`` (C,) bool, the classes that it holds, or with ``weights="samples"`` ``counts`` (C,) int64.
 
     :source: FedProc (Mu et al., FGCS 2023, arXiv 2109.12273), Eq. 5; FedECCR (Zeng et al., CollaborateCom 2023),
         second line of Eq. 2.
@@ -56,38 +56,24 @@ def class_prototypes(features: Tensor, labels: Tensor, num_classes: int, *, weig
 
 
 def check_prototypes(
-    sent: Mapping[str, Tensor],
-    num_classes: int,
-    width: int,
-    *,
-    weights: Weights = "clients",
-    samples: int | None = None,
+    sent: Mapping[str, Tensor], num_classes: int, width: int, *, weights: Weights, samples: int
 ) -> None:
-    """Refuse anything but one client's ``prototypes`` (C, d) and ``known`` or ``counts`` (C,), and nothing else.
+    """Refuse anything but one client's ``prototypes`` (C, d) with ``known`` or ``counts`` (C,), and nothing else.
 
-    :param samples: the client's training samples, the required sum of its counts; None if unknown.
+    :param samples: the client's training samples, the required sum of its counts.
     :raises ValueError: names the tensor, the finding and the expectation.
     """
-    weight = {"known": torch.bool} if weights == "clients" else {"counts": torch.int64}
-    check_tensors(
-        sent,
-        {"prototypes": ((num_classes, width), None)}
-        | {name: ((num_classes,), dtype) for name, dtype in weight.items()},
-    )
-    if weights == "clients":
-        return
-    counts: list[int] = sent["counts"].tolist()
-    if min(counts) < 0:
-        raise ValueError(f"'counts' holds {min(counts)}, expected no number below 0")
-    if samples is not None and sum(counts) != samples:
-        raise ValueError(f"'counts' add up to {sum(counts)}, expected the client's {samples} training samples")
+    name, dtype = ("known", torch.bool) if weights == "clients" else ("counts", torch.int64)
+    check_tensors(sent, {"prototypes": ((num_classes, width), None), name: ((num_classes,), dtype)})
+    if name == "counts":
+        check_counts(sent["counts"], samples, complete=True)
 
 
 def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> Tensors:
     """Return ``total`` with one more client: ``sums`` (C, d) and ``weights`` (C,), per class, both float64.
 
-    :param total: the result for the previous clients; empty for the first one.
-    :param sent: one client's ``prototypes`` (C, d), with ``known`` (C,), which weigh 1, or ``counts`` (C,).
+    :param total: the result for the clients before; empty for the first one.
+    :param sent: one client's ``prototypes`` (C, d), with ``known`` (C,) of weight 1, or ``counts`` (C,).
     """
     weights = (sent["counts"] if "counts" in sent else sent["known"]).double()  # (C,)
     held = (weights > 0).unsqueeze(1)  # (C, 1)
@@ -100,13 +86,13 @@ def add_prototypes(total: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> T
 def mean_over_holders(total: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None = None) -> Tensors:
     """Return the global ``prototypes`` (C, d) float32 and ``known`` (C,): weighted means over the holders.
 
-    A class without holders keeps its row of ``previous``; without ``previous`` it is not known.
+    A class without holders keeps its row of ``previous``. Without ``previous`` it is not known.
 
-    :param total: as from :func:`add_prototypes`, of at least one client.
-    :param previous: global ``prototypes`` and ``known`` of the round before.
-    :source: FedProc, Algorithm 1 line 9; FedECCR, first line of Eq. 2: both divide by all clients, which is the
-        mean over the holders if every client holds every class. By samples: the FedProc authors' code, which divides
-        summed features by summed counts.
+    :param total: from :func:`add_prototypes`, of at least one client.
+    :param previous: the global ``prototypes`` and ``known`` of the round before.
+    :source: FedProc, Algorithm 1 line 9; FedECCR, first line of Eq. 2. Both divide by the number of all clients; this
+        is the mean over the holders if every client holds every class. By samples: the FedProc authors' code, which
+        divides summed features by summed counts.
 
     >>> first = {"prototypes": torch.tensor([[2.0], [9.0]]), "known": torch.tensor([True, False])}
     >>> other = {"prototypes": torch.tensor([[4.0], [9.0]]), "known": torch.tensor([True, False])}
@@ -124,9 +110,9 @@ def mean_over_holders(total: Mapping[str, Tensor], previous: Mapping[str, Tensor
 
 
 def first_prototypes(answers: Iterable[Answer]) -> Tensors:
-    """Return ``prototypes`` and ``known`` of a federation without any: the mean over the answering holders.
+    """Return the first ``prototypes`` and ``known`` of a federation: the mean over the holders that answered.
 
-    :param answers: clients' :func:`class_prototypes`, as from ``server.ask``; read one by one.
+    :param answers: clients' :func:`class_prototypes`, from ``server.ask``; they are read one by one.
     :raises RoundFailedError: no client answered.
     """
     total = reduce(add_prototypes, (answer.tensors for answer in answers), Tensors())
@@ -136,6 +122,6 @@ def first_prototypes(answers: Iterable[Answer]) -> Tensors:
 
 
 def random_prototypes(num_classes: int, width: int, generator: torch.Generator) -> Tensors:
-    """Return ``prototypes`` (C, d) of length 1 in directions drawn uniformly, all ``known``."""
+    """Return ``prototypes`` (C, d) of length 1 in uniformly drawn directions, all ``known``."""
     directions = torch.randn(num_classes, width, generator=generator)
     return {"prototypes": F.normalize(directions, dim=1), "known": torch.ones(num_classes, dtype=torch.bool)}

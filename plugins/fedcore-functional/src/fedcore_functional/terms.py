@@ -13,8 +13,8 @@ from torch.autograd.function import FunctionCtx
 def proximal_term(parameters: Sequence[Tensor], reference: Sequence[Tensor]) -> Tensor:
     """Return half the squared Euclidean distance between two equally long lists of equally shaped tensors.
 
-    The result has shape (); its gradient is ``parameters - reference``, exactly 0 (not NaN) where they agree.
-    It is one node of the autograd graph, however many tensors there are. Empty lists give 0.
+    The result has shape (). Its gradient is ``parameters - reference``, exactly 0 (not NaN) where they agree. It is one
+    node of the autograd graph, however many tensors there are. Empty lists give 0.
 
     :raises ValueError: the lists or two of their tensors differ in length or shape.
     :source: FedProx (Li et al., MLSys 2020, arXiv 1812.06127), Eq. 2, without the factor mu.
@@ -29,9 +29,8 @@ def proximal_term(parameters: Sequence[Tensor], reference: Sequence[Tensor]) -> 
 def linear_term(parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
     """Return the inner product of two equally long lists of equally shaped tensors.
 
-    The result has shape (); its gradient is ``directions``: this is how a method adds a constant correction
-    to every gradient. It is one node of the autograd graph, however many tensors there are. Empty lists
-    give 0.
+    The result has shape (). Its gradient is ``directions``: so a method adds a constant correction to every gradient.
+    It is one node of the autograd graph, however many tensors there are. Empty lists give 0.
 
     :raises ValueError: the lists or two of their tensors differ in length or shape.
     :source: the loss form of SCAFFOLD's correction c - c_i (Karimireddy et al., ICML 2020, arXiv 1910.06378).
@@ -47,8 +46,8 @@ def linear_term(parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> T
 def effective_steps(steps: int, momentum: float) -> float:
     r"""Return :math:`A(K) = \sum_{j=1}^{K} (1-\rho^j)/(1-\rho)`: the effective number of K SGD steps with momentum.
 
-    K equal gradients g move the weights by lr * A(K) * g (PyTorch's SGD, dampening 0, buffer made anew). No
-    momentum gives K, momentum 1 gives K (K+1) / 2.
+    K equal gradients g move the weights by lr * A(K) * g (PyTorch's SGD, dampening 0, from an empty buffer). A(K) is K
+    without momentum, and K (K+1) / 2 with momentum 1.
 
     :raises ValueError: ``steps`` is negative or ``momentum`` outside [0, 1].
     :source: algebra; SCAFFOLD's Option II and FedNova divide by it.
@@ -60,7 +59,7 @@ def effective_steps(steps: int, momentum: float) -> float:
         raise ValueError(f"steps must not be negative, got {steps}")
     if not 0.0 <= momentum <= 1.0:
         raise ValueError(f"momentum must lie in [0, 1], got {momentum}")
-    # The recurrence itself: the closed form divides by (1 - rho)^2 and loses all digits as rho nears 1.
+    # The closed form divides by (1 - rho)^2 and loses all digits as rho nears 1.
     velocity = distance = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + 1.0
@@ -68,22 +67,26 @@ def effective_steps(steps: int, momentum: float) -> float:
     return distance
 
 
-class _HalfSquaredDistance(torch.autograd.Function):
-    """1/2 |a - b|^2 over the two halves of its arguments.
+class _OfHalves(torch.autograd.Function):
+    """A function of two lists, the halves of its arguments.
 
-    It saves its inputs, which exist anyway, and not the differences: a step holds no second model between forward and
-    backward, and the gradient is differentiable.
+    It saves its inputs, which exist anyway, instead of intermediate results. So a step holds no second model between
+    forward and backward, and the gradient is differentiable.
     """
-
-    @staticmethod
-    def forward(*tensors: Tensor) -> Tensor:
-        # Tensor by tensor, without temporaries: on a CPU foreach writes a whole model first and is 3 times slower.
-        distances = [torch.dist(a, b) for a, b in zip(*_halves(tensors))]
-        return torch.stack(distances).square().sum() / 2
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+
+
+class _HalfSquaredDistance(_OfHalves):
+    """1/2 |a - b|^2."""
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> Tensor:
+        # One tensor at a time needs no temporaries. On a CPU foreach writes a whole model first: 3 times slower.
+        distances = [torch.dist(a, b) for a, b in zip(*_halves(tensors))]
+        return torch.stack(distances).square().sum() / 2
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -95,17 +98,13 @@ class _HalfSquaredDistance(torch.autograd.Function):
         return (*towards_first, *torch._foreach_neg(towards_first))
 
 
-class _InnerProduct(torch.autograd.Function):
-    """<a, b> over the two halves of its arguments."""
+class _InnerProduct(_OfHalves):
+    """<a, b>."""
 
     @staticmethod
     def forward(*tensors: Tensor) -> Tensor:
         products = [torch.dot(*_flat(a, b)) for a, b in zip(*_halves(tensors))]
         return torch.stack(products).sum()
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,7 +116,7 @@ class _InnerProduct(torch.autograd.Function):
 
 
 def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as vectors in a common order, without a copy if their memory layout agrees."""
+    """Return both as vectors in the same order; no copy if their memory layouts agree."""
     if a.ndim == 4 and a.stride() == b.stride() and a.is_contiguous(memory_format=torch.channels_last):
         return a.permute(0, 2, 3, 1).flatten(), b.permute(0, 2, 3, 1).flatten()
     return a.flatten(), b.flatten()
@@ -129,7 +128,7 @@ def _halves(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _apply(function: type[torch.autograd.Function], first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
-    if not first:  # every parameter may be personal or frozen
+    if not first:  # so with a model whose parameters are all personal or frozen
         return torch.zeros(())
     value: Tensor = function.apply(*first, *second)
     return value

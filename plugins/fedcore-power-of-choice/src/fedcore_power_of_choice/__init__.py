@@ -19,6 +19,7 @@ from fedcore import (
     ServerContext,
     check_tensors,
     hookimpl,
+    question,
 )
 
 __all__ = ["PowerOfChoice", "PowerOfChoiceOptions", "draw_candidates", "highest"]
@@ -83,12 +84,12 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
         d = min(len(available), self.options.candidates or 2 * m)
         drawn = draw_candidates(server.client_sizes[available], d, server.generator("candidates"))
         candidates = [available[place] for place in drawn]
-        asked = server.ask("loss", clients=candidates, check=_check)
+        asked = server.ask(candidates, self.loss, check=_check)
         losses = {answer.client: float(answer.tensors["loss"]) for answer in asked}
         return highest(losses, m) if losses else sorted(candidates[:m])
 
-    @hookimpl
-    def answer(self, client: ClientContext) -> dict[str, Tensor]:
+    @question
+    def loss(self, client: ClientContext) -> dict[str, Tensor]:
         """Return F_k(w_t), the mean cross-entropy over the training samples or some of them."""
         indices = None
         if self.options.samples is not None and self.options.samples < client.n:

@@ -42,8 +42,8 @@ class QFedAvg(Plugin[QFedAvgOptions]):
 
     neutral = {"q": 0.0}
     server_optimizer = True
-    uses_displacement = True  # after an exchange w_t - y_k is partly another client's work
-    assumes_sgd = True  # Delta w_k is a gradient by eta and the number of steps
+    # After an exchange w_t - y_k is partly another's work; Delta w_k is a gradient by eta and the number of steps.
+    assumes = ("displacement", "sgd")
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:

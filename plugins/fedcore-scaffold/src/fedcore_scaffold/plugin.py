@@ -46,8 +46,7 @@ class Scaffold(Plugin[ScaffoldOptions]):
     c_i, also of those that are not sampled.
     """
 
-    uses_displacement = True
-    assumes_sgd = True
+    assumes = ("displacement", "sgd")
 
     def __init__(self, options: ScaffoldOptions) -> None:
         super().__init__(options)

@@ -19,7 +19,7 @@ from fedcore.cli.options import base_type, bounds, choices
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
 from fedcore.hooks.declarations import ATTRIBUTES, excluded_by, meanings
-from fedcore.hooks.plugin import BUILTIN, Plugin, option_names
+from fedcore.hooks.plugin import BUILTIN, Exchange, Plugin, option_names
 from fedcore_testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -36,7 +36,7 @@ def describe(name: str) -> dict[str, Any]:
     source: Plugin | type[Plugin] = cls
     with suppress(ConfigError):  # an option without a default: the class's declarations are used
         source = create_plugin(name, {})  # declarations may depend on options; these are the defaults'
-    hooks = [hook for hook in HOOKS if hasattr(cls, hook)]
+    hooks = [hook for hook in HOOKS if hasattr(cls, hook) or (isinstance(source, Plugin) and source.implements(hook))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are about a run that nobody asked for
         sent = watch(name).tensors if name != BUILTIN else {}
@@ -46,6 +46,7 @@ def describe(name: str) -> dict[str, Any]:
             {"name": hook, "side": _side(hook), "exclusive": hook in EXCLUSIVE, "summary": _first_line(hook)}
             for hook in hooks
         ],
+        "parts": [part.__name__ for part in source.parts],
         "sends": sent,
         "declarations": {row.name: _plain(getattr(source, row.name)) for row in ATTRIBUTES},
         "excludes": [] if name == BUILTIN else excluded_by(source),
@@ -102,6 +103,8 @@ def draw(card: Mapping[str, Any]) -> Group:
     if card["hooks"]:
         rows = [(h["name"], h["side"], "exclusive" if h["exclusive"] else "", h["summary"]) for h in card["hooks"]]
         parts.append(_table("Hooks", ("hook", "side", "", "what it is for"), rows))
+    if card["parts"]:
+        parts += [Text.assemble(("Made of  ", "bold"), clean(", ".join(card["parts"]))), ""]
     if card["sends"]:
         sent = [(way, name, _shape(shape)) for way, found in card["sends"].items() for name, shape in found.items()]
         parts.append(_table("Sent beside the model, as seen in two rounds on digits", ("way", "tensor", "shape"), sent))
@@ -152,6 +155,8 @@ def _first_line(hook: str) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Exchange):
+        return _plain(value.patterns)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

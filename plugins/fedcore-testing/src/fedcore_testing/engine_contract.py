@@ -26,7 +26,7 @@ from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 from fedcore_testing.federation import client_state, committed, federate, model_bytes, records, small_config
 from fedcore_testing.fingerprint import fingerprint
-from fedcore_testing.probe import RAISE, Probe, ProbeOfEach
+from fedcore_testing.probe import Probe, ProbeOfEach
 from fedcore_testing.trial import HERE, RUN, importable_in_workers
 
 CLIENTS = 5
@@ -150,7 +150,7 @@ def _converse(scope: ServerScope) -> None:
     mixed = [replace(task, shared=("first", "second")[task.client % 2]) for task in _tasks("shared")]
     _require_answers(mixed, _outcomes(engine, mixed))
 
-    tasks = _tasks("raising", RAISE)
+    tasks = _tasks("raising", "fails")
     outcomes = _outcomes(engine, tasks)
     _require_failure(outcomes[tasks[RAISING].id], "raised", "a client that raises", "fails, as it should")
     _require_answers([task for task in tasks if task.client != RAISING], outcomes)
@@ -179,7 +179,7 @@ def _twice(what: str, call: Callable[[], None]) -> None:
             raise AssertionError(f"{what}{time} raises {type(error).__name__}: {error}") from error
 
 
-def _tasks(name: str, question: str = "") -> list[ClientTask]:
+def _tasks(name: str, question: str = "answer") -> list[ClientTask]:
     """Return one question task per client."""
     return [
         ClientTask(

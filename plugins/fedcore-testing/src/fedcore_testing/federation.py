@@ -181,7 +181,7 @@ def entry_point_of(plugin: object, kind: str = "plugin") -> EntryPoint | None:
 def needs_of(*plugins: Choice) -> dict[str, Any]:
     """Return the options of a run without which these plugins are refused: ``public``, for those that use it."""
     pairs = (plugin if isinstance(plugin, tuple) else (plugin, {}) for plugin in plugins)
-    uses = any(create_plugin(name_of(cls), given).uses_public for cls, given in pairs)
+    uses = any("public" in create_plugin(name_of(cls), given).reads for cls, given in pairs)
     return {"public": "0.1"} if uses else {}
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from fedcore.client.context import SessionContext, context_of
 from fedcore.client.loop import BatchStep
+from fedcore.hooks.checks import QUESTION
 from fedcore.hooks.plugin import Plugin
 
 IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")
-SENT = ("end_local", "broadcast", "answer", "pre_upload")
+SENT = ("end_local", "broadcast", "broadcast_to", QUESTION, "pre_upload", "guard_upload")
 
 
 class Rule(Enum):
@@ -62,7 +63,7 @@ class Call:
         """The client at work; None on the server."""
         step = self.arguments.get("step")
         client = _client_of(step) if isinstance(step, BatchStep) else self.arguments.get("client")
-        return client if isinstance(client, SessionContext) else None  # on the server ``broadcast`` takes an id
+        return client if isinstance(client, SessionContext) else None  # on the server ``broadcast_to`` takes an id
 
 
 def _client_of(step: BatchStep) -> SessionContext:

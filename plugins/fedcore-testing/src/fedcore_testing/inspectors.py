@@ -40,7 +40,7 @@ def _sent(call: Call, result: Any) -> Any:
     """Return the tensors that a hook sends by name; those of all plugins under their names where it guards uploads."""
     if not isinstance(result, ClientUpdate):
         return result
-    return flatten(result.payload)[0] if call.plugin.guards_uploads else result.payload
+    return flatten(result.payload)[0] if call.hook == "guard_upload" else result.payload
 
 
 def _payload(call: Call, result: Any) -> None:

@@ -8,15 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore.base.config import RunConfig
 from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Plugin, PluginOptions
+from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions, question
 from fedcore_functional import proximal_term
-
-RAISE = "raise"
-"""The question at which a client that ``raising`` names raises."""
 
 
 class ProbeOptions(PluginOptions):
@@ -28,12 +24,7 @@ class ProbeOptions(PluginOptions):
 class Probe(Plugin[ProbeOptions]):
     """Pauses its clients to exchange classifiers, keeps states, sends payloads down and up, and asks questions."""
 
-    exchanges = ("classifier.*",)
-
-    @hookimpl
-    def local_epoch_breaks(self, config: RunConfig) -> set[int] | None:
-        """Pause before the last epoch."""
-        return {config.local_epochs - 1} if config.local_epochs > 1 else None
+    exchanges = Exchange(("classifier.*",), lambda epochs: {epochs - 1} - {0})  # before the last epoch
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> Mapping[str, Tensor]:
@@ -57,7 +48,7 @@ class Probe(Plugin[ProbeOptions]):
     def post_train(self, server: ServerContext) -> None:
         """Ask every client."""
         sent = {"x": torch.arange(3.0)}
-        for answer in server.ask("", clients="all", tensors=sent):
+        for answer in server.ask("all", self.answer, tensors=sent):
             server.state[f"answer-{answer.client}"] = answer.tensors["answer"]
 
     @hookimpl
@@ -78,11 +69,16 @@ class Probe(Plugin[ProbeOptions]):
         """Send up a random number from the client's stream."""
         return {"drawn": torch.rand((), generator=client.generator("probe"))}
 
-    @hookimpl
-    def answer(self, client: ClientContext, question: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the question and a sum that identifies client and shared payload; or fail."""
-        if question == RAISE and client.id in self.options.raising:
+    @question
+    def fails(self, client: ClientContext, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Answer, or fail where ``raising`` names the client."""
+        if client.id in self.options.raising:
             raise RuntimeError(f"client {client.id} fails, as it should")
+        return self.answer(client, tensors)
+
+    @question
+    def answer(self, client: ClientContext, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the question's tensors and a sum that identifies client and shared payload."""
         return {**tensors, "answer": tensors["x"] + 1000 * client.id + client.received.get("number", torch.zeros(()))}
 
 
@@ -90,7 +86,7 @@ class ProbeOfEach(Plugin):
     """Sends every client a different tensor, and keeps it there."""
 
     @hookimpl
-    def broadcast(self, server: ServerContext, client: int) -> Mapping[str, Tensor]:
+    def broadcast_to(self, server: ServerContext, client: int) -> Mapping[str, Tensor]:
         """Send the client's id and the round, client + 1 times."""
         return {"own": torch.full((client + 1,), 100.0 * client + server.round)}
 

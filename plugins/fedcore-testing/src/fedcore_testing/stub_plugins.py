@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Plugin, PluginOptions
+from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions
 
 
 class CohortsOptions(PluginOptions):
@@ -70,7 +70,7 @@ class FrozenEncoder(Plugin):
 class ExchangesClassifier(Plugin):
     """Declares that clients exchange their classifiers."""
 
-    exchanges = ("classifier.*",)
+    exchanges = Exchange(("classifier.*",), lambda epochs: ())
 
 
 class OwnsClassifier(Plugin):

@@ -106,7 +106,7 @@ class Trial:
     @property
     def needs(self) -> dict[str, Any]:
         """The options of a run without which the plugin is refused."""
-        return {"public": "digits"} if self.plugin.uses_public else {}
+        return {"public": "digits"} if "public" in self.plugin.reads else {}
 
     @cached_property
     def plugin(self) -> Plugin:

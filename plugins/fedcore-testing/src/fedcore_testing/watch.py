@@ -11,7 +11,7 @@ import inspect
 from contextlib import ExitStack
 from typing import Any
 
-from fedcore.hooks.checks import HOOKS
+from fedcore.hooks.checks import HOOKS, QUESTION
 from fedcore.hooks.plugin import Plugin
 from fedcore_testing.findings import Call, Finding, Rule
 from fedcore_testing.inspectors import INSPECTORS, repeated
@@ -22,7 +22,16 @@ def watched(cls: type[Plugin], findings: list[Finding]) -> type[Plugin]:
     """Return a subclass that behaves the same and records the findings, each once."""
     idle: dict[str, float] = {}
     hooks = {hook: _around(hook, getattr(cls, hook), findings, idle) for hook in HOOKS if hasattr(cls, hook)}
-    return type(cls.__name__, (cls,), {**hooks, "__doc__": cls.__doc__, "__module__": cls.__module__})
+    for name in dir(cls):
+        if hasattr(getattr(cls, name), "fedcore_question"):
+            hooks[name] = _around(QUESTION, getattr(cls, name), findings, idle)
+
+    def init(plugin: Plugin, options: Any) -> None:
+        cls.__init__(plugin, options)
+        plugin.parts = tuple(watched(part, findings) for part in plugin.parts)
+
+    made = {**hooks, "__init__": init, "__doc__": cls.__doc__, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), made)
 
 
 def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, float]) -> Any:
@@ -42,8 +51,8 @@ def _around(hook: str, function: Any, findings: list[Finding], idle: dict[str, f
             result = function(plugin, *given)
         for inspect_result in INSPECTORS:
             inspect_result(seen, result)
-        if hook == "broadcast":
-            if "client" in names:  # another client's message in between must not change this one's
+        if hook in ("broadcast", "broadcast_to"):
+            if hook == "broadcast_to":  # another client's message in between must not change this one's
                 function(
                     plugin, *(max(0, value - 1) if name == "client" else value for name, value in zip(names, given))
                 )

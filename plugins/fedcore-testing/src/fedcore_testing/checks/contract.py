@@ -90,10 +90,10 @@ def check_declarations_fit_the_hooks(trial: Trial) -> None:
         ("encodes", "pre_aggregate"),
     )
     for declaration, hook in pairs:
-        declared, has = bool(getattr(plugin, declaration)), hasattr(plugin, hook)
+        declared, has = bool(getattr(plugin, declaration)), plugin.implements(hook)
         assert has or not declared, f"declares {declaration} = {getattr(plugin, declaration)}, but has no hook {hook}"
-    if hasattr(plugin, "mid_local_epoch"):
-        assert hasattr(plugin, "local_epoch_breaks"), "mid_local_epoch is never called without local_epoch_breaks"
+    if plugin.implements("mid_local_epoch"):
+        assert plugin.exchanges, "mid_local_epoch is never called without exchanges"
     if plugin.neutral is not None:
         unknown = sorted(set(plugin.neutral) - set(option_names(trial.target)))
         assert not unknown, f"neutral names {unknown[0]!r}, which is no option"

@@ -85,8 +85,8 @@ def check_works_with_partial_participation(trial: Trial) -> None:
 )
 def check_works_with_stale_updates(trial: Trial) -> None:
     """Where clients do not wait for each other, each begins with the model of ``server.staleness`` steps ago."""
-    if not trial.plugin.uses_staleness:
-        raise NotApplicable("the plugin does not declare uses_staleness")
+    if "staleness" not in trial.plugin.reads:
+        raise NotApplicable("the plugin does not read the staleness")
     system = {"concurrency": 3, "slow": 0.5, "slow_factor": 6}
     problem = failures(trial.run(StartWatch, clients=4, participation=0.5, rounds=6, local_epochs=1, system=system))
     assert not problem, problem
@@ -98,7 +98,7 @@ def check_works_with_stale_updates(trial: Trial) -> None:
 )
 def check_works_beside_personal_parameters(trial: Trial) -> None:
     """Beside a plugin that keeps the classifier on the clients it trains, and the classifiers do, too."""
-    keeps, changes = hasattr(trial.target, "personal_parameters"), hasattr(trial.target, "gradients")
+    keeps, changes = trial.plugin.implements("personal_parameters"), trial.plugin.implements("gradients")
     if keeps and not changes:
         raise NotApplicable("the plugin keeps parameters on the clients itself")
     try:

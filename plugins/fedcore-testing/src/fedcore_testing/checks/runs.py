@@ -120,7 +120,7 @@ def check_runs_beside_another_plugin(trial: Trial) -> None:
 @check("let task_loss and local_loss only compute; what they count or collect, in the state too, belongs into observe.")
 def check_a_second_pass_changes_nothing(trial: Trial) -> None:
     """Terms leave no trace: with a plugin that takes each pass twice and drops the second, the bits are the same."""
-    if hasattr(trial.target, "gradients"):
+    if trial.plugin.implements("gradients"):
         raise NotApplicable("the plugin takes further passes itself")
     result = _finished(trial.run(TakesSecondPasses))
     assert model_bytes(result) == model_bytes(trial.usual), "where passes are taken twice, the model differs"
@@ -146,7 +146,7 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
         return engines[-1]
 
     # A server's step can depend on the rounds before; clients that start from older models move from these.
-    rounds = 1 if plugin.uses_staleness else 2
+    rounds = 1 if "staleness" in plugin.reads else 2
     result = _finished(trial.run(engine=echoing, **{**EVEN, "rounds": rounds}))
     if not engines[0].sent:
         raise NotApplicable("no parameters of the model are sent as they are")
@@ -167,7 +167,7 @@ def check_encoding_saves_bytes(trial: Trial) -> None:
 @check("let sums and means not depend on which update comes first; keep what is of one client under its id.")
 def check_order_of_clients_does_not_matter(trial: Trial) -> None:
     """Another order of the updates gives the same model and states, up to rounding."""
-    if not any(hasattr(trial.target, hook) for hook in SEES_UPDATES):
+    if not any(map(trial.plugin.implements, SEES_UPDATES)):
         raise NotApplicable("no hook of the server sees updates")
     options = {**EVEN, "clients": 5}  # of three, two are nearest to each other: a tie that only the order can break
     straight, rotated = _finished(trial.run(**options)), _finished(trial.run(engine=Rotating, **options))

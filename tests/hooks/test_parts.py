@@ -1,0 +1,155 @@
+"""Parts: small plugins without a name, whose hooks are called before those of the plugin that is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import Field
+
+from fedcore import ClientUpdate, Plugin, PluginContractError, PluginOptions, hookimpl
+from fedcore.hooks.checks import create_plugin
+from fedcore.hooks.plugins import PluginSet
+from fedcore_testing import federate, name_of, plugin_state
+
+
+class CountsOptions(PluginOptions):
+    """Options of the part."""
+
+    step: int = Field(default=2, description="What each update counts.")
+
+
+class Counts(Plugin[CountsOptions]):
+    """A part: counts the updates, and tells the clients."""
+
+    starts = ("encoder.*",)
+
+    @hookimpl
+    def broadcast(self, server):
+        return {"count": torch.tensor(float(server.state.get("count", 0)))}
+
+    @hookimpl
+    def begin_local(self, client):
+        client.scratch["first"] = float(client.received["count"])
+
+    @hookimpl
+    def end_local(self, client):
+        return {"step": torch.tensor(float(self.options.step))}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state["count"] = server.state.get("count", 0) + int(update.payload.pop("step"))
+
+
+class OwnerOptions(CountsOptions):
+    """Options of the owner: those of its part, and another."""
+
+    scale: float = Field(default=3.0, description="Factor.")
+
+
+class Owner(Plugin[OwnerOptions]):
+    """Made of the part; sends something else next to it."""
+
+    parts = (Counts,)
+    owns = ("classifier.*",)
+
+    @hookimpl
+    def begin_local(self, client):
+        client.state["seen"] = client.scratch["first"] * self.options.scale
+
+    @hookimpl
+    def end_local(self, client):
+        return {"seen": torch.tensor(client.state["seen"])}
+
+    @hookimpl
+    def accumulate(self, server, update):
+        server.state["seen"] = float(update.payload.pop("seen"))
+        assert not update.payload
+
+    @hookimpl
+    def aggregate(self):
+        return None
+
+
+def test_parts_work_in_the_namespace_of_their_owner_and_with_its_options(tmp_path):
+    result = federate(tmp_path, (Owner, {"step": 5}), clients=2, rounds=2, participation=1.0)
+    state = plugin_state(result, name_of(Owner).rpartition(".")[2].lower())
+    assert state["count"] == 2 * 2 * 5
+    assert state["seen"] == 2 * 5 * 3.0  # what the clients of round 1 received, times the owner's option
+
+
+def test_the_owner_declares_what_its_parts_declare():
+    owner = create_plugin(name_of(Owner), {})
+    assert (owner.owns, owner.starts) == (("classifier.*",), ("encoder.*",))
+    assert [type(member) for member in owner.members] == [Counts, Owner]
+    assert {member.name for member in owner.members} == {"owner"}
+    assert owner.implements("broadcast")
+    assert not owner.implements("report")
+
+
+def refused(**attributes):
+    cls = type("Made", (Plugin,), {"__module__": __name__, **attributes})
+    globals()["Made"] = cls
+    with pytest.raises(PluginContractError) as caught:
+        create_plugin(name_of(cls), {})
+    return str(caught.value)
+
+
+def test_parts_that_do_not_fit_are_refused():
+    assert "expected a tuple of subclasses of Plugin" in refused(parts=(3,))
+    words = "has the part Counts, but not its options, expected options that inherit from CountsOptions"
+    assert words in refused(parts=(Counts,))
+
+    class Weighs(Plugin):
+        @hookimpl
+        def weight(self):
+            return 1.0
+
+    both = {"parts": (Weighs,), "weight": hookimpl(lambda self: 2.0)}
+    assert "hook weight is in two of the plugin's parts, but only one can have it" in refused(**both)
+
+
+def test_two_parts_cannot_send_the_same_name():
+    class Sends(Plugin):
+        @hookimpl
+        def broadcast(self):
+            return {"x": torch.zeros(1)}
+
+    class Twice(Sends):
+        parts = (Sends,)
+
+    globals()["Twice"] = Twice
+    Twice.__qualname__ = "Twice"
+    plugins = PluginSet.create({name_of(Twice): {}})
+    with pytest.raises(PluginContractError, match=r"'twice' hook broadcast returns 'x' from two of the plugin's parts"):
+        plugins.call("twice", "broadcast", server=None)
+
+
+def clips(bound):
+    return hookimpl(
+        lambda self, update: replace(update, model={n: t.clamp(max=bound) for n, t in update.model.items()})
+    )
+
+
+def test_parts_change_an_update_one_after_the_other():
+    class First(Plugin):
+        pre_aggregate = clips(3.0)
+
+    class Idle(Plugin):
+        @hookimpl
+        def pre_aggregate(self, update):
+            assert float(update.model["w"]) == 3.0
+            assert update.payload == {"own": 1}
+
+    class Chain(Plugin):
+        parts = (First, Idle)
+        pre_aggregate = clips(2.0)
+
+    Chain.__qualname__ = "Chain"
+    globals()["Chain"] = Chain
+    plugins = PluginSet.create({name_of(Chain): {}})
+    update = ClientUpdate(0, {"w": torch.tensor(9.0)}, 1, 1, 0.1, 0.0, payload={"chain": {"own": 1}, "other": {"x": 2}})
+    seen = plugins.call("chain", "pre_aggregate", server=None, update=update)
+    assert float(seen.model["w"]) == 2.0
+    assert seen.payload == {"own": 1}
