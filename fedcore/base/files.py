@@ -135,10 +135,11 @@ def delete_others(folder: Path, keep: Callable[[str], bool]) -> None:
 
 
 def refuse_links(directory: Path, *, deep: bool = True) -> None:
-    """Refuse links that lead out of a directory, and what is neither file nor folder; one walk.
+    """Refuse a directory that holds a link, or what is neither file nor folder; one walk.
 
     The accident: in a run directory from somebody else, a link leads to files that fedcore would overwrite or delete,
-    or a pipe would let its reader wait forever. Links that stay inside are left: W&B makes some in its own folder.
+    or a pipe would let its reader wait forever. W&B's own folder is left out: W&B makes links to its logs there, and
+    fedcore writes nothing.
 
     :param deep: walk through the folders in it, too.
     :raises RunDirectoryError: what was found; a folder that bears a file's name, too.
@@ -155,16 +156,15 @@ def refuse_links(directory: Path, *, deep: bool = True) -> None:
             raise StorageError(f"cannot read the folder {folder}: {error.strerror or error}") from error
         for entry in entries:
             if entry.is_symlink():
-                target = Path(entry.path).resolve()
-                if not target.is_relative_to(root):
-                    raise RunDirectoryError(
-                        f"{entry.path} is a link that leads out of the directory, to {target}. Put the file or folder "
-                        "itself there; what is read and written has to be inside"
-                    )
-            elif entry.is_dir():
+                raise RunDirectoryError(
+                    f"{entry.path} is a link, to {os.readlink(entry.path)}. Put the file or folder itself "
+                    "there; what is read and written has to be inside"
+                )
+            if entry.is_dir():
                 if entry.name.endswith(_FILES):
                     raise RunDirectoryError(f"{entry.path} is a folder, and should be a file; delete it")
-                waiting += [entry.path] * deep
+                if deep and not (folder == root and entry.name == "wandb"):
+                    waiting.append(entry.path)
             elif not entry.is_file():
                 raise RunDirectoryError(f"{entry.path} is neither a file nor a folder; delete it")
 

@@ -126,7 +126,7 @@ class RunDirectory:
     def open(cls, path: Path) -> RunDirectory:
         """Open the directory of an earlier run.
 
-        :raises RunDirectoryError: there is no run in it, or links in it lead out of it.
+        :raises RunDirectoryError: there is no run in it, or there is a link in it.
         """
         if not os.path.lexists(path / "config.yaml"):
             raise RunDirectoryError(

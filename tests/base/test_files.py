@@ -69,15 +69,16 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path):
         files.write_text(tmp_path / "file" / "x", "")
 
 
-def test_links_that_lead_out_are_refused_at_any_depth(tmp_path):
-    """W&B makes links inside its own folder."""
-    deep = tmp_path / "run" / "wandb" / "deep"
+def test_links_are_refused_at_any_depth(tmp_path):
+    """But for W&B's, which makes some in its own folder."""
+    deep, own = tmp_path / "run" / "events" / "deep", tmp_path / "run" / "wandb"
     deep.mkdir(parents=True)
-    (deep.parent / "latest-run").symlink_to(deep)
+    own.mkdir()
+    (own / "latest-run").symlink_to(tmp_path)
     files.refuse_links(tmp_path / "run")
     (deep / "out").symlink_to(tmp_path)
     files.refuse_links(tmp_path / "run", deep=False)
-    with pytest.raises(RunDirectoryError, match="deep/out is a link that leads out"):
+    with pytest.raises(RunDirectoryError, match="deep/out is a link, to "):
         files.refuse_links(tmp_path / "run")
 
 

@@ -64,9 +64,9 @@ def test_a_site_carries_the_partition_as_it_is(tmp_path):
 
 @pytest.mark.slow
 def test_a_million_registered_clients_take_little_memory():
-    """The partition takes 48 bytes per client while it is made, which memory that is used later hides in part."""
+    """The partition takes 48 bytes per client; while it is written it is in memory up to three times."""
     few, many = (peak_memory(scaled_config("fedavg", n, {"workers": 1, "device": "cpu"}), 2) for n in (1000, 1_000_000))
-    assert (many.parent - few.parent) * 2**20 < 48 * 1_000_000
+    assert (many.parent - few.parent) * 2**20 < 160 * 1_000_000
     assert (many.worker - few.worker) * 2**20 < 16 * 1_000_000
 
 

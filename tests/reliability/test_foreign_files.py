@@ -108,7 +108,7 @@ def test_a_run_of_a_sweep_has_no_path_for_a_name(run: Path, tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "clients", "metrics.jsonl", "clients/000000", "trackers"])
-def test_links_that_lead_out_are_refused(run: Path, tmp_path: Path, name: str) -> None:
+def test_links_are_refused(run: Path, tmp_path: Path, name: str) -> None:
     """Without the check, going on deletes what is in the folders and cuts off the file."""
     target = tmp_path / "precious"
     if name == "metrics.jsonl":
@@ -124,7 +124,7 @@ def test_links_that_lead_out_are_refused(run: Path, tmp_path: Path, name: str) -
     for command in ("resume", "evaluate"):
         result = cli(command, run)
         assert result.exit_code == 2, result.output
-        assert "is a link that leads out of the directory" in result.stderr
+        assert "is a link, to " in " ".join(result.stderr.split())
     assert (target if name == "metrics.jsonl" else target / "file").read_text() == "mine"
 
 
@@ -159,7 +159,7 @@ def test_trackers_write_through_no_link(run: Path, tmp_path: Path, place: str) -
     result = cli("resume", run)
     assert not list(outside.iterdir())
     assert result.exit_code == 2, result.output
-    assert "leads out of the directory" in result.stderr or "--allow-outside" in result.stderr
+    assert "is a link, to " in " ".join(result.stderr.split()) or "--allow-outside" in result.stderr
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:

@@ -110,7 +110,7 @@ class SweepDirectory:
         Processes that inherit it hold the lock, too: runs of a sweep that was killed may still be writing. When the
         last of them is gone, so is the lock.
 
-        :raises RunDirectoryError: another one is at work, the folder cannot be made, or links in it lead out of it.
+        :raises RunDirectoryError: another one is at work, the folder cannot be made, or there is a link in it.
         """
         for folder in (self.path, self.path / "runs", self.path / "logs"):
             if folder.is_dir():
