@@ -234,6 +234,10 @@ def shortened(words, folder):
         return [*words, *few.get(words[-1], []), *few.get(words[2], []), "--blocks", "1", "--rounds", "1"]
     if words[0] == "reproduce":
         return [*words, *data, *(["--dry-run"] if "--table" in words else [])]
+    if words[:2] == ["results", "page"]:
+        return None  # needs evidence of the paper's runs; test_results.py has the page
+    if words[0] == "results":
+        return [there(word, folder) for word in words]
     if words[0] in ("report", "compare"):
         if "--protocol" in words:
             return None  # needs runs with samples held out; plugins/fedcore-study/tests has some
@@ -242,8 +246,9 @@ def shortened(words, folder):
 
 
 def there(word, folder):
-    """Return a folder of runs that a report is asked for, or a run in its place where no command made it."""
-    return word if not word.startswith("sweeps/") or Path(word).exists() else str(newest_run(folder))
+    """Return a folder of runs that a command is asked for, or a run instead where no command made it."""
+    made = not word.startswith(("sweeps/", "reproduce/")) or Path(word).exists()
+    return word if made else str(newest_run(folder))
 
 
 def newest_run(folder):
