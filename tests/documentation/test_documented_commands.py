@@ -208,6 +208,7 @@ def shortened(words, folder):
         return None
     if any(word.startswith("ray.address=") for word in words) or words[0] == "federate":
         return None  # needs other machines; plugins/fedcore-ray/tests and fedcore-flower/tests have some
+    words = fitting(words)
     words = [re.sub(r"^(runs/[^/]+|RUN_DIR)", lambda _: str(newest_run(folder)), word) for word in words]
     words = [re.sub(r"=https?://.*", "=sqlite:///tracked.db", word) for word in words]
     if words[:3] == ["plugins", "new", "fedproto"]:
@@ -243,6 +244,13 @@ def shortened(words, folder):
             return None  # needs runs with samples held out; plugins/fedcore-study/tests has some
         return [*dict.fromkeys(there(word, folder) for word in words), *data]
     return words
+
+
+def fitting(words):
+    """Return a command without what the small files and the four clients cannot do."""
+    pairs = enumerate(zip(words, [*words[1:], ""], strict=True))
+    too_much = {n for n, (word, value) in pairs if word == "--samples" or value.startswith("concurrency=")}
+    return [word for n, word in enumerate(words) if not {n, n - 1} & too_much]
 
 
 def there(word, folder):
