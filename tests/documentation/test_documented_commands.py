@@ -208,6 +208,7 @@ def shortened(words, folder):
         return None
     if any(word.startswith("ray.address=") for word in words) or words[0] == "federate":
         return None  # needs other machines; plugins/fedcore-ray/tests and fedcore-flower/tests have some
+    words = fitting(words)
     words = [re.sub(r"^(runs/[^/]+|RUN_DIR)", lambda _: str(newest_run(folder)), word) for word in words]
     words = [re.sub(r"=https?://.*", "=sqlite:///tracked.db", word) for word in words]
     if words[:3] == ["plugins", "new", "fedproto"]:
@@ -234,6 +235,10 @@ def shortened(words, folder):
         return [*words, *few.get(words[-1], []), *few.get(words[2], []), "--blocks", "1", "--rounds", "1"]
     if words[0] == "reproduce":
         return [*words, *data, *(["--dry-run"] if "--table" in words else [])]
+    if words[:2] == ["results", "page"]:
+        return None  # needs evidence of the paper's runs; test_results.py has the page
+    if words[0] == "results":
+        return [there(word, folder) for word in words]
     if words[0] in ("report", "compare"):
         if "--protocol" in words:
             return None  # needs runs with samples held out; plugins/fedcore-study/tests has some
@@ -241,9 +246,17 @@ def shortened(words, folder):
     return words
 
 
+def fitting(words):
+    """Return a command without what the small files and the four clients cannot do."""
+    pairs = enumerate(zip(words, [*words[1:], ""], strict=True))
+    too_much = {n for n, (word, value) in pairs if word == "--samples" or value.startswith("concurrency=")}
+    return [word for n, word in enumerate(words) if not {n, n - 1} & too_much]
+
+
 def there(word, folder):
-    """Return a folder of runs that a report is asked for, or a run in its place where no command made it."""
-    return word if not word.startswith("sweeps/") or Path(word).exists() else str(newest_run(folder))
+    """Return a folder of runs that a command is asked for, or a run instead where no command made it."""
+    made = not word.startswith(("sweeps/", "reproduce/")) or Path(word).exists()
+    return word if made else str(newest_run(folder))
 
 
 def newest_run(folder):

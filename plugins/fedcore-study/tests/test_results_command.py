@@ -109,8 +109,9 @@ def test_runs_become_evidence_and_evidence_a_page(cli, recipes: Path, tmp_path: 
     so_far = 100 * stopped.curves["global"].accuracy[-1]
     assert f"| FedProx | 51 | +1.00 | {so_far:.2f} after round 1 of 2 | - | - |" in text
     assert text.count("after round 1 of 2") == 2  # under both protocols, and nowhere as finished
-    assert "| SOLO | - | - | - | - | - | - | - | - | - | - |" in text
-    assert "Without runs so far: b." in text
+    assert "| SOLO |" not in text
+    assert "Rows without runs so far: SOLO" in text
+    assert "Columns without runs so far: 1 of 3." in text
     assert text.startswith("# Results\n\nBefore.\n")
     assert text.endswith("\n\nAfter.\n")
     for column in ("a", "c-d"):

@@ -79,10 +79,12 @@ def block(
         return "\n".join([*lines, "No run of it has been recorded yet."])
     for column, evidence in by_column(recipe, found).items():
         lines += [column_table(recipe, column, evidence), ""]
+        missing = [row.name for row in recipe.rows if not _runs_of(row, evidence)]
+        if missing:
+            lines += [f"Rows without runs so far: {', '.join(missing)}.", ""]
         lines += [f"![{alt(recipe, column)}]({picture_name(name, column)})", ""]
-    empty = [column.name for column in recipe.columns if column.name not in by_column(recipe, found)]
-    if empty:
-        lines += [f"Without runs so far: {', '.join(empty)}.", ""]
+    if empty := len(recipe.columns) - len(by_column(recipe, found)):
+        lines += [f"Columns without runs so far: {empty} of {len(recipe.columns)}.", ""]
     notes = [*_changed(found, recipes, among), *_corrected(recipe, found), *_origins(found)]
     return "\n".join([*lines, *(f"- {note}" for note in notes)])
 
@@ -97,7 +99,7 @@ def by_column(recipe: Recipe, found: Iterable[Evidence]) -> dict[str, list[Evide
 
 
 def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
-    """Return a column's table: each row's figure in the paper, ours, the difference, seeds and rounds.
+    """Return a column's table of the rows with runs: figure in the paper, ours, the difference, seeds and rounds.
 
     Where the table has a row FedAvg, both figures stand beside FedAvg's, too: what the paper claims, and what was
     found, paired by seed and with an interval from three seeds on.
@@ -108,7 +110,8 @@ def column_table(recipe: Recipe, column: str, found: Sequence[Evidence]) -> str:
     fedavg = _runs_of(baseline, found) if baseline else []
     rows, gains = [], []
     for row in recipe.rows:
-        runs = _runs_of(row, found)
+        if not (runs := _runs_of(row, found)):
+            continue
         paper = row.paper[place]
         cells = [row.name, paper.text]
         if baseline:
