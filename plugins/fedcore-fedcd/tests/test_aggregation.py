@@ -47,7 +47,9 @@ def commit(updates, state=None, **options):
     plugin = FedCD(FedCDOptions(**{"fine_classes": per_class, **options}))
     for one in updates:
         plugin.accumulate(server, one)
-    return plugin.aggregate(server, updates), server.state
+    owned = plugin.aggregate(server, updates) if plugin.owns else None  # as the core calls it
+    plugin.end_round(server)
+    return owned, server.state
 
 
 def first():
