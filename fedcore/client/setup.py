@@ -14,7 +14,7 @@ from fedcore.base.tensors import digest_of
 from fedcore.data import Dataset, PublicSamples
 from fedcore.hooks.checks import whole_numbers
 from fedcore.hooks.declarations import KEEPS, TABLE
-from fedcore.hooks.plugin import Plugin
+from fedcore.hooks.plugin import Plugin, patterns_of
 from fedcore.hooks.plugins import PluginSet, match
 from fedcore.models import ModelTask, SplitModel, build_model, require_takes
 from fedcore.models.layout import FlatLayout, Layout
@@ -105,7 +105,7 @@ class Setup:
 
         :param personal: also those that stay on the clients.
         """
-        names = match(plugin.patterns(declaration), self.layout.shapes, plugin, declaration)
+        names = match(patterns_of(plugin, declaration), self.layout.shapes, plugin, declaration)
         left_out = self.layout.fixed if personal else self.layout.fixed | self.layout.personal
         return [name for name in names if name not in left_out]
 
@@ -176,7 +176,7 @@ def _check_fixed(setup: Setup) -> None:
     fixed = setup.layout.fixed
     for declaration in (declaration for declaration in TABLE.values() if declaration.shared):
         for plugin in setup.plugins if fixed else ():
-            for pattern in plugin.patterns(declaration.name):
+            for pattern in patterns_of(plugin, declaration.name):
                 names = match((pattern,), setup.layout.shapes, plugin, declaration.name)
                 if fixed.issuperset(names):
                     raise ConfigError(

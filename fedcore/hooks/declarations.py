@@ -9,11 +9,10 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from fedcore.base.errors import PluginConflictError
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS
-from fedcore.hooks.plugin import Plugin
+from fedcore.hooks.plugin import Plugin, patterns_of
 
 
 @dataclass(frozen=True)
@@ -133,13 +132,9 @@ def refuse_together(one: Plugin, other: Plugin) -> None:
                 raise PluginConflictError.of(one.name, other.name, declaration.alone)
             for name, reason in declaration.excludes.items():
                 if TABLE[name].made_by(second):
-                    said = reason.format(one=first.name, other=second.name, value=patterns_of(second, name))
+                    value = patterns_of(second, name) if TABLE[name].patterns else ""
+                    said = reason.format(one=first.name, other=second.name, value=value)
                     raise PluginConflictError.of(first.name, second.name, said)
-
-
-def patterns_of(plugin: Plugin | type[Plugin], name: str) -> tuple[str, ...]:
-    """Return the patterns of a declaration; empty for a hook."""
-    return () if name in HOOKS else Plugin.patterns(cast(Plugin, plugin), name)
 
 
 def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:

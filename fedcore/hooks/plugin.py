@@ -117,11 +117,6 @@ class Plugin(Generic[OptionsT]):
     def __init__(self, options: OptionsT) -> None:
         self.options = options
 
-    def patterns(self, declaration: str) -> tuple[str, ...]:
-        """Return the patterns of a declaration over the model's names."""
-        declared = getattr(self, declaration)
-        return tuple(declared.patterns if isinstance(declared, Exchange) else declared or ())
-
     @property
     def members(self) -> tuple[Plugin, ...]:
         """The objects whose hooks are the plugin's: its parts with theirs, then itself."""
@@ -157,6 +152,12 @@ class Plugin(Generic[OptionsT]):
                 hint="keep values in client.state or server.state, and those of one round in client.scratch",
             )
         super().__setattr__(attribute, value)
+
+
+def patterns_of(plugin: Plugin | type[Plugin], declaration: str) -> tuple[str, ...]:
+    """Return the patterns of a declaration over the model's names."""
+    declared = getattr(plugin, declaration)
+    return tuple(declared.patterns if isinstance(declared, Exchange) else declared or ())
 
 
 def parse_options(

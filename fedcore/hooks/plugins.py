@@ -24,7 +24,7 @@ from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
 from fedcore.hooks.checks import ARGUMENTS, HOOKS, QUESTION, create_plugin, problem_with
 from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
-from fedcore.hooks.plugin import BUILTIN, Plugin
+from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
 
 REJECTING = ("pre_aggregate", "weight", "accumulate")
 """Hooks that see one update: RejectUpdate, or any other exception, leaves it out of the round."""
@@ -92,7 +92,7 @@ class PluginSet:
         return self._by_name[name]
 
     def implementers(self, hook: str) -> list[Plugin]:
-        """Return the user's plugins that implement a hook, in user order."""
+        """Return the user's plugins that implement a hook, in the order of its calls."""
         return [call.plugin for call in self._calls[hook] if call.plugin.name != BUILTIN]
 
     def implements(self, hook: str) -> bool:
@@ -213,7 +213,7 @@ class PluginSet:
         for declaration in (declaration for declaration in TABLE.values() if declaration.patterns):
             claimed: dict[str, Plugin] = {}
             for plugin in self:
-                for name in match(plugin.patterns(declaration.name), names, plugin, declaration.name):
+                for name in match(patterns_of(plugin, declaration.name), names, plugin, declaration.name):
                     other = claimed.setdefault(name, plugin)
                     if other is not plugin:
                         reason = f"both declare {declaration.name} = {name!r}"

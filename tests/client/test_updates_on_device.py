@@ -59,7 +59,7 @@ def test_answers_are_brought_to_the_cpu(moved, tmp_path):
 
 def test_the_hooks_that_get_updates_are_those_of_the_server():
     taking = {name for name, hook in HOOKS.items() if {"update", "updates"} & set(hook.__annotations__)}
-    assert taking - {"pre_upload"} == set(READ_UPDATES)
+    assert taking - {"pre_upload", "guard_upload"} == set(READ_UPDATES)
 
 
 def test_bits_do_not_depend_on_it(tmp_path, monkeypatch):

@@ -47,9 +47,9 @@ def commit(updates, state=None, **options):
     plugin = FedCD(FedCDOptions(**{"fine_classes": per_class, **options}))
     for one in updates:
         plugin.accumulate(server, one)
-    part = plugin.aggregate(server, updates) if plugin.owns else None
+    owned = plugin.aggregate(server, updates) if plugin.owns else None  # as the core calls it
     plugin.end_round(server)
-    return part, server.state
+    return owned, server.state
 
 
 def first():
@@ -151,9 +151,11 @@ def test_aggregation_by_counts_takes_each_fine_class_from_its_holders():
     np.testing.assert_allclose(part[WEIGHT][4], fedavg(updates, WEIGHT)[4], rtol=1e-6, atol=1e-7)
 
 
-def test_with_fedavgs_aggregation_nothing_is_owned_but_prototypes_are_still_averaged():
-    assert FedCD(FedCDOptions(aggregation="fedavg")).owns == ()
-    part, state = commit(first(), aggregation="fedavg")
+@pytest.mark.parametrize("options", [{"aggregation": "fedavg"}, {"acla": False}])
+def test_without_adaptive_aggregation_nothing_is_owned_but_prototypes_are_still_averaged(options):
+    plugin = FedCD(FedCDOptions(**options))
+    assert plugin.owns == ()
+    part, state = commit(first(), **options)
     assert part is None
     assert state["counts"].sum() == 16
     assert FedCD(FedCDOptions()).owns == ("classifier.*",)
@@ -220,6 +222,17 @@ def test_a_lone_centre_joins_a_known_one_and_no_free_place():
     assert order.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_assignment_is_scipys(seed):
+    from scipy.optimize import linear_sum_assignment
+
+    rng = np.random.default_rng(seed)
+    one, other, known = rng.normal(size=(5, 3)), rng.normal(size=(5, 3)), torch.ones(5, dtype=torch.bool)
+    order = matched_order(torch.tensor(one), known, torch.tensor(other), known)
+    _, expected = linear_sum_assignment(((other[:, None] - one) ** 2).sum(axis=2))
+    assert order.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_w_reduces_the_m_consecutive_outputs_of_each_class(reduction):
     torch.manual_seed(0)
@@ -247,3 +260,9 @@ def test_the_outputs_of_a_class_get_different_gradients_from_w_on_probabilities_
     torch.nn.functional.cross_entropy(classifier(torch.randn(4, D)), torch.tensor([0, 1, 2, 0])).backward()
     own = classifier.fine.weight.grad.view(C, M, D)
     assert torch.equal(own[:, 0], own[:, 1]) == alike
+
+
+def test_more_fine_classes_than_can_be_matched_are_refused():
+    FedCDOptions(match="hungarian", fine_classes=8)
+    with pytest.raises(ValueError, match="fine_classes: 9 is too many for match: hungarian"):
+        FedCDOptions(match="hungarian", fine_classes=9)

@@ -43,14 +43,6 @@ class KeepsTheLast(Personal):
         server.state["centre"] = update.payload["centre"]
 
 
-class KeepsTheFirst(Personal):
-    """The same in ``aggregate``, which gets all updates."""
-
-    @hookimpl
-    def aggregate(self, server, updates):
-        server.state["centre"] = updates[0].payload["centre"]
-
-
 class ListsThem(Personal):
     """A JSON value instead of a tensor."""
 
@@ -82,7 +74,6 @@ class GivesTheFirstsClassifier(Plugin):
     ("plugin", "words"),
     [
         (KeepsTheLast, "server.state['keepsthelast']['centre'] differs"),
-        (KeepsTheFirst, "server.state['keepsthefirst']['centre'] differs"),
         (ListsThem, "server.state['liststhem']['norms'][0] differs"),
         (GivesTheFirstsClassifier, "the model differs in"),
     ],

@@ -44,9 +44,9 @@ class FDCL(Plugin[FDCLOptions]):
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Move the split between encoder and classifier (section 4.2)."""
+        move_split(model, self.options.head_layers, option="fdcl.head_layers")
         if self.options.head_layers > 1:
             task.reshape_classifier(self.name)
-        move_split(model, self.options.head_layers, option="fdcl.head_layers")
 
     @hookimpl
     def local_loss(self, step: Step) -> list[Loss] | None:

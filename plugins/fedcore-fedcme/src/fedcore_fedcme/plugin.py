@@ -205,6 +205,6 @@ class FedCME(Plugin[FedCMEOptions]):
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
         """Move the split between feature extractor and classifier ("the final linear layers", Appendix)."""
+        move_split(model, self.options.classifier_layers, option="fedcme.classifier_layers")
         if self.options.classifier_layers > 1:
             task.reshape_classifier(self.name)
-        move_split(model, self.options.classifier_layers, option="fedcme.classifier_layers")
