@@ -22,6 +22,7 @@ from fedcore.base.errors import FedcoreError, PluginCallError
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.base.threads import one_torch_thread
 from fedcore.client.context import context_of
+from fedcore.client.messages import Evaluation
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset, Samples
 from fedcore.models.placement import forward_chunk
@@ -153,12 +154,10 @@ def _loss(value: float) -> dict[str, Any]:
     return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
 
 
-def evaluate_client(
-    session: LocalSession, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Evaluate one client, whose session is loaded; returns counts by protocol.
+def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]) -> Evaluation:
+    """Evaluate one client, whose session is loaded.
 
-    Where the model of a plugin's ``personal_model`` fails, ``failed`` says why in place of the protocols of own models.
+    Where the model of a plugin's ``personal_model`` fails, the protocols of own models have no counts.
 
     :param held_out: the client's held-out samples, positions in the training set, int64 (m,).
     :param meta: the task's ``protocols``, whether the client ``took_part`` in training before, and whether
@@ -166,6 +165,7 @@ def evaluate_client(
     """
     protocols = set(meta["protocols"])
     found: dict[str, Any] = {}
+    failed = ""
     device, working = session.working.device, session.working.module
 
     def on_held_out(model: nn.Module, *, confusion: bool = False) -> dict[str, Any]:
@@ -186,8 +186,8 @@ def evaluate_client(
         found |= _by_own_model(session, by, took_part=meta["took_part"])
     except PluginCallError as error:
         print_traceback()
-        found["failed"] = f"{error}"
-    return found
+        failed = str(error)
+    return Evaluation(found, failed)
 
 
 def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:

@@ -6,7 +6,7 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedcore.base.debugging import print_traceback
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError
 from fedcore.base.tensors import on_cpu, unflatten
-from fedcore.base.types import ClientUpdate
+from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client, own_model
@@ -25,12 +25,13 @@ from fedcore.client.local_work import LocalWork
 from fedcore.client.loop import LocalEpoch, local_epochs, next_epoch, train_batch, train_epoch
 from fedcore.client.messages import (
     ClientFailure,
-    ClientResult,
     ClientTask,
+    Evaluation,
     FailureKind,
     Outcome,
+    Pause,
+    Reply,
     SharedPayload,
-    pack_update,
 )
 from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
@@ -43,8 +44,8 @@ from fedcore.models.placement import Placement
 from fedcore.storage.client_store import ClientStore
 from fedcore.storage.state import States
 
-Work = Generator[LocalEpoch, None, ClientResult]
-"""Yields local epochs, whose steps whoever iterates has to take, and returns the result."""
+Work = Generator[LocalEpoch, None, ClientUpdate | Pause]
+"""Yields local epochs, whose steps whoever iterates has to take, and returns the outcome."""
 
 
 class Failed(Exception):
@@ -76,7 +77,7 @@ class ClientRuntime:
         self.store = ClientStore(spec.state_dir)
         self.updates_on = torch.device("cpu")
         self._sessions: dict[str, LocalSession] = {}
-        self._spent: dict[str, dict[str, float]] = {}
+        self._spent: dict[str, tuple[float, dict[str, float]]] = {}
 
     def keep_updates_on_device(self) -> None:
         """Leave updates where they were trained, for a server in this process, unless a plugin there reads them."""
@@ -113,9 +114,7 @@ class ClientRuntime:
         began, before = time.perf_counter(), dict(self.setup.plugins.seconds)
         try:
             made = TASKS[task.kind](self, task, shared)
-            result = made if isinstance(made, ClientResult) else (yield from made)
-            if self.updates_on.type == "cpu" or "version" not in result.meta:
-                result = replace(result, tensors=on_cpu(result.tensors))
+            outcome = (yield from made) if isinstance(made, Generator) else made
         except Failed as failed:
             return self._failed(task, failed.kind, str(failed))
         except PluginCallError as error:
@@ -125,24 +124,26 @@ class ClientRuntime:
         except Exception as error:
             return self._failed(task, "raised", f"{type(error).__name__}: {error}")
         after = self.setup.plugins.seconds
-        spent = {name: after[name] - seconds for name, seconds in before.items()}
-        self._record_time(task, result.meta, {"": time.perf_counter() - began, **spent})
-        return result
+        return self._timed(
+            task, outcome, time.perf_counter() - began, {name: after[name] - before[name] for name in before}
+        )
 
-    def _record_time(self, task: ClientTask, meta: dict[str, Any], spent: dict[str, float]) -> None:
-        """Add the seconds of a task, earlier parts of its training included, to its result: in total and by plugin."""
-        earlier = self._spent.pop(task.session or "", {})
-        spent = {name: seconds + earlier.get(name, 0.0) for name, seconds in spent.items()}
-        if "paused" in meta:
-            self._spent[task.session or ""] = spent
-        meta["seconds"] = spent.pop("")
-        meta["plugin_seconds"] = spent
+    def _timed(self, task: ClientTask, outcome: Outcome, seconds: float, by_plugin: dict[str, float]) -> Outcome:
+        """Note in an update how long the client took, the parts before its pauses included, in total and by plugin."""
+        earlier, earlier_by_plugin = self._spent.pop(task.session or "", (0.0, {}))
+        seconds += earlier
+        by_plugin = {name: value + earlier_by_plugin.get(name, 0.0) for name, value in by_plugin.items()}
+        if isinstance(outcome, Pause):
+            self._spent[task.session or ""] = (seconds, by_plugin)
+        if isinstance(outcome, ClientUpdate):
+            return replace(outcome, seconds=seconds, plugin_seconds=by_plugin)
+        return outcome
 
     def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
         self._end(self._sessions.pop(task.session or "", None))
         if kind == "raised":
             print_traceback()
-        return ClientFailure(task.id, kind, message)
+        return ClientFailure(kind, message)
 
     def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:
         """Return the session of a task, with the weights that it starts from in the working model.
@@ -215,9 +216,9 @@ class ClientRuntime:
             self._sessions[task.session] = session
             weights = session.pause()
             names = {name for plugin in self.setup.breaks[stop] for name in self._exchanged(plugin)}
-            return ClientResult(task.id, {name: weights[name] for name in sorted(names)}, {"paused": stop})
+            return Pause(stop, on_cpu({name: weights[name] for name in sorted(names)}))
         self._sessions.pop(task.session or "", None)
-        return self._finish(task, session)
+        return self._finish(session)
 
     @contextmanager
     def _training(self, session: LocalSession) -> Iterator[None]:
@@ -239,7 +240,7 @@ class ClientRuntime:
         while self._sessions:
             self._end(self._sessions.popitem()[1])
 
-    def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:
+    def _finish(self, session: LocalSession) -> ClientUpdate:
         if session.steps == 0:
             why = (
                 "; with BatchNorm in the model a batch of one sample is skipped"
@@ -276,9 +277,21 @@ class ClientRuntime:
         version = self.store.write(
             session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
         )
-        return ClientResult(task.id, *pack_update(update, version))
+        sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
+        return replace(update, model=self._sent("", update.model), payload=sent, version=version)
 
-    def _ask(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+    def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
+        """Return tensors of an update as they are sent.
+
+        :raises PluginContractError: a plugin's payload holds something other than tensors.
+        """
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise PluginContractError.of(plugin, f"puts {name!r} into its payload", expected="a tensor")
+        detached = {name: tensor.detach() for name, tensor in tensors.items()}
+        return on_cpu(detached) if self.updates_on.type == "cpu" else detached
+
+    def _ask(self, task: ClientTask, shared: SharedPayload | None) -> Reply:
         plugin = str(task.meta["plugin"])
         with closing(self._session(task, shared, read_only="answer")) as session:
             answer = self.setup.plugins.call(
@@ -288,12 +301,12 @@ class ClientRuntime:
                 question=task.meta["question"],
                 tensors={name: tensor.to(self.working.device) for name, tensor in task.tensors.items()},
             )
-        return ClientResult(task.id, {name: tensor.detach().clone() for name, tensor in (answer or {}).items()})
+        return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in (answer or {}).items()}))
 
-    def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+    def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
         held_out = self.partition.test[task.client]
         with closing(self._session(task, shared, read_only="personal_model")) as session:
-            return ClientResult(task.id, {}, evaluate_client(session, self.dataset, held_out, task.meta))
+            return evaluate_client(session, self.dataset, held_out, task.meta)
 
     @contextmanager
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:
@@ -301,20 +314,15 @@ class ClientRuntime:
         with closing(self._session(task, shared, read_only="personal_model")) as session:
             yield own_model(session, took_part=task.meta["took_part"])
 
-    def _end_session(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
-        self._end(self._sessions.pop(task.session or "", None))
-        return ClientResult(task.id)
-
     def _exchanged(self, plugin_name: str) -> list[str]:
         plugin = self.setup.plugins[plugin_name]
         return self.setup.claimed(plugin, "exchanges")
 
 
-TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], ClientResult | Work]] = {
+TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], Outcome | Work]] = {
     "fit_begin": ClientRuntime._fit_begin,
     "fit_resume": ClientRuntime._fit_resume,
     "ask": ClientRuntime._ask,
     "evaluate": ClientRuntime._evaluate,
-    "end_session": ClientRuntime._end_session,
 }
 """What does a task of each kind; no bound methods, with which a runtime would refer to itself and outlive its run."""

@@ -21,11 +21,11 @@ from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.tensors import clone, copy_into
 from fedcore.base.threads import one_thread
 from fedcore.base.user_modules import refuse_while_importing
+from fedcore.client.messages import Engine
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.content import data_digest
-from fedcore.engines.protocol import Engine
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.autotune import tuned

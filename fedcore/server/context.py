@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fedcore.base.errors import DivergedError, PluginContractError, RejectUpdate
 from fedcore.base.seeding import derive_seed, generator, random_stream
 from fedcore.base.tensors import bytes_of, copy_into, largest_values, on_cpu, out_of_range
 from fedcore.base.types import Answer, ClientUpdate, Tensors
-from fedcore.client.messages import ClientTask
+from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
@@ -149,7 +149,7 @@ class ScopeContext(View, ServerContext):
         scope = self._scope
         answered = any(plugin.name == self._plugin for plugin in scope.federation.setup.plugins.implementers("answer"))
 
-        def parse(task: ClientTask, outcome: Any) -> Tensors:
+        def parse(task: ClientTask, outcome: Outcome) -> Tensors:
             tensors, largest = scope.federation.validator.answer(task, outcome)
             tensors = tensors if answered else _Unanswered(self._plugin, tensors)
             self._require_usable(Answer(task.client, tensors), check)

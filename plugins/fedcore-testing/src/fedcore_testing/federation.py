@@ -20,11 +20,11 @@ from fedcore.base import registry
 from fedcore.base.config import RunConfig
 from fedcore.base.subprocesses import environment
 from fedcore.base.types import Tensors
+from fedcore.client.messages import Engine
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Dataset, Partition, load_dataset, load_partition
 from fedcore.data.public import with_public
-from fedcore.engines.protocol import Engine
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, RunResult, resume, run
