@@ -39,7 +39,6 @@ with importing():  # a worker process begins here
     from fedcore.engines.dispatch import Dispatcher, in_window
     from fedcore.engines.in_process import InProcessEngine
     from fedcore.engines.local import ALLOCATOR
-    from fedcore.engines.transport import pack_frame, unpack_frame
     from fedcore.storage.owned_folder import OwnedFolder, remove_abandoned
     from fedcore.storage.serial import dumps, loads
 
@@ -65,14 +64,12 @@ __all__ = [
     "in_window",
     "loads",
     "pack_error",
-    "pack_frame",
     "pack_objects",
     "pack_outcome",
     "pack_shared",
     "pack_task",
     "pack_worker_spec",
     "remove_abandoned",
-    "unpack_frame",
     "unpack_objects",
     "unpack_outcome",
     "unpack_shared",
