@@ -46,6 +46,8 @@ class ClientUpdate:
     :param payload: extra tensors; a hook sees those of its own plugin only.
     :param metrics: JSON values such as the mean local losses.
     :param frozen: the shared parameters that plugins excluded from this round's training (``client.freeze``).
+    :param version: of the client's state after the training; None where it is empty. The core sets it, and the rest.
+    :param seconds: how long the client's task took; ``plugin_seconds`` how much of it in each plugin's hooks.
     """
 
     client: int
@@ -57,6 +59,9 @@ class ClientUpdate:
     payload: dict[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
+    version: int | None = None
+    seconds: float = 0.0
+    plugin_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def scoped(self, plugin: str) -> ClientUpdate:
         """Return this update as ``plugin`` sees it: ``payload`` is its own namespace, shared for popping."""

@@ -22,6 +22,7 @@ from fedcore.base.errors import FedcoreError, PluginCallError, print_traceback
 from fedcore.base.process import one_torch_thread
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
 from fedcore.client.context import context_of
+from fedcore.client.messages import Evaluation
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset, Samples
 from fedcore.models.placement import forward_chunk
@@ -153,12 +154,10 @@ def _loss(value: float) -> dict[str, Any]:
     return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
 
 
-def evaluate_client(
-    session: LocalSession, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Evaluate one client, whose session is loaded; returns counts by protocol.
+def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]) -> Evaluation:
+    """Evaluate one client, whose session is loaded.
 
-    Where the model of a plugin's ``personal_model`` fails, ``failed`` says why instead of the protocols of own models.
+    Where the model of a plugin's ``personal_model`` fails, the protocols of own models have no counts.
 
     :param held_out: the client's held-out samples, positions in the training set, int64 (m,).
     :param meta: the task's ``protocols``, whether the client ``took_part`` in training before, and whether
@@ -167,6 +166,7 @@ def evaluate_client(
     working = session.working
     on_client = (dataset.train, held_out)
     sets = {"global_local": on_client, "personal": on_client, "personal_global": (dataset.test, None)}
+    failed = ""
 
     def counts(model: nn.Module, *protocols: str, **how: Any) -> dict[str, Any]:
         asked = {name: sets[name] for name in protocols if name in meta["protocols"]}
@@ -187,8 +187,8 @@ def evaluate_client(
         found |= own
     except PluginCallError as error:
         print_traceback()
-        found["failed"] = f"{error}"
-    return found
+        failed = str(error)
+    return Evaluation(found, failed)
 
 
 def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:

@@ -1,26 +1,23 @@
-"""The messages between the server and its clients, and how they become named tensors and JSON.
+"""What the server and its clients send each other, and the protocol of the engines that carry it.
 
-All messages have this one form, whatever carries them (:mod:`fedcore.base.serial` turns it into bytes), and every
-packing function stands beside its inverse. Groups of tensors are joined into names ``group/name`` by
-:func:`fedcore.base.tensors.flatten`. The worker specification is packed beside its class.
+In the server's process a message is handed over as it is. An engine whose clients are in other processes packs it into
+named tensors and JSON, sends these, and unpacks them there: once each, by the functions below, where each packing
+function stands next to its inverse. Groups of tensors are joined into names ``group/name`` by
+:func:`fedcore.base.tensors.flatten`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
-
-from torch import Tensor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from fedcore.base.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
 from fedcore.base.tensors import flatten, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.models.placement import Placement
 
-TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate", "end_session", "bundle"]
-BUNDLE: TaskKind = "bundle"
-"""A task of the local engine that holds others (:mod:`fedcore.engines.bundles`); no client sees one."""
+TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate"]
 
 FailureKind = Literal[
     "raised",
@@ -43,12 +40,13 @@ the simulated system (:mod:`fedcore.server.system`)."""
 class ClientTask:
     """One piece of work for one client.
 
-    :param id: unique in a run; the server matches results and drops duplicates by it.
+    :param id: unique in a run; the server finds the task of an outcome by it.
     :param session: name of the client's training between ``fit_begin`` and its last ``fit_resume``.
     :param version: of the client's state to start from; None for the empty one.
     :param shared: key of the shared payload, which the engine received with ``share``.
-    :param tensors: may be computed at each reading, so that no more tasks' tensors are in memory than are sent at once:
-        an engine reads them once, when it sends the task (:func:`pack_task`).
+    :param tensors: what goes to this client alone.
+    :param compute: makes the tensors when an engine sends the task, so that no more tasks' tensors are in memory than
+        are sent at once; see :meth:`complete`.
     """
 
     id: str
@@ -58,103 +56,155 @@ class ClientTask:
     session: str | None = None
     version: int | None = None
     shared: str | None = None
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    compute: Callable[[], Tensors] | None = None
+
+    def complete(self) -> ClientTask:
+        """Return the task with its tensors; an engine calls this once, when it sends the task."""
+        return self if self.compute is None else replace(self, tensors=self.compute(), compute=None)
 
 
 @dataclass(frozen=True)
-class ClientResult:
-    """The result of a task: named tensors and JSON."""
+class SharedPayload:
+    """What a round or an evaluation sends to all clients.
 
-    task_id: str
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
+    :param model: the shared parameters and buffers.
+    :param received: the broadcasts, by plugin.
+    :param lr: the round's learning rate.
+    :param fixed: digest of the parameters that do not travel; empty without any.
+    """
+
+    model: Tensors
+    received: Mapping[str, Tensors]
+    lr: float
+    fixed: str = ""
+
+    def copy_to(self, placement: Placement) -> SharedPayload:
+        """Return a copy in the device's own memory."""
+
+        def copied(tensors: Tensors) -> Tensors:
+            return {name: tensor.to(placement.device, copy=True) for name, tensor in tensors.items()}
+
+        received = {plugin: copied(tensors) for plugin, tensors in self.received.items()}
+        return replace(self, model=placement.weights(copied(self.model)), received=received)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A client waits at an exchange, before a local epoch, and shows these tensors of its model."""
+
+    epoch: int
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's reply to a question of the server."""
+
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A client's counts by protocol, and why its own model has none; empty where it has."""
+
+    counts: dict[str, Any]
+    failed: str = ""
 
 
 @dataclass(frozen=True)
 class ClientFailure:
     """The reason why a task has no result."""
 
-    task_id: str
     kind: FailureKind
     message: str
 
 
-Outcome = ClientResult | ClientFailure
+Outcome = ClientUpdate | Pause | Reply | Evaluation | ClientFailure
+"""What becomes of a task: the first two of training, then of a question and of an evaluation, the last of any."""
+Pair = tuple[ClientTask, Outcome]
 
 
-_STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}
+class Engine(Protocol):
+    """Runs client tasks: exactly one outcome per task. A failure of a client is an outcome, never an exception."""
+
+    workers: int
+    """How many tasks run side by side."""
+
+    def share(self, key: str, payload: SharedPayload) -> None:
+        """Make a payload available to all clients under a key, sent once."""
+
+    def unshare(self, key: str) -> None:
+        """Drop a shared payload; idempotent."""
+
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
+        """Run tasks in the given order of dispatch and yield each with its outcome as it finishes.
+
+        :param window: dispatch pauses while this many finished tasks wait for an earlier one; None: never.
+        """
+
+    def close(self) -> None:
+        """Stop all workers and free the shared payloads; idempotent."""
 
 
 def pack_task(task: ClientTask) -> tuple[Tensors, dict[str, Any]]:
-    """Split a task into tensors and JSON; its tensors are read once."""
-    meta = dict(vars(task))
-    return dict(meta.pop("tensors").items()), meta
+    """Split a task into tensors and JSON."""
+    meta = dict(vars(task.complete()))
+    del meta["compute"]
+    return meta.pop("tensors"), meta
 
 
-def unpack_task(tensors: Tensors, meta: dict[str, Any]) -> ClientTask:
+def unpack_task(tensors: Tensors, meta: Mapping[str, Any]) -> ClientTask:
     """Join what :func:`pack_task` split."""
     return ClientTask(**meta, tensors=tensors)
 
 
-def pack_outcome(outcome: Outcome) -> tuple[str, Tensors, dict[str, Any]]:
-    """Split an outcome into its kind (``result``, ``failure``), tensors and JSON."""
-    if isinstance(outcome, ClientFailure):
-        return "failure", {}, asdict(outcome)
-    return "result", outcome.tensors, {"task_id": outcome.task_id, "meta": outcome.meta}
+def pack_shared(payload: SharedPayload) -> tuple[Tensors, dict[str, Any]]:
+    """Split a shared payload into tensors and JSON."""
+    tensors, _ = flatten({"model": payload.model, "received": flatten(payload.received)[0]})
+    return tensors, {"lr": payload.lr, "fixed": payload.fixed}
 
 
-def unpack_outcome(kind: str, tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
-    """Join what :func:`pack_outcome` split."""
-    if kind == "failure":
-        return ClientFailure(**meta)
-    return ClientResult(meta["task_id"], tensors, meta["meta"])
-
-
-def pack_update(update: ClientUpdate, version: int | None) -> tuple[Tensors, dict[str, Any]]:
-    """Split an update into tensors and JSON.
-
-    :param version: of the client's state after the training; None where it is empty.
-    :raises PluginContractError: a plugin's payload holds something other than tensors.
-    """
-    payload, rest = flatten(update.payload)
-    if rest:
-        plugin, values = next(iter(rest.items()))
-        raise PluginContractError.of(plugin, f"puts {next(iter(values))!r} into its payload", expected="a tensor")
-    tensors, _ = flatten({"model": update.model, "payload": payload})
-    return tensors, {
-        "client": update.client,
-        "samples": update.samples,
-        "steps": update.steps,
-        "lr": update.lr,
-        "momentum": update.momentum,
-        "metrics": dict(update.metrics),
-        "version": version,
-        "frozen": sorted(update.frozen),
-    }
-
-
-def unpack_update(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ClientUpdate:
-    """Join what :func:`pack_update` split.
-
-    :param meta: its values are taken as they are; :class:`fedcore.server.validation.UpdateValidator` checks them.
-    :raises ValueError: there are tensors outside of the model and the payload.
-    """
+def unpack_shared(tensors: Tensors, meta: Mapping[str, Any]) -> SharedPayload:
+    """Join what :func:`pack_shared` split."""
     groups = unflatten(tensors)
-    unexpected = sorted(set(groups) - {"model", "payload"})
-    if unexpected:
-        raise ValueError(f"sent tensors under {unexpected[0]!r}; an update has 'model' and 'payload'")
-    return ClientUpdate(
-        client=meta["client"],
-        model=groups.get("model", {}),
-        samples=meta["samples"],
-        steps=meta["steps"],
-        lr=meta["lr"],
-        momentum=meta["momentum"],
-        payload=unflatten(groups.get("payload", {})),
-        metrics=meta["metrics"],
-        frozen=frozenset(meta["frozen"]),
-    )
+    return SharedPayload(groups.get("model", {}), unflatten(groups.get("received", {})), meta["lr"], meta["fixed"])
+
+
+_OUTCOMES = {cls.__name__: cls for cls in (ClientUpdate, Pause, Reply, Evaluation, ClientFailure)}
+
+
+def pack_outcome(outcome: Outcome) -> tuple[Tensors, dict[str, Any]]:
+    """Split an outcome into tensors and JSON."""
+    meta = {"outcome": type(outcome).__name__, **vars(outcome)}
+    groups: dict[str, Any] = {name: meta.pop(name) for name in ("model", "payload", "tensors") if name in meta}
+    if isinstance(outcome, ClientUpdate):
+        groups["payload"], _ = flatten(outcome.payload)
+        meta["frozen"] = sorted(outcome.frozen)
+    return flatten(groups)[0], meta
+
+
+def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
+    """Join what :func:`pack_outcome` split; the server checks what the outcome says (:mod:`fedcore.server.validation`).
+
+    :raises ValueError: these are no parts of an outcome.
+    """
+    groups, values = unflatten(tensors), dict(meta)
+    try:
+        cls = _OUTCOMES[values.pop("outcome")]
+        if cls is ClientUpdate:
+            groups = {"model": {}, **groups, "payload": unflatten(groups.get("payload", {}))}
+            values["frozen"] = frozenset(values["frozen"])
+        elif cls in (Pause, Reply):
+            groups.setdefault("tensors", {})
+        outcome: Outcome = cls(**groups, **values)
+    except (KeyError, TypeError) as error:  # a name is missing, unknown or there twice
+        raise ValueError(f"no outcome of a task: {error}") from error
+    return outcome
+
+
+_STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}
 
 
 def pack_error(error: FedcoreError) -> dict[str, Any]:
@@ -168,29 +218,3 @@ def unpack_error(meta: Mapping[str, Any]) -> FedcoreError:
     if meta["type"] in _STORAGE:
         return _STORAGE[meta["type"]](meta["message"])
     return PluginContractError(meta["message"], plugin=meta["plugin"], hook=meta["hook"])
-
-
-def pack_shared(
-    model: Tensors, broadcasts: Mapping[str, Tensors], lr: float, fixed: str = ""
-) -> tuple[Tensors, dict[str, Any]]:
-    """Return a shared payload as named tensors and JSON.
-
-    :param model: the shared parameters and buffers; ``broadcasts`` tensors by plugin; ``lr`` the round's learning rate.
-    :param fixed: digest of the parameters that do not travel; empty without any.
-    """
-    tensors, _ = flatten({"model": model, "broadcast": flatten(broadcasts)[0]})
-    return tensors, {"lr": lr, **({"fixed": fixed} if fixed else {})}
-
-
-class SharedPayload:
-    """A shared payload unpacked into the device's own memory.
-
-    :param tensors: as :func:`pack_shared` returned them; ``meta`` likewise.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], placement: Placement) -> None:
-        groups = unflatten({name: tensor.to(placement.device, copy=True) for name, tensor in tensors.items()})
-        self.model: Tensors = placement.weights(groups.get("model", {}))
-        self.received: dict[str, Tensors] = unflatten(groups.get("broadcast", {}))
-        self.lr = float(meta["lr"])
-        self.fixed = str(meta.get("fixed", ""))

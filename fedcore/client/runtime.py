@@ -6,7 +6,7 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,19 +17,20 @@ from torch import Tensor, nn
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
 from fedcore.base.state import States
 from fedcore.base.tensors import on_cpu, unflatten
-from fedcore.base.types import ClientUpdate
+from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
 from fedcore.client.evaluation import evaluate_client, own_model
 from fedcore.client.loop import run_steps, train
 from fedcore.client.messages import (
     ClientFailure,
-    ClientResult,
     ClientTask,
+    Evaluation,
     FailureKind,
     Outcome,
+    Pause,
+    Reply,
     SharedPayload,
-    pack_update,
 )
 from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
@@ -79,7 +80,7 @@ class ClientRuntime:
         self.store = ClientStore(spec.state_dir)
         self.updates_on = torch.device("cpu")
         self._sessions: dict[str, LocalSession] = {}
-        self._spent: dict[str, dict[str, float]] = {}
+        self._spent: dict[str, tuple[float, dict[str, float]]] = {}
 
     def keep_updates_on_device(self) -> None:
         """Leave updates where they were trained, for a server in this process, unless a plugin there reads them."""
@@ -108,9 +109,6 @@ class ClientRuntime:
         began, before, answer = time.perf_counter(), dict(self.setup.plugins.seconds), Answer()
         try:
             yield answer
-            result = answer.outcome
-            if isinstance(result, ClientResult) and (self.updates_on.type == "cpu" or "version" not in result.meta):
-                result = answer.outcome = replace(result, tensors=on_cpu(result.tensors))
         except Failed as failed:
             answer.outcome = self._failed(task, failed.kind, str(failed))
         except PluginCallError as error:
@@ -119,25 +117,26 @@ class ClientRuntime:
             raise
         except Exception as error:
             answer.outcome = self._failed(task, "raised", f"{type(error).__name__}: {error}")
-        if isinstance(answer.outcome, ClientResult):
-            after = self.setup.plugins.seconds
-            spent = {name: after[name] - seconds for name, seconds in before.items()}
-            self._record_time(task, answer.outcome.meta, {"": time.perf_counter() - began, **spent})
+        after = self.setup.plugins.seconds
+        spent = {name: after[name] - seconds for name, seconds in before.items()}
+        answer.outcome = self._timed(task, answer.outcome, time.perf_counter() - began, spent)
 
-    def _record_time(self, task: ClientTask, meta: dict[str, Any], spent: dict[str, float]) -> None:
-        """Add the seconds of a task, earlier parts of its training included, to its result: in total and by plugin."""
-        earlier = self._spent.pop(task.session or "", {})
-        spent = {name: seconds + earlier.get(name, 0.0) for name, seconds in spent.items()}
-        if "paused" in meta:
-            self._spent[task.session or ""] = spent
-        meta["seconds"] = spent.pop("")
-        meta["plugin_seconds"] = spent
+    def _timed(self, task: ClientTask, outcome: Outcome, seconds: float, by_plugin: dict[str, float]) -> Outcome:
+        """Note in an update how long the client took, the parts before its pauses included, in total and by plugin."""
+        earlier, earlier_by_plugin = self._spent.pop(task.session or "", (0.0, {}))
+        seconds += earlier
+        by_plugin = {name: value + earlier_by_plugin.get(name, 0.0) for name, value in by_plugin.items()}
+        if isinstance(outcome, Pause):
+            self._spent[task.session or ""] = (seconds, by_plugin)
+        if isinstance(outcome, ClientUpdate):
+            return replace(outcome, seconds=seconds, plugin_seconds=by_plugin)
+        return outcome
 
     def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
         self._end(self._sessions.pop(task.session or "", None))
         if kind == "raised":
             print_traceback()
-        return ClientFailure(task.id, kind, message)
+        return ClientFailure(kind, message)
 
     def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:
         """Return the session of a task, with the weights that it starts from in the working model.
@@ -180,7 +179,7 @@ class ClientRuntime:
         session.load()
         return session
 
-    def _fit(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+    def _fit(self, task: ClientTask, shared: SharedPayload | None) -> ClientUpdate | Pause:
         with self.training(task, shared) as (session, epochs):
             train(session, epochs, self._run_steps)
             return self.trained(task, session, epochs)
@@ -221,16 +220,16 @@ class ClientRuntime:
             raise Failed("session_lost", f"session {task.session!r} is not live in this worker")
         return session
 
-    def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientResult:
-        """Return the result of a training that took its epochs: the pause that follows them, or the update."""
+    def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientUpdate | Pause:
+        """Return the outcome of a training that took its epochs: the pause that follows them, or the update."""
         if epochs.stop < session.work.epochs:
             assert task.session is not None
             self._sessions[task.session] = session
             weights = session.pause()
             names = {name for plugin in self.setup.breaks[epochs.stop] for name in self._exchanged(plugin)}
-            return ClientResult(task.id, {name: weights[name] for name in sorted(names)}, {"paused": epochs.stop})
+            return Pause(epochs.stop, on_cpu({name: weights[name] for name in sorted(names)}))
         self._sessions.pop(task.session or "", None)
-        return self._finish(task, session)
+        return self._finish(session)
 
     def _end(self, session: LocalSession | None) -> None:
         if session is not None:
@@ -243,7 +242,7 @@ class ClientRuntime:
         while self._sessions:
             self._end(self._sessions.popitem()[1])
 
-    def _finish(self, task: ClientTask, session: LocalSession) -> ClientResult:
+    def _finish(self, session: LocalSession) -> ClientUpdate:
         if session.steps == 0:
             why = (
                 "; with BatchNorm in the model a batch of one sample is skipped"
@@ -281,30 +280,38 @@ class ClientRuntime:
         version = self.store.write(
             session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
         )
-        return ClientResult(task.id, *pack_update(update, version))
+        sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
+        return replace(update, model=self._sent("", update.model), payload=sent, version=version)
 
-    def _ask(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+    def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
+        """Return tensors of an update as they are sent.
+
+        :raises PluginContractError: a plugin's payload holds something other than tensors.
+        """
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):
+                raise PluginContractError.of(plugin, f"puts {name!r} into its payload", expected="a tensor")
+        detached = {name: tensor.detach() for name, tensor in tensors.items()}
+        return on_cpu(detached) if self.updates_on.type == "cpu" else detached
+
+    def _ask(self, task: ClientTask, shared: SharedPayload | None) -> Reply:
         plugin, question = str(task.meta["plugin"]), str(task.meta["question"])
         with closing(self._session(task, shared, read_only=f"question {question}")) as session:
             tensors = {name: tensor.to(self.working.device) for name, tensor in task.tensors.items()}
             client = context_of(session, plugin)
             answer = self.setup.plugins.answer(plugin, question, client=client, tensors=tensors)
-        return ClientResult(task.id, {name: tensor.detach().clone() for name, tensor in (answer or {}).items()})
+        return Reply(on_cpu({name: tensor.detach().clone() for name, tensor in (answer or {}).items()}))
 
-    def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
+    def _evaluate(self, task: ClientTask, shared: SharedPayload | None) -> Evaluation:
         held_out = self.partition.test[task.client]
         with closing(self._session(task, shared, read_only="personal_model")) as session:
-            return ClientResult(task.id, {}, evaluate_client(session, self.dataset, held_out, task.meta))
+            return evaluate_client(session, self.dataset, held_out, task.meta)
 
     @contextmanager
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:
         """Lend the model that an evaluation by this task would take as the client's own; it is on the device."""
         with closing(self._session(task, shared, read_only="personal_model")) as session:
             yield own_model(session, took_part=task.meta["took_part"])
-
-    def _end_session(self, task: ClientTask, shared: SharedPayload | None) -> ClientResult:
-        self._end(self._sessions.pop(task.session or "", None))
-        return ClientResult(task.id)
 
     def _exchanged(self, plugin_name: str) -> list[str]:
         plugin = self.setup.plugins[plugin_name]
@@ -314,11 +321,10 @@ class ClientRuntime:
 TRAINS = ("fit_begin", "fit_resume")
 """The kinds of tasks that take steps."""
 
-TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], ClientResult]] = {
+TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], Outcome]] = {
     "fit_begin": ClientRuntime._fit,
     "fit_resume": ClientRuntime._fit,
     "ask": ClientRuntime._ask,
     "evaluate": ClientRuntime._evaluate,
-    "end_session": ClientRuntime._end_session,
 }
 """What does a task of each kind; no bound methods, with which a runtime would refer to itself and outlive its run."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedcore.client.branches import Branches, PlannedStep, planned
-from fedcore.client.messages import ClientTask, Outcome, SharedPayload, pack_task, unpack_task
+from fedcore.client.messages import ClientTask, Outcome, Pair, SharedPayload
 from fedcore.client.runtime import TASKS, TRAINS, ClientRuntime
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.engines.dispatch import Dispatcher
@@ -32,22 +31,22 @@ class InProcessEngine:
         self._runtime.keep_updates_on_device()
         self._shared: dict[str, SharedPayload] = {}
 
-    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Unpack a payload and keep it under a key."""
-        self._shared[key] = SharedPayload(tensors, meta, self._runtime.placement)
+    def share(self, key: str, payload: SharedPayload) -> None:
+        """Keep a copy of a payload under a key, on the device."""
+        self._shared[key] = payload.copy_to(self._runtime.placement)
 
     def unshare(self, key: str) -> None:
         """Drop a payload."""
         self._shared.pop(key, None)
 
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks one by one."""
         for task in tasks:
-            yield task, self._runtime.handle(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
+            yield task, self._runtime.handle(task.complete(), self._shared.get(task.shared or ""))
 
     def own_model(self, task: ClientTask) -> AbstractContextManager[nn.Module]:
         """Lend the model that an evaluation by this task would take as the client's own; it is on the device."""
-        return self._runtime.own_model(unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
+        return self._runtime.own_model(task.complete(), self._shared.get(task.shared or ""))
 
     def close(self) -> None:
         """Drop the shared payloads, and the clients that pause."""
@@ -71,7 +70,7 @@ class Lane:
     def start(self, task: ClientTask) -> None:
         """Take a task on; nothing of it is done yet."""
         self.task = task
-        self._steps = _steps(self.runtime, unpack_task(*pack_task(task)), self._shared.get(task.shared or ""))
+        self._steps = _steps(self.runtime, task.complete(), self._shared.get(task.shared or ""))
 
     def advance(self, error: Exception | None = None) -> Outcome | None:
         """Go on to the next step; returns the outcome where there is none.
@@ -122,7 +121,7 @@ class LanesEngine(InProcessEngine):
         self._dispatcher = Dispatcher([Lane(runtime, self._shared) for runtime in runtimes])
         self._branches = Branches([runtime.graphs for runtime in runtimes if runtime.graphs])
 
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks side by side and yield each as it finishes."""
         yield from self._dispatcher.run(tasks, self._collect, window=window)
 

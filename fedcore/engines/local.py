@@ -13,23 +13,27 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.process import CORES, command, cores, environment
-from fedcore.base.tensors import bytes_of
+from fedcore.base.tensors import unflatten
 from fedcore.client.captured_steps import captures
-from fedcore.client.messages import BUNDLE, ClientFailure, ClientTask, Outcome, pack_task
+from fedcore.client.messages import (
+    ClientFailure,
+    ClientTask,
+    Pair,
+    SharedPayload,
+    pack_shared,
+    pack_task,
+    unpack_outcome,
+)
 from fedcore.client.worker_spec import WorkerSpec, pack_objects, pack_worker_spec
-from fedcore.engines.buffers import Buffers
-from fedcore.engines.bundles import Pace, bundled, join_tasks, pack_bundle, split_outcomes
-from fedcore.engines.channel import WORKER_SPEC, Channel, Spool, socket_pair
-from fedcore.engines.dispatch import Dispatcher, Pair
+from fedcore.engines.bundles import Bundle, bundled
+from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.in_process import InProcessEngine, LanesEngine
+from fedcore.engines.transport import Channel, put_frame
 from fedcore.models.placement import resolve_device
 
 KILLED_EARLY = 3
@@ -80,15 +84,13 @@ class Process(Protocol):
         """Kill the process, if it runs."""
 
 
-def start_worker(connection: socket.socket, spool: Path) -> Process:
+def start_worker(connection: socket.socket) -> Process:
     """Start a worker process for its end of a channel; tests replace it by a fork."""
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-        command("fedcore.engines.worker", str(connection.fileno()), str(spool), str(os.getpid())),
+        command("fedcore.engines.worker", str(connection.fileno()), str(os.getpid())),
         pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
-        # The engine handles Ctrl-C. A separate process group, but in the engine's session: when the engine
-        # dies, the kernel wakes the group's stopped processes, which then end, too.
-        process_group=0,
+        start_new_session=True,  # Ctrl-C is the engine's own business
         env=worker_environment(),
     )
 
@@ -99,28 +101,36 @@ def worker_environment() -> dict[str, str]:
 
 
 class _Worker:
-    """One worker process and our end of its channel."""
+    """One worker process and our end of its channel.
 
-    def __init__(self, spool: Spool, buffers: Buffers, objects: bytes) -> None:
+    :param objects: what :func:`pack_objects` gives; ``spec`` the descriptor of the packed specification.
+    :param shared: key -> descriptor of each shared payload.
+    """
+
+    def __init__(self, objects: bytes, spec: int, shared: dict[str, int], timeout: float | None) -> None:
         self.since = time.monotonic()  # monotonic time of its start, or of its task's
-        connection, theirs = socket_pair()
+        connection, theirs = socket.socketpair()
         with theirs:
-            self.process = start_worker(theirs, spool.path)
-        self.channel = Channel(connection, spool, buffers)
-        with contextlib.suppress(OSError):  # a dead worker is detected by _collect
-            self.channel.send_bytes(objects)
+            self.process = start_worker(theirs)
+        connection.settimeout(timeout)  # it may stop in the middle of a message
+        self.channel = Channel(connection)
         self.task: ClientTask | None = None
         self.ready = False
+        self._shared, self._has = shared, ""  # the payload that the process has
+        with contextlib.suppress(OSError):  # a dead worker is detected by _collect
+            self.channel.send({}, objects.hex(), descriptor=spec)
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
-        with contextlib.suppress(EOFError, OSError):  # a dead worker is detected by _collect
-            self.channel.send("task", *(pack_bundle(task) if task.kind == BUNDLE else pack_task(task)))
+        tasks = task.tasks if isinstance(task, Bundle) else [task]
+        packed = [pack_task(each) for each in tasks]
+        lent = None if task.shared in (None, self._has) else self._shared[task.shared]
+        self._has = task.shared or self._has
+        with contextlib.suppress(OSError):  # a dead worker is detected by _collect
+            self.channel.send(packed[0][0], [meta for _, meta in packed], descriptor=lent)
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):  # the worker may be dead
-            self.channel.send("stop", {}, None)
-        self.channel.close()
+        self.channel.connection.close()
 
 
 class WorkerEngine:
@@ -129,16 +139,13 @@ class WorkerEngine:
     def __init__(self, spec: WorkerSpec, workers: int) -> None:
         self.workers = workers
         self._killed_early = 0
-        self._pace = Pace()
+        self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
         self._timeout = spec.config.client_timeout
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
-        tensors, meta = pack_worker_spec(spec)
         self._objects = pack_objects(spec)
-        self._folders = Spool.make_folders(bytes_of(tensors))
-        self._spool = Spool(self._folders[0].path)
-        self._buffers = Buffers(self._spool.path)
+        self._shared: dict[str, int] = {}
+        self._spec = put_frame(*pack_worker_spec(spec))
         try:
-            self._spool.put(WORKER_SPEC, tensors, meta)
             for _ in range(workers):
                 self._dispatcher.workers.append(self._new_worker())
         except BaseException:
@@ -146,44 +153,38 @@ class WorkerEngine:
             raise
 
     def _new_worker(self) -> _Worker:
-        return _Worker(self._spool, self._buffers, self._objects)
+        return _Worker(self._objects, self._spec, self._shared, self._timeout)
 
-    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
-        """Write a payload to shared memory, once for all workers."""
-        self._spool.put(key, tensors, meta)
+    def share(self, key: str, payload: SharedPayload) -> None:
+        """Put a payload into memory, once for all workers."""
+        self._shared[key] = put_frame(*pack_shared(payload))
 
     def unshare(self, key: str) -> None:
-        """Delete a payload."""
-        self._spool.delete(key)
+        """Drop a payload; workers that have it keep it until they get the next one."""
+        if key in self._shared:
+            os.close(self._shared.pop(key))
 
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
-        """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker.
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
+        """Run tasks side by side and yield each as it finishes; a paused client's task waits for its worker.
 
-        Short tasks share a message. If a worker dies at one with several, each of these runs again, alone, so that only
-        the task that ends its worker fails.
+        If a worker dies at a bundle, each of its tasks runs again, alone, so that only the task that ends its worker
+        fails.
         """
-        if window is not None or self._timeout is not None:  # they are about single tasks
-            yield from self._dispatcher.run(tasks, self._collect, window=window)
-            return
-        groups = bundled(tasks, self._pace, self.workers)
-        sent = [group[0] if len(group) == 1 else join_tasks(group) for group in groups]
+        tasks = list(tasks)
+        if window is None and self._timeout is None:  # these are about single tasks
+            tasks = list(bundled(tasks, self.workers, self._seconds))
         again: list[ClientTask] = []
-        for task, outcome in self._dispatcher.run(sent, self._collect, window=None):
-            if task.kind != BUNDLE:
-                yield self._noted(task, outcome)
+        for task, outcome in self._dispatcher.run(tasks, self._collect, window=window):
+            if not isinstance(task, Bundle):
+                yield task, outcome
             elif isinstance(outcome, ClientFailure):
-                again += task.meta["tasks"]
+                again += task.tasks
             else:
-                for own, own_outcome in zip(task.meta["tasks"], split_outcomes(outcome), strict=True):
-                    yield self._noted(own, own_outcome)
+                yield from zip(task.tasks, outcome, strict=True)
         yield from self._dispatcher.run(again, self._collect, window=None)
 
-    def _noted(self, task: ClientTask, outcome: Outcome) -> Pair:
-        self._pace.note(task, outcome)
-        return task, outcome
-
     def close(self) -> None:
-        """Stop the workers and free shared memory."""
+        """Stop the workers and free the memory."""
         for worker in self._dispatcher.workers:
             worker.stop()
             if worker.task is not None:
@@ -196,8 +197,11 @@ class WorkerEngine:
                 worker.process.kill()
                 worker.process.wait()
         self._dispatcher.workers.clear()
-        for folder in self._folders:
-            folder.remove()
+        for key in list(self._shared):
+            self.unshare(key)
+        if self._spec >= 0:
+            os.close(self._spec)
+            self._spec = -1
 
     def _collect(self) -> None:
         """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""
@@ -209,13 +213,26 @@ class WorkerEngine:
         for worker in self._overdue() if not heard else ():
             self._give_up(worker)
         for connection, _ in heard:
-            worker = connections[connection]
-            try:
-                kind, tensors, meta = worker.channel.receive()
-            except EOFError:
-                self._replace(worker)
-                continue
-            self._dispatcher.take(worker, kind, tensors, meta)
+            self._hear(connections[connection])
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            tensors, (kind, *said), _ = worker.channel.receive()
+        except EOFError:
+            self._replace(worker)
+        except TimeoutError:
+            self._give_up(worker)
+        else:
+            if kind != "outcomes":
+                self._dispatcher.take(worker, kind, tensors, *said)
+                return
+            (metas, seconds), groups = said, unflatten(tensors)
+            outcomes = [unpack_outcome(groups.get(f"{number}", {}), meta) for number, meta in enumerate(metas)]
+            task = worker.task
+            if task is not None:
+                each = seconds / len(outcomes)
+                self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, each) + 0.1 * each
+            self._dispatcher.finish(worker, outcomes if isinstance(task, Bundle) else outcomes[0])
 
     def _patience(self) -> float | None:
         """Return the seconds until the next worker is overdue; None without a time limit."""

@@ -15,7 +15,7 @@ from fedcore.base.process import cores
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import MAX_CONFUSION, Counted, count, rates, summarise_clients
-from fedcore.client.messages import ClientTask
+from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import Samples
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
@@ -132,9 +132,8 @@ class Evaluator:
             clients = range(federation.config.clients) if everybody else self._held_out
             tasks = evaluation_tasks(scope, clients, protocols=protocols, confusion=with_confusion)
 
-            def counts(task: ClientTask, outcome: Any) -> dict[str, Any]:
-                found = federation.validator.counts(task, outcome, self._samples(task), classes)
-                failed = federation.validator.own_model_failed(outcome)
+            def counts(task: ClientTask, outcome: Outcome) -> dict[str, Any]:
+                found, failed = federation.validator.evaluation(task, outcome, self._samples(task), classes)
                 if failed:
                     scope.fail(task.client, "raised", failed)
                 return found
@@ -205,7 +204,7 @@ def evaluation_tasks(scope: ServerScope, clients: Iterable[int], **meta: Any) ->
             round=state.round,
             version=state.manifest.get(client),
             shared=key,
-            tensors=broadcasts.to(client),
+            compute=broadcasts.to(client),
             meta={**meta, "took_part": client in state.manifest},
         )
         for client in clients

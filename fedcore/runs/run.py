@@ -22,11 +22,11 @@ from fedcore.base.identity import CHANGEABLE
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
+from fedcore.client.messages import Engine
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.dataset import data_digest
-from fedcore.engines.protocol import Engine
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement, resolve_device
 from fedcore.runs.autotune import tuned

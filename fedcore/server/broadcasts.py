@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
-
-from torch import Tensor
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from fedcore.base.errors import PluginContractError
 from fedcore.base.state import States
@@ -13,30 +12,6 @@ from fedcore.base.tensors import bytes_of, flatten
 from fedcore.base.types import Tensors
 from fedcore.server.context import RoundContext, ScopeContext
 from fedcore.server.scope import Round, ServerScope
-
-
-class LazyTensors(Mapping[str, Tensor]):
-    """Named tensors that are computed anew at each reading and not kept; ``dict(lazy.items())`` is one reading."""
-
-    def __init__(self, compute: Callable[[], Tensors]) -> None:
-        self._compute = compute
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._compute()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._compute())
-
-    def __len__(self) -> int:
-        return len(self._compute())
-
-    def items(self) -> ItemsView[str, Tensor]:
-        """Compute all, once."""
-        return self._compute().items()
-
-    def values(self) -> ValuesView[Tensor]:
-        """Compute all, once."""
-        return self._compute().values()
 
 
 class Broadcasts:
@@ -62,9 +37,9 @@ class Broadcasts:
             if isinstance(self._seen, Round):
                 self._seen.accepted = []
 
-    def to(self, client: int) -> Mapping[str, Tensor]:
-        """Return what a client's task carries, named ``plugin/name``."""
-        return LazyTensors(lambda: self._message(client)) if self._own else {}
+    def to(self, client: int) -> Callable[[], Tensors] | None:
+        """Return what makes the tensors of a client's task, named ``plugin/name``; None without any."""
+        return partial(self._message, client) if self._own else None
 
     def count(self, clients: Iterable[int]) -> None:
         """Count the bytes of these clients' own messages, each once; those that no engine has read are computed."""

@@ -42,6 +42,7 @@ def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tupl
                 task,
                 id=f"round-{current.number}-resume-{epoch}-{task.client}",
                 kind="fit_resume",
+                compute=None,
                 tensors=patches.get(task.client, {}),
                 meta={**task.meta, "epoch": epoch},
             )
@@ -65,10 +66,10 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
             kind="fit_begin",
             client=client,
             round=current.number,
-            session=f"round-{current.number}-{client}" if current.federation.setup.breaks else None,
+            session=f"{client}" if current.federation.setup.breaks else None,
             version=current.committed.manifest.get(client),
             shared=next(reversed(current.shared_keys), None),
-            tensors={} if broadcasts is None else broadcasts.to(client),
+            compute=None if broadcasts is None else broadcasts.to(client),
             meta={}
             if simulated[client].failure or simulated[client].completed == everything
             else {unit: simulated[client].completed},
@@ -88,15 +89,12 @@ def _train_until(
 ) -> Iterator[tuple[ClientTask, Tensors | ClientFailure]]:
     """Train clients up to the pause before an epoch; yields what each sends for the exchange.
 
-    The sessions of clients that send something unusable are ended.
-
     :param names: the plugins that exchange.
     """
     setup, validator = current.federation.setup, current.federation.validator
     exchanged = [
         layer for plugin in setup.plugins if plugin.name in names for layer in setup.claimed(plugin, "exchanges")
     ]
-    rejected: list[ClientTask] = []
     for task, outcome in current.outcomes(tasks):
         if isinstance(outcome, ClientFailure):
             yield task, outcome
@@ -104,17 +102,15 @@ def _train_until(
         try:
             snapshot = validator.snapshot(task, outcome, exchanged, epoch)
         except RejectUpdate as error:
-            rejected.append(task)
-            yield task, ClientFailure(task.id, error.kind, str(error))
+            yield task, ClientFailure(error.kind, str(error))
         else:
             yield task, snapshot
-    _end_sessions(current, rejected)
 
 
 def _without_lost(
     current: Round, tasks: list[ClientTask], *, before: int | None
 ) -> tuple[list[ClientTask], list[tuple[ClientTask, Outcome]]]:
-    """Take out the tasks of clients that the simulated system loses before an epoch, and end their sessions.
+    """Take out the tasks of clients that the simulated system loses before an epoch.
 
     Their work would not be used, so it is not done.
 
@@ -125,17 +121,10 @@ def _without_lost(
     for task in tasks:
         simulated = current.simulated[task.client]
         if simulated.failure is not None and simulated.lost_before(before):
-            failed.append((task, ClientFailure(task.id, *simulated.failure)))
+            failed.append((task, ClientFailure(*simulated.failure)))
         else:
             kept.append(task)
-    _end_sessions(current, [task for task, _ in failed if task.kind == "fit_resume"])
     return kept, failed
-
-
-def _end_sessions(current: Round, tasks: list[ClientTask]) -> None:
-    ends = [replace(task, id=f"{task.id}-end", kind="end_session", shared=None, tensors={}) for task in tasks]
-    for _ in current.federation.engine.run(ends):
-        pass
 
 
 def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[int, Tensors]) -> dict[int, Tensors]:

@@ -78,10 +78,10 @@ class Collector:
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins
-        update, meta, largest = self._federation.validator.update(task, outcome, current.lr)
-        sizes = {"model": bytes_of(update.model)}
-        sizes.update({plugin: bytes_of(tensors) for plugin, tensors in update.payload.items()})
-        update = self._inspected(task, update)
+        sent, largest = self._federation.validator.update(task, outcome, current.lr)
+        sizes = {"model": bytes_of(sent.model)}
+        sizes.update({plugin: bytes_of(tensors) for plugin, tensors in sent.payload.items()})
+        update = self._inspected(task, sent)
         weight = self._weight(update)
         for plugin in plugins.implementers("accumulate"):
             plugins.call(plugin.name, "accumulate", server=self.server, update=update)
@@ -96,10 +96,10 @@ class Collector:
         current.note_largest(task.client, largest)
         for sender, size in sizes.items():
             current.ledger.up(sender, size)
-        self.versions[task.client] = meta.version
+        self.versions[task.client] = sent.version
         self._losses.append((update.samples, update.metrics.get("losses", {})))
-        self.client_seconds += meta.seconds
-        for name, seconds in meta.plugin_seconds.items():
+        self.client_seconds += sent.seconds
+        for name, seconds in sent.plugin_seconds.items():
             self.plugin_seconds[name] = self.plugin_seconds.get(name, 0.0) + seconds
 
     def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:

@@ -16,7 +16,7 @@ from fedcore.base.seeding import derive_seed, generator, random_stream
 from fedcore.base.state import State
 from fedcore.base.tensors import bytes_of, copy_into, largest_values, on_cpu, out_of_range
 from fedcore.base.types import Answer, ClientUpdate, Tensors
-from fedcore.client.messages import ClientTask
+from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import PublicSamples
 from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
@@ -152,7 +152,7 @@ class ScopeContext(View, ServerContext):
     ) -> Iterator[Answer]:
         scope = self._scope
 
-        def parse(task: ClientTask, outcome: Any) -> Tensors:
+        def parse(task: ClientTask, outcome: Outcome) -> Tensors:
             tensors, largest = scope.federation.validator.answer(task, outcome)
             self._require_usable(Answer(task.client, tensors), check)
             scope.note_largest(task.client, largest)

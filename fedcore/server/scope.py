@@ -15,11 +15,10 @@ from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
 from fedcore.base.state import States
 from fedcore.base.tensors import bytes_of, first_nonfinite, outlier
 from fedcore.base.types import Tensors
-from fedcore.client.messages import ClientFailure, ClientTask, FailureKind, Outcome, pack_shared
+from fedcore.client.messages import ClientFailure, ClientTask, Engine, FailureKind, Outcome, SharedPayload
 from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.client.store import ClientStore
 from fedcore.data import Dataset, Partition
-from fedcore.engines.protocol import Engine
 from fedcore.models.placement import resolve_device
 from fedcore.server.state import Ledger, ServerState
 from fedcore.server.system import UNREACHED, SimulatedOutcome, Simulator
@@ -152,7 +151,7 @@ class ServerScope:
         """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""
         setup = self.federation.setup
         model = {name: self.model[name] for name in setup.layout.shared}
-        self.federation.engine.share(key, *pack_shared(model, broadcast, self.lr, setup.fixed_digest))
+        self.federation.engine.share(key, SharedPayload(model, broadcast, self.lr, setup.fixed_digest))
         self.shared_keys.append(key)
         self._down = {"model": bytes_of(model)}
         self._down.update({plugin: bytes_of(sent) for plugin, sent in broadcast.items()})
@@ -172,7 +171,7 @@ class ServerScope:
         return in_order(tasks, self.federation.engine.run(tasks, window=window), self.ignore)
 
     def answers(
-        self, tasks: list[ClientTask], parse: Callable[[ClientTask, Any], Answer], *, window: int | None = None
+        self, tasks: list[ClientTask], parse: Callable[[ClientTask, Outcome], Answer], *, window: int | None = None
     ) -> Iterator[tuple[ClientTask, Answer | None]]:
         """Run tasks; yields what ``parse`` makes of each result, None where the client is recorded as failed.
 
@@ -278,5 +277,5 @@ def in_order(
             yield tasks[turn], waiting.pop(turn)
             turn += 1
     for index in range(turn, len(tasks)):
-        missing = ClientFailure(tasks[index].id, "unreachable", "the engine ended without an outcome for it")
+        missing = ClientFailure("unreachable", "the engine ended without an outcome for it")
         yield tasks[index], waiting.get(index, missing)

@@ -1,4 +1,4 @@
-"""Validation of what clients send, before anything uses it: an outcome becomes an update, or is rejected."""
+"""Validation of what clients send, before anything uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcore.base.errors import RejectUpdate, lower_first
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.client.messages import ClientResult, ClientTask, unpack_update
+from fedcore.client.messages import ClientTask, Evaluation, Outcome, Pause, Reply
 from fedcore.client.setup import Setup
 from fedcore.client.store import ClientStore
 from fedcore.data import Partition
@@ -38,6 +38,7 @@ PLAIN = frozenset(
 _FINITE_JSON = json.JSONEncoder(allow_nan=False)
 
 Model = TypeVar("Model", bound=BaseModel)
+Expected = TypeVar("Expected", ClientUpdate, Pause, Reply, Evaluation)
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Positive = Annotated[int, Field(ge=1, le=1 << 53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -45,8 +46,7 @@ Loss = Annotated[float, Field(ge=-LARGEST_LOSS, le=LARGEST_LOSS)]
 
 
 class _Strict(BaseModel):
-    # Other keys are ignored: an engine may add measurements.
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, extra="ignore")
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, from_attributes=True)
 
 
 class _Metrics(_Strict):
@@ -55,8 +55,8 @@ class _Metrics(_Strict):
     losses: dict[str, Loss] = {}
 
 
-class UpdateMeta(_Strict):
-    """The numbers uploaded beside an update's tensors. Strict: True is not a number, 3.0 is not a count."""
+class _Claims(_Strict):
+    """What an update says besides its tensors. Strict: True is not a number, 3.0 is not a count."""
 
     client: Count
     samples: Positive
@@ -64,8 +64,8 @@ class UpdateMeta(_Strict):
     lr: float
     momentum: float
     metrics: _Metrics
+    frozen: frozenset[str]
     version: Count | None
-    frozen: list[str] = []
     seconds: Seconds
     plugin_seconds: dict[str, Seconds]
 
@@ -75,6 +75,11 @@ class _Counts(_Strict):
     total: list[Count]
     loss: Annotated[float, Field(allow_inf_nan=True)]  # a model that diverged
     confusion: list[list[Count]] = []
+
+
+class _Evaluation(_Strict):
+    counts: dict[str, Any]
+    failed: str
 
 
 class UpdateValidator:
@@ -103,24 +108,20 @@ class UpdateValidator:
         limit = setup.config.max_payload
         self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
 
-    def update(self, task: ClientTask, outcome: Any, lr: float) -> tuple[ClientUpdate, UpdateMeta, float]:
-        """Return the update of a finished training, the numbers beside it, and the largest magnitude in its tensors.
+    def update(self, task: ClientTask, outcome: Outcome, lr: float) -> tuple[ClientUpdate, float]:
+        """Return the update of a finished training, and the largest magnitude in its tensors.
 
         :param lr: the learning rate that the server set.
         """
-        what, tensors = f"client {task.client}", self._tensors(task, outcome, self._updates_on)
-        meta = _parsed(UpdateMeta, outcome.meta, what)
-        self._check_claims(meta, task, lr)
-        losses, given = meta.metrics.losses, outcome.meta["metrics"]
-        self._check_metrics(given, losses, what)
-        metrics = {**given, "losses": losses}
-        try:
-            update = unpack_update(tensors, {**vars(meta), "metrics": metrics})
-        except ValueError as error:
-            raise RejectUpdate(f"{what}: {error}") from None
+        what, update = f"client {task.client}", _expected(ClientUpdate, outcome, task)
+        for tensors in (update.model, *update.payload.values()):
+            _check_plain(tensors, what, self._updates_on)
+        claims = _parsed(_Claims, update, what)
+        self._check_claims(claims, task, lr)
+        self._check_metrics(update.metrics, claims.metrics.losses, what)
         for plugin in sorted(set(update.payload) & self._plugins - self._senders):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, whose clients send none")
-        return update, meta, self.check(task, update, encoded=True)
+        return update, self.check(task, update, encoded=True)
 
     def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> float:
         """Validate an update as it is aggregated, after server-side hooks changed it.
@@ -142,34 +143,37 @@ class UpdateValidator:
             largest.append(self._check_extra(tensors, what, f"plugin {plugin!r}"))
         return max(largest)
 
-    def snapshot(self, task: ClientTask, outcome: Any, names: Collection[str], epoch: int) -> Tensors:
+    def snapshot(self, task: ClientTask, outcome: Outcome, names: Collection[str], epoch: int) -> Tensors:
         """Return the tensors of a client that paused at an exchange."""
-        what = f"client {task.client} at the exchange"
-        tensors = self._tensors(task, outcome)
-        if outcome.meta.get("paused") != epoch:
+        what, pause = f"client {task.client} at the exchange", _expected(Pause, outcome, task)
+        if pause.epoch != epoch:
             raise RejectUpdate(f"{what}: did not pause at epoch {epoch}")
-        self._layout.check(tensors, names, what)
-        return tensors
+        _check_plain(pause.tensors, what)
+        self._layout.check(pause.tensors, names, what)
+        return pause.tensors
 
-    def answer(self, task: ClientTask, outcome: Any) -> tuple[Tensors, float]:
+    def answer(self, task: ClientTask, outcome: Outcome) -> tuple[Tensors, float]:
         """Return the tensors of an answer to ``server.ask``, and the largest magnitude in them."""
-        tensors = self._tensors(task, outcome)
-        return tensors, self._check_extra(tensors, f"client {task.client}", f"plugin {task.meta['plugin']!r}")
+        what, tensors = f"client {task.client}", _expected(Reply, outcome, task).tensors
+        _check_plain(tensors, what)
+        return tensors, self._check_extra(tensors, what, f"plugin {task.meta['plugin']!r}")
 
-    def counts(self, task: ClientTask, outcome: Any, totals: Mapping[str, int], classes: int) -> dict[str, Any]:
+    def evaluation(
+        self, task: ClientTask, outcome: Outcome, totals: Mapping[str, int], classes: int
+    ) -> tuple[dict[str, Any], str]:
         """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` gives them.
 
-        :param totals: protocol -> number of samples that it is evaluated on; exactly these protocols are expected,
-            without those of the client's own model where ``failed`` says why that cannot be evaluated.
+        The second value says why the client's own model cannot be evaluated; its protocols are absent then.
+
+        :param totals: protocol -> number of samples that it is evaluated on; exactly these protocols are expected.
             A confusion matrix is there where the task asks for it, for the client's own model.
         """
-        self._tensors(task, outcome)
-        found, failed = {}, self.own_model_failed(outcome)
+        found, sent = {}, _parsed(_Evaluation, _expected(Evaluation, outcome, task), f"client {task.client}")
         for protocol, samples in totals.items():
-            if failed and PROTOCOLS[protocol].own_model:
+            if sent.failed and PROTOCOLS[protocol].own_model:
                 continue
             what = f"client {task.client}: evaluation {protocol!r}"
-            counts = _parsed(_Counts, outcome.meta.get(protocol), what)
+            counts = _parsed(_Counts, sent.counts.get(protocol), what)
             fits = len(counts.correct) == len(counts.total) == classes and sum(counts.total) == samples
             if not fits or any(c > t for c, t in zip(counts.correct, counts.total)):
                 raise RejectUpdate(f"{what}: is no count of {samples} samples of {classes} classes")
@@ -177,57 +181,32 @@ class UpdateValidator:
             if asked and not _is_confusion_of(counts):
                 raise RejectUpdate(f"{what}: its confusion matrix does not match its counts of {classes} classes")
             found[protocol] = counts.model_dump(exclude=set() if asked else {"confusion"})
-        return found
+        return found, sent.failed
 
-    @staticmethod
-    def own_model_failed(outcome: ClientResult) -> str:
-        """Return why a client's own model cannot be evaluated; empty where it can."""
-        failed = outcome.meta.get("failed", "")
-        return failed if isinstance(failed, str) else ""
-
-    def _tensors(self, task: ClientTask, outcome: Any, device: torch.device = CPU) -> Tensors:
-        """Return an outcome's tensors, detached, after checking that it answers this task."""
-        what, places = f"client {task.client}", (CPU.type, device.type)
-        if not isinstance(outcome, ClientResult):
-            raise RejectUpdate(f"{what}: sent a {type(outcome).__name__}, expected a result")
-        if outcome.task_id != task.id:
-            raise RejectUpdate(f"{what}: answers task {_short(outcome.task_id)}, but was given {task.id!r}")
-        if not isinstance(outcome.tensors, dict) or not isinstance(outcome.meta, dict):
-            raise RejectUpdate(f"{what}: a result has tensors by name and a mapping of numbers, this one has not")
-        for name, tensor in outcome.tensors.items():
-            if not isinstance(name, str) or not isinstance(tensor, Tensor):
-                raise RejectUpdate(f"{what}: {_short(name)} is a {type(tensor).__name__}, expected a tensor")
-            if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type not in places:
-                raise RejectUpdate(
-                    f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
-                    "expected a dense tensor on the CPU of a common dtype"
-                )
-        return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in outcome.tensors.items()}
-
-    def _check_claims(self, meta: UpdateMeta, task: ClientTask, lr: float) -> None:
+    def _check_claims(self, claims: _Claims, task: ClientTask, lr: float) -> None:
         config, held = self._config, self._partition.train.size(task.client)
         unit, work = config.local_work
         work = task.meta.get(unit, work)
         most = work * config.batches(held) if unit == "epochs" else work
-        kept = meta.version is None or (meta.version == task.round and self._store.has(task.client, task.round))
-        unknown = next((name for name in meta.frozen if name not in self._trainable), None)
-        if meta.client != task.client:
-            raise _unexpected(task, "client", meta.client, f"{task.client}")
-        if meta.samples > held:
-            raise _unexpected(task, "samples", meta.samples, f"at most the {held} that it holds")
-        if meta.steps > most:
+        kept = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
+        unknown = next((name for name in claims.frozen if name not in self._trainable), None)
+        if claims.client != task.client:
+            raise _unexpected(task, "client", claims.client, f"{task.client}")
+        if claims.samples > held:
+            raise _unexpected(task, "samples", claims.samples, f"at most the {held} that it holds")
+        if claims.steps > most:
             in_epochs = f", in {work} epochs" if unit == "epochs" else ""
-            raise _unexpected(task, "steps", meta.steps, f"at most {most}{in_epochs}")
-        if meta.lr != lr:
-            raise _unexpected(task, "lr", meta.lr, f"the round's {lr}")
-        if meta.momentum != config.momentum:
-            raise _unexpected(task, "momentum", meta.momentum, f"the run's {config.momentum}")
+            raise _unexpected(task, "steps", claims.steps, f"at most {most}{in_epochs}")
+        if claims.lr != lr:
+            raise _unexpected(task, "lr", claims.lr, f"the round's {lr}")
+        if claims.momentum != config.momentum:
+            raise _unexpected(task, "momentum", claims.momentum, f"the run's {config.momentum}")
         if unknown is not None:
             names = "names of trainable shared parameters"
             raise _unexpected(task, "frozen", f"{_short(unknown)} among others", names)
         if not kept:
             states = f"a state of round {task.round} that is there, or None"
-            raise _unexpected(task, "version", meta.version, states)
+            raise _unexpected(task, "version", claims.version, states)
 
     def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
         """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of plugins that the run has not."""
@@ -253,6 +232,27 @@ class UpdateValidator:
         if broken:
             raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
         return max(largest.values(), default=0.0)
+
+
+def _expected(kind: type[Expected], outcome: Outcome, task: ClientTask) -> Expected:
+    if not isinstance(outcome, kind):
+        raise RejectUpdate(f"client {task.client}: sent {type(outcome).__name__}, expected {kind.__name__}")
+    return outcome
+
+
+def _check_plain(tensors: Mapping[str, Tensor], what: str, device: torch.device = CPU) -> None:
+    """Refuse what is no mapping from names to dense tensors of a common dtype, on the CPU or this device."""
+    if not isinstance(tensors, dict):
+        raise RejectUpdate(f"{what}: sent a {type(tensors).__name__}, expected tensors by name")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise RejectUpdate(f"{what}: {_short(name)} is a {type(tensor).__name__}, expected a tensor")
+        places = (CPU.type, device.type)
+        if tensor.dtype not in PLAIN or tensor.layout != torch.strided or tensor.device.type not in places:
+            raise RejectUpdate(
+                f"{what}: {_short(name)} is {tensor.dtype}, {tensor.layout} on {tensor.device.type}; "
+                "expected a dense tensor on the CPU of a common dtype"
+            )
 
 
 def _is_confusion_of(counts: _Counts) -> bool:

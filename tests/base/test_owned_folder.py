@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from fedcore.base.subprocesses import environment
 
 from fedcore.base.files import OwnedFolder, remove_abandoned
+from fedcore.base.process import environment
 
 PREFIX = "fedcore-here-"
 OWNER = """

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Plugin, RunConfig, hookimpl, question
-from fedcore.client.messages import ClientFailure, ClientResult
+from fedcore import ClientUpdate, Plugin, RunConfig, hookimpl, question
+from fedcore.client.messages import ClientFailure, Reply
 from fedcore.data import Dataset, ResidentSamples, load_dataset
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.hooks.checks import create_plugin
@@ -50,7 +50,7 @@ class Between(InProcessEngine):
 
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
-            yield task, self.corrupt(task, outcome) if isinstance(outcome, ClientResult) else outcome
+            yield task, self.corrupt(task, outcome) if isinstance(outcome, (ClientUpdate, Reply)) else outcome
 
 
 def train(tmp_path, plugin, corrupt, clients, options=None, **run):
@@ -96,17 +96,27 @@ def faults(tensors, plugin):
     return found
 
 
+SENT_BY = {"fit": ClientUpdate, "ask": Reply}
+
+
+def own(outcome, plugin):
+    """Return what an outcome brings for a plugin."""
+    return outcome.tensors if isinstance(outcome, Reply) else outcome.payload.get(plugin, {})
+
+
+def with_own(outcome, plugin, tensors):
+    if isinstance(outcome, Reply):
+        return Reply(tensors)
+    return replace(outcome, payload={**outcome.payload, plugin: tensors})
+
+
 def sent_by(tmp_path, plugin, kind):
     """Return what a client sends beside the model in one round, or answers; empty where it sends nothing."""
     seen = {}
 
     def look(task, outcome):
-        prefix = f"payload/{plugin}/" if kind == "fit" else ""
-        fits = task.kind == "ask" if kind == "ask" else "version" in outcome.meta
-        if task.client == 0 and fits:
-            for name, tensor in outcome.tensors.items():
-                if name.startswith(prefix):
-                    seen[name.removeprefix(prefix)] = tensor
+        if task.client == 0 and isinstance(outcome, SENT_BY[kind]):
+            seen.update(own(outcome, plugin))
         return outcome
 
     train(tmp_path, plugin, look, HONEST)
@@ -138,23 +148,19 @@ def test_every_malformed_tensor_is_refused_by_name(tmp_path, plugin, kind):
     clients = HONEST + len(wrong)
 
     def is_meant(task, outcome):
-        final = task.kind == "ask" if kind == "ask" else "version" in outcome.meta
-        return final and task.client >= HONEST
+        return isinstance(outcome, SENT_BY[kind]) and task.client >= HONEST
 
     def corrupt(task, outcome):
         if not is_meant(task, outcome):
             return outcome
         what, name, _ = wrong[task.client - HONEST]
-        prefix = f"payload/{plugin}/" if kind == "fit" else ""
-        own = {n.removeprefix(prefix): t for n, t in outcome.tensors.items() if n.startswith(prefix)}
-        rest = {n: t for n, t in outcome.tensors.items() if not n.startswith(prefix) or not prefix}
-        changed = {(w, n): tensors for w, n, tensors in faults(own, plugin)}.get((what, name))
+        changed = {(w, n): tensors for w, n, tensors in faults(own(outcome, plugin), plugin)}.get((what, name))
         if changed is None:  # this client's own tensor cannot be wrong in this way
-            return ClientFailure(task.id, "unreachable", "not there")
-        return replace(outcome, tensors={**(rest if prefix else {}), **{prefix + n: t for n, t in changed.items()}})
+            return ClientFailure("unreachable", "not there")
+        return with_own(outcome, plugin, changed)
 
     def absent(task, outcome):
-        return ClientFailure(task.id, "unreachable", "not there") if is_meant(task, outcome) else outcome
+        return ClientFailure("unreachable", "not there") if is_meant(task, outcome) else outcome
 
     result = train(tmp_path, plugin, corrupt, clients)
     messages = {}
@@ -203,10 +209,10 @@ def test_negative_counts_of_prototypes_are_refused(tmp_path):
     pytest.importorskip("fedcore_fedcd")
 
     def corrupt(task, outcome):
-        if task.client != 1 or "version" not in outcome.meta:
+        if task.client != 1 or not isinstance(outcome, ClientUpdate):
             return outcome
-        name = "payload/fedcd/counts"
-        return replace(outcome, tensors={**outcome.tensors, name: torch.full_like(outcome.tensors[name], -100)})
+        sent = own(outcome, "fedcd")
+        return with_own(outcome, "fedcd", {**sent, "counts": torch.full_like(sent["counts"], -100)})
 
     result = train(tmp_path, "fedcd", corrupt, HONEST)
     for record in RunDirectory(result.directory).read_metrics():
@@ -243,27 +249,28 @@ def test_whatever_a_check_raises_leaves_that_answer_out(tmp_path):
 
 def fit(**changes):
     """Let client 1 send something else in its updates: ``change(tensor)`` for each name."""
-    return _changed(lambda task, outcome: "version" in outcome.meta, changes)
+
+    def corrupt(task, outcome):
+        if task.client != 1 or not isinstance(outcome, ClientUpdate):
+            return outcome
+        payload = {plugin: changed(tensors, changes) for plugin, tensors in outcome.payload.items()}
+        return replace(outcome, model=changed(outcome.model, changes), payload=payload)
+
+    return corrupt
 
 
 def asked(**changes):
     """Let client 1 answer something else."""
-    return _changed(lambda task, outcome: task.kind == "ask", changes)
 
-
-def _changed(meant, changes):
     def corrupt(task, outcome):
-        if task.client != 1 or not meant(task, outcome):
-            return outcome
-        changed = {
-            name: change(tensor)
-            for name, tensor in outcome.tensors.items()
-            for end, change in changes.items()
-            if name.rpartition("/")[2] == end
-        }
-        return replace(outcome, tensors={**outcome.tensors, **changed})
+        meant = task.client == 1 and isinstance(outcome, Reply)
+        return Reply(changed(outcome.tensors, changes)) if meant else outcome
 
     return corrupt
+
+
+def changed(tensors, changes):
+    return {name: changes[name](tensor) if name in changes else tensor for name, tensor in tensors.items()}
 
 
 def full(value, dtype=None):
@@ -348,7 +355,7 @@ def test_a_calibration_that_one_client_would_spoil_is_repeated_without_it(tmp_pa
     assert "with statistics up to 9.0e+17 the classifier's retraining diverges" in failure["message"]
 
     def absent(task, outcome):
-        return ClientFailure(task.id, "unreachable", "") if task.client == 1 and task.kind == "ask" else outcome
+        return ClientFailure("unreachable", "") if task.client == 1 and task.kind == "ask" else outcome
 
     assert standing(result) == standing(train(tmp_path, "ccvr", absent, 4, options=options))
 

@@ -52,9 +52,9 @@ class Organisations:
             partition = Partition(train, test, spec.partition.info)
             self.engines.append(InProcessEngine(WorkerSpec(spec.config, dataset, partition, folder / str(client))))
 
-    def share(self, key, tensors, meta):
+    def share(self, key, payload):
         for engine in self.engines:
-            engine.share(key, tensors, meta)
+            engine.share(key, payload)
 
     def unshare(self, key):
         for engine in self.engines:
@@ -132,7 +132,7 @@ def test_a_client_whose_disk_lost_its_state_is_named_and_the_others_go_on(tmp_pa
         def run(self, tasks, *, window=None):
             for task in tasks:
                 if task.client == 1 and task.version is not None:
-                    yield task, ClientFailure(task.id, "raised", "its state is lost")
+                    yield task, ClientFailure("raised", "its state is lost")
                 else:
                     yield from super().run([task])
 

@@ -10,18 +10,9 @@ import pytest
 import torch
 
 from fedcore import Plugin, hookimpl
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, unpack_task
-from fedcore.engines.bundles import (
-    BUNDLE_SECONDS,
-    PROCESSOR_SECONDS,
-    Pace,
-    bundled,
-    join_outcomes,
-    join_tasks,
-    pack_bundle,
-    split_outcomes,
-    split_tasks,
-)
+from fedcore.client.messages import ClientTask
+from fedcore.engines import bundles
+from fedcore.engines.bundles import BUNDLE_SECONDS, Bundle, bundled
 from tests import support
 
 PLAIN = [
@@ -29,14 +20,14 @@ PLAIN = [
 ]
 
 
-def pace_of(seconds, kind="fit_begin"):
-    pace = Pace()
-    pace.note(replace(PLAIN[0], kind=kind), ClientResult("fit-0", {}, {PROCESSOR_SECONDS: seconds}))
-    return pace
+def grouped(tasks, seconds=None, workers=2, kind="fit_begin"):
+    """Return the tasks that share a message; ``seconds`` is what one of a kind takes."""
+    found = bundled(tasks, workers, {} if seconds is None else {kind: seconds})
+    return [list(task.tasks) if isinstance(task, Bundle) else [task] for task in found]
 
 
-def sizes(tasks, pace, workers=2):
-    groups = list(bundled(tasks, pace, workers))
+def sizes(tasks, *given, **named):
+    groups = grouped(tasks, *given, **named)
     assert sorted((task.id for group in groups for task in group), key=order_of(tasks)) == [task.id for task in tasks]
     return list(map(len, groups))
 
@@ -46,26 +37,26 @@ def order_of(tasks):
 
 
 def test_tasks_of_unknown_or_long_duration_go_alone():
-    assert sizes(PLAIN, Pace()) == [1] * 40
-    assert sizes(PLAIN, pace_of(BUNDLE_SECONDS)) == [1] * 40
-    assert sizes(PLAIN, pace_of(BUNDLE_SECONDS / 10, kind="evaluate")) == [1] * 40
+    assert sizes(PLAIN) == [1] * 40
+    assert sizes(PLAIN, BUNDLE_SECONDS) == [1] * 40
+    assert sizes(PLAIN, BUNDLE_SECONDS / 10, kind="evaluate") == [1] * 40
 
 
 def test_short_tasks_share_bundles_that_shrink_towards_the_end():
-    found = sizes(PLAIN, pace_of(BUNDLE_SECONDS / 5.5))
+    found = sizes(PLAIN, BUNDLE_SECONDS / 5.5)
     assert found[:4] == [5] * 4
     assert found == sorted(found, reverse=True)
     assert found[-1] == 1
 
 
 def test_few_very_short_tasks_take_few_messages():
-    assert sizes(PLAIN, pace_of(1e-6)) == [16, 16, 4, 4]
-    assert sizes(PLAIN[:1], pace_of(1e-6)) == [1]
-    assert sizes(PLAIN, pace_of(1e-6), workers=64) == [1] * 40
+    assert sizes(PLAIN, 1e-6) == [16, 16, 4, 4]
+    assert sizes(PLAIN[:1], 1e-6) == [1]
+    assert sizes(PLAIN, 1e-6, workers=64) == [1] * 40
 
 
 def test_workers_are_dealt_tasks_in_turn_so_that_the_long_ones_are_shared_out():
-    groups = list(bundled(PLAIN, pace_of(BUNDLE_SECONDS / 5.5), 2))
+    groups = grouped(PLAIN, BUNDLE_SECONDS / 5.5)
     assert [task.client for task in groups[0]] == [0, 2, 4, 6, 8]
     assert [task.client for task in groups[1]] == [1, 3, 5, 7, 9]
     work = [40 - task.client for task in PLAIN]  # seconds, the longest first
@@ -75,31 +66,22 @@ def test_workers_are_dealt_tasks_in_turn_so_that_the_long_ones_are_shared_out():
 
 @pytest.mark.parametrize(
     "other",
-    [{"session": "0-1"}, {"shared": "round-1"}, {"kind": "evaluate"}, {"tensors": {"x": torch.ones(1)}}],
+    [
+        {"session": "0-1"},
+        {"shared": "round-1"},
+        {"kind": "evaluate"},
+        {"tensors": {"x": torch.ones(1)}},
+        {"compute": dict},
+    ],
     ids=lambda other: next(iter(other)),
 )
 def test_only_tasks_alike_share_a_bundle(other):
     tasks = [*PLAIN[:10], replace(PLAIN[10], **other), *PLAIN[11:]]
-    groups = list(bundled(tasks, pace_of(1e-6), 1))
+    groups = grouped(tasks, 1e-6, workers=1)
     assert [tasks[10]] in groups or len({(task.kind, task.shared) for task in tasks[10:11]}) == 1
     for group in groups:
         assert len({(task.kind, task.shared, task.session) for task in group}) == 1
-        assert len(group) == 1 or not any(task.tensors for task in group)
-
-
-def test_a_bundle_and_its_outcomes_come_apart_again():
-    bundle = join_tasks(PLAIN[:3])
-    assert split_tasks(unpack_task(*pack_bundle(bundle))) == PLAIN[:3]
-    outcomes = [
-        ClientResult("fit-0", {"model/w": torch.ones(2)}, {"seconds": 0.1}),
-        ClientFailure("fit-1", "raised", "it did"),
-        ClientResult("fit-2", {"model/w": torch.zeros(2), "payload/a/b": torch.ones(1)}, {}),
-    ]
-    found = split_outcomes(join_outcomes(bundle, outcomes))
-    assert found[1] == outcomes[1]
-    for one, other in zip(found[::2], outcomes[::2]):
-        assert (one.task_id, one.meta, list(one.tensors)) == (other.task_id, other.meta, list(other.tensors))
-        assert all(torch.equal(one.tensors[name], tensor) for name, tensor in other.tensors.items())
+        assert len(group) == 1 or not any(task.tensors or task.compute for task in group)
 
 
 class EndsAWorker(Plugin):
@@ -111,11 +93,11 @@ class EndsAWorker(Plugin):
 
 def test_a_worker_that_dies_at_a_bundle_costs_only_the_client_that_ends_it(go, monkeypatch):
     seen = []
-    monkeypatch.setattr("fedcore.engines.local.join_tasks", lambda group: seen.append(group) or join_tasks(group))
-    monkeypatch.setattr(Pace, "bundle_size", lambda pace, kind: 4)
+    monkeypatch.setattr(bundles, "BUNDLE_SECONDS", 1e3)
+    monkeypatch.setattr("fedcore.engines.local.bundled", lambda *given: seen.extend(bundled(*given)) or bundled(*given))
     options = {"rounds": 3, "clients": 8, "participation": 1.0, "local_epochs": 1, "batch_size": 256}
     found = go(EndsAWorker, workers=1, **options)
-    assert any(len(group) == 4 for group in seen)
+    assert any(isinstance(task, Bundle) and len(task.tasks) > 1 for task in seen)
     failures = [record["failures"] for record in support.lines(found)]
     assert [[(each["client"], each["kind"]) for each in failed] for failed in failures] == [
         [],

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
+from fedcore.client.messages import ClientFailure, ClientTask, Pause, Reply
 from fedcore.engines.dispatch import Dispatcher
 
 
@@ -30,7 +30,7 @@ def fits(count, kind="fit_begin", round=0):
 
 
 def finished(task, paused=False):
-    return ClientResult(task.id, {}, {"paused": 1} if paused else {})
+    return Pause(1, {}) if paused else Reply({})
 
 
 def ends(dispatcher, worker, paused=False):
@@ -131,16 +131,6 @@ def test_a_lost_worker_fails_its_task_and_its_sessions_and_nobody_elses():
 def test_a_session_that_nobody_holds_is_lost_at_once():
     ((task, outcome),) = Dispatcher([Fake("a")]).run(fits(1, "fit_resume"), lambda: None, window=None)
     assert (task.client, outcome.kind) == (0, "session_lost")
-
-
-def test_the_second_of_two_tasks_that_end_a_session_finds_it_lost():
-    worker = Fake("a")
-    dispatcher = Dispatcher([worker])
-    drive(dispatcher, fits(1), lambda busy: busy[0], paused=True)
-    tasks = [*fits(1, "fit_resume"), *fits(1, "end_session")]
-    (_, first), (_, second) = dispatcher.run(tasks, ends(dispatcher, worker), window=None)
-    assert isinstance(first, ClientResult)
-    assert (second.kind, len(worker.had)) == ("session_lost", 2)
 
 
 @pytest.mark.parametrize("kind", ["fit_begin", "fit_resume", "ask"])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 from fedcore.base.errors import ConfigError, StorageError
 from fedcore.client.worker_spec import WorkerSpec
-from fedcore.engines import local
-from fedcore.engines.channel import Spool
+from fedcore.engines import local, transport
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore_testing import federate, model_bytes, records, small_config
-from tests.reliability.processes import alive, descendants, spools
+from tests.reliability.processes import alive, descendants, open_files
 
 REAL = local.start_worker  # before the fixture of the root conftest.py puts forks in its place
 assert REAL.__module__ == local.__name__
@@ -23,8 +23,8 @@ def started(monkeypatch):
     """Let workers be started as in production, and return them."""
     found = []
 
-    def start(connection, spool):
-        found.append(REAL(connection, spool))
+    def start(connection):
+        found.append(REAL(connection))
         return found[-1]
 
     monkeypatch.setattr(local, "start_worker", start)
@@ -43,7 +43,6 @@ def test_real_workers_give_the_bits_of_this_process_and_end_with_the_engine(tmp_
     assert len({worker.pid for worker in started} - {os.getpid()}) == 2
     assert None not in [worker.returncode for worker in started]
     assert (model_bytes(there), records(there)) == (model_bytes(here), records(here))
-    assert not spools(os.getpid())
 
 
 def test_no_workers_are_this_process(tmp_path):
@@ -66,29 +65,30 @@ def test_there_are_no_more_workers_than_clients(tmp_path):
 
 
 def test_an_engine_that_does_not_start_leaves_no_process_and_no_shared_memory(tmp_path, monkeypatch):
-    begun, start = [], local.start_worker
+    begun, start, before = [], local.start_worker, open_files(os.getpid())
 
-    def refuse_the_second(connection, spool):
+    def refuse_the_second(connection):
         if begun:
             raise BlockingIOError("Resource temporarily unavailable")
-        begun.append(start(connection, spool))
+        begun.append(start(connection))
         return begun[0]
 
     monkeypatch.setattr(local, "start_worker", refuse_the_second)
     with pytest.raises(BlockingIOError):
         local.LocalEngine(spec(tmp_path, workers=2, clients=2))
-    assert not spools(os.getpid())
+    assert open_files(os.getpid()) == before
     assert not alive(begun[0].pid)
 
 
 def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, monkeypatch):
-    def full(self, name, tensors, meta):
-        raise StorageError("there is no room")
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Spool, "put", full)
-    with pytest.raises(StorageError):
+    before = open_files(os.getpid())
+    monkeypatch.setattr(transport, "pack_frame", full)
+    with pytest.raises(StorageError, match="make room"):
         local.LocalEngine(spec(tmp_path, workers=1))
-    assert not spools(os.getpid())
+    assert open_files(os.getpid()) == before
 
 
 @pytest.mark.parametrize("longest", [local.LONGEST_POLL, 1])

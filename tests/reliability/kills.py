@@ -24,7 +24,7 @@ from fedcore import Plugin, PluginOptions, RejectUpdate, RunConfig, hookimpl
 from fedcore.base.serial import dumps
 from fedcore.base.tensors import flatten
 from fedcore.runs.directory import RunDirectory
-from tests.reliability.processes import alive, descendants, spools, start, wait_for
+from tests.reliability.processes import alive, descendants, start, wait_for
 
 CLOCKS = {"metrics.jsonl": {"time"}, "summary.json": {"seconds", "time", "finished", "run_dir"}}
 OPTIONS: dict[str, Any] = {
@@ -131,8 +131,6 @@ def kill(process: Any, out: Path, kind: Kind, chance: random.Random) -> Kill | N
             os.kill(pid, signal.SIGKILL)
     process.wait()
     seconds = wait_for(lambda: not any(map(alive, below)), ENDS_WITHIN)
-    if kind == "parent" and below:  # else nobody was there yet who could; the next run does
-        wait_for(lambda: not spools(process.pid), ENDS_WITHIN, saying=(moment, below))
     found = list(out.rglob("*.tmp")) if out.exists() else []
     return Kill(kind, moment, at, rounds_done(out) - committed_rounds(out), len(found), seconds)
 
@@ -156,7 +154,7 @@ def committed_rounds(out: Path) -> int:
 def killed_run(out: Path, config: Path, kind: Kind, chance: random.Random, times: int) -> list[Kill]:
     """Train, be killed, go on, be killed again, up to ``times`` times, and go on to the end."""
     kills: list[Kill] = []
-    log, pids = out.with_suffix(".log"), []
+    log = out.with_suffix(".log")
     while True:
         going_on = (out / "config.yaml").exists()
         if out.exists() and not going_on:
@@ -164,13 +162,11 @@ def killed_run(out: Path, config: Path, kind: Kind, chance: random.Random, times
                 path.rmdir() if path.is_dir() else path.unlink()
         words = ("resume", out) if going_on else ("train", "--config", config, "--out", out)
         process = start(*words, "--quiet", log=log)
-        pids.append(process.pid)
         found = kill(process, out, kind, chance) if len(kills) < times else None
         if found is None:
             break
         kills.append(found)
     assert process.wait() == 0, log.read_text()
-    assert [path for pid in pids for path in spools(pid)] == [], "shared memory of a killed run stays"
     assert "Traceback" not in log.read_text(), log.read_text()
     return kills
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedcore.base.process import environment
 from fedcore.cli import main
-from fedcore.engines.channel import SHARED_MEMORY, Spool
 from fedcore_testing.forked import ForkedProcess, fork_server
 
-SPOOLED = [SHARED_MEMORY, Path(tempfile.gettempdir())]  # where the local engine's spools are
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -97,18 +95,10 @@ def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def spools(pid: int) -> list[Path]:
-    """Return the folders in shared memory, and those for what finds no room there, that belong to a process."""
-    return [folder for place in SPOOLED for folder in place.glob(f"{Spool.PREFIX}{pid}-*")]
-
-
 def shared_bytes(pid: int) -> int:
-    """Return the size of a process's files in shared memory."""
+    """Return the size of the memory that a process shares with its workers."""
     total = 0
-    for folder in spools(pid):
-        for file in folder.iterdir():
-            try:
-                total += file.lstat().st_size
-            except FileNotFoundError:
-                continue
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size if str(file.readlink()).startswith("/memfd:fedcore") else 0
     return total

@@ -12,7 +12,6 @@ from fedcore import Plugin, PluginContractError, hookimpl
 from fedcore.base.errors import PluginCallError
 from fedcore.client.messages import ClientTask, pack_task
 from fedcore.engines.in_process import InProcessEngine
-from fedcore.server.broadcasts import LazyTensors
 from fedcore_testing import check_engine, interrupted, name_of, personal_state
 from fedcore_testing.probe import ProbeOfEach
 from tests.support import client_state, committed, lines, model_bytes
@@ -159,7 +158,7 @@ def test_an_engine_that_drops_them_is_found(tmp_path):
     class Drops(InProcessEngine):
         def run(self, tasks, *, window=None):
             kept = {task.id: task for task in tasks}
-            bare = [replace(task, tensors={}) if task.kind == "fit_begin" else task for task in kept.values()]
+            bare = [replace(task, compute=None) if task.kind == "fit_begin" else task for task in kept.values()]
             for task, outcome in super().run(bare, window=window):
                 yield kept[task.id], outcome
 
@@ -167,15 +166,14 @@ def test_an_engine_that_drops_them_is_found(tmp_path):
         check_engine(Drops, tmp_path, workers=(1,))
 
 
-def test_lazy_tensors_are_computed_once_per_packing():
+def test_a_clients_own_tensors_are_computed_when_its_task_is_sent():
     calls = []
 
     def compute():
         calls.append(1)
         return {"p/a": torch.ones(2), "p/b": torch.zeros(1)}
 
-    task = ClientTask("t", "fit_begin", 0, 0, tensors=LazyTensors(compute))
-    tensors, _ = pack_task(task)
-    assert (len(calls), sorted(tensors)) == (1, ["p/a", "p/b"])
-    assert (len(task.tensors), set(task.tensors), float(task.tensors["p/a"].sum())) == (2, {"p/a", "p/b"}, 2.0)
-    assert [t.numel() for t in task.tensors.values()] == [2, 1]
+    task = ClientTask("t", "fit_begin", 0, 0, compute=compute)
+    tensors, meta = pack_task(task)
+    assert (len(calls), sorted(tensors), "compute" in meta) == (1, ["p/a", "p/b"], False)
+    assert sorted(task.complete().tensors) == ["p/a", "p/b"]

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedcore.base.errors import RejectUpdate
 from fedcore.base.tensors import first_nonfinite, largest_values
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
+from fedcore.client.messages import ClientFailure, ClientTask, Reply
 from fedcore.models.layout import Layout
 from fedcore.server.aggregation import RunningMean
 from fedcore.server.scope import in_order
@@ -216,7 +216,7 @@ TASKS = [ClientTask(id=f"t{k}", kind="fit_begin", client=k, round=0) for k in ra
 
 
 def outcome(task):
-    return ClientFailure(task.id, "raised", "x") if task.client == 3 else ClientResult(task.id)
+    return ClientFailure("raised", "x") if task.client == 3 else Reply({})
 
 
 @settings(deadline=None)
@@ -229,11 +229,11 @@ def test_arrival_does_not_matter(arrived):
 @settings(deadline=None)
 @given(st.permutations([*TASKS, *TASKS[:3]]))
 def test_the_first_of_two_outcomes_counts(arrived):
-    numbered = [(task, ClientResult(task.id, {}, {"number": n})) for n, task in enumerate(arrived)]
+    numbered = [(task, Reply({"number": n})) for n, task in enumerate(arrived)]
     seen = list(in_order(TASKS, numbered))
     assert [task.client for task, _ in seen] == [0, 1, 2, 3, 4, 5]
     first = {task.id: next(n for n, other in enumerate(arrived) if other is task) for task in TASKS}
-    assert [result.meta["number"] for _, result in seen] == [first[task.id] for task in TASKS]
+    assert [reply.tensors["number"] for _, reply in seen] == [first[task.id] for task in TASKS]
 
 
 def test_an_outcome_is_passed_on_as_soon_as_its_turn_comes():
@@ -246,7 +246,7 @@ def test_an_outcome_is_passed_on_as_soon_as_its_turn_comes():
 
 def test_a_late_answer_of_a_task_that_nobody_waits_for_is_dropped():
     stranger = ClientTask(id="old", kind="fit_begin", client=0, round=0)
-    pairs = [(stranger, ClientResult("old")), *((task, outcome(task)) for task in TASKS)]
+    pairs = [(stranger, Reply({})), *((task, outcome(task)) for task in TASKS)]
     assert [task for task, _ in in_order(TASKS, pairs)] == TASKS
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcore import Plugin, question
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask
+from fedcore.client.messages import ClientFailure, ClientTask, Reply, SharedPayload
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
 from fedcore.runs.resolve import resolve, resolve_partition
@@ -32,10 +32,10 @@ class Silent:
     workers = 1
 
     def __init__(self) -> None:
-        self.shared: dict[str, dict[str, torch.Tensor]] = {}
+        self.shared: dict[str, SharedPayload] = {}
 
-    def share(self, key, tensors, meta):
-        self.shared[key] = tensors
+    def share(self, key, payload):
+        self.shared[key] = payload
 
     def unshare(self, key):
         del self.shared[key]
@@ -43,9 +43,9 @@ class Silent:
     def run(self, tasks, window=None):
         for task in reversed(tasks):
             if task.client == 1:
-                yield task, ClientFailure(task.id, "raised", "x" * 2 * MESSAGE_LENGTH)
+                yield task, ClientFailure("raised", "x" * 2 * MESSAGE_LENGTH)
             else:
-                yield task, ClientResult(task.id, {"x": torch.tensor([task.client])}, {})
+                yield task, Reply({"x": torch.tensor([task.client])})
 
 
 @pytest.fixture
@@ -96,13 +96,13 @@ TASKS = [ClientTask(f"t{number}", "fit_begin", client=number, round=0) for numbe
 
 
 def pairs(*numbers):
-    return [(TASKS[number], ClientResult(TASKS[number].id)) for number in numbers]
+    return [(TASKS[number], Reply({"number": number})) for number in numbers]
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
 def test_any_order_of_arrival_gives_the_order_of_dispatch(order):
     found = list(in_order(TASKS, pairs(*order)))
-    assert [(task.id, outcome.task_id) for task, outcome in found] == [(task.id, task.id) for task in TASKS]
+    assert [(task, outcome.tensors["number"]) for task, outcome in found] == [(task, n) for n, task in enumerate(TASKS)]
 
 
 def test_an_outcome_is_given_on_as_soon_as_its_turn_has_come():
@@ -116,7 +116,7 @@ def test_an_outcome_is_given_on_as_soon_as_its_turn_has_come():
 def test_a_second_outcome_and_one_that_nobody_asked_for_are_dropped_and_told():
     told = []
     other = ClientTask("else", "fit_begin", client=9, round=0)
-    arriving = [*pairs(0, 2, 0, 2), (other, ClientResult("else")), *pairs(1)]
+    arriving = [*pairs(0, 2, 0, 2), (other, Reply({})), *pairs(1)]
     found = list(in_order(TASKS, arriving, lambda *what: told.append(what)))
     assert [task.id for task, _ in found] == ["t0", "t1", "t2"]
     assert [(client, kind) for client, kind, _ in told] == [(0, "repeated"), (2, "repeated"), (9, "unasked")]
@@ -127,5 +127,5 @@ def test_a_task_without_an_outcome_is_a_failure_and_later_ones_stay():
     assert [task.id for task, _ in found] == ["t0", "t1", "t2"]
     missing = found[1][1]
     assert isinstance(missing, ClientFailure)
-    assert (missing.kind, missing.task_id) == ("unreachable", "t1")
-    assert isinstance(found[2][1], ClientResult)
+    assert missing.kind == "unreachable"
+    assert isinstance(found[2][1], Reply)

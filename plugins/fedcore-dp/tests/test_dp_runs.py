@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from pydantic import Field
 from torch import nn
 
 from fedcore import (
+    ClientUpdate,
     ConfigError,
     FedcoreError,
     Plugin,
@@ -24,7 +26,7 @@ from fedcore import (
     hookimpl,
     question,
 )
-from fedcore.engines import ClientFailure, ClientResult, InProcessEngine
+from fedcore.engines import ClientFailure, InProcessEngine
 from fedcore_dp import CentralDP, CentralDPOptions, LocalDP, LocalDPOptions, spent_epsilon
 from fedcore_dp.central import default_delta
 from fedcore_testing import (
@@ -53,20 +55,19 @@ class Tap(InProcessEngine):
 
     def __init__(self, spec):
         super().__init__(spec)
-        self.sent: dict[tuple[int, int], ClientResult] = {}
+        self.sent: dict[tuple[int, int], ClientUpdate] = {}
         self.shared: list[dict] = []
 
-    def share(self, key, tensors, meta):
-        self.shared.append({name: tensor.clone() for name, tensor in tensors.items()})
-        super().share(key, tensors, meta)
+    def share(self, key, payload):
+        self.shared.append({name: tensor.clone() for name, tensor in payload.model.items()})
+        super().share(key, payload)
 
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
             if task.kind == "fit_begin" and task.client in self.lost:
-                outcome = ClientFailure(task.id, "unreachable", "not there")
+                outcome = ClientFailure("unreachable", "not there")
             elif task.kind == "fit_begin":
-                tensors = {name: tensor.clone() for name, tensor in outcome.tensors.items()}
-                self.sent[task.round, task.client] = replace(outcome, tensors=tensors)
+                self.sent[task.round, task.client] = deepcopy(outcome)  # the server writes to it
             yield task, outcome
 
 
@@ -90,10 +91,9 @@ def initial(folder, *plugins, **options):
 def models(tap, number=0):
     """Return what the clients of a round trained: client -> name -> array."""
     found = {}
-    for (at, client), outcome in sorted(tap.sent.items()):
+    for (at, client), update in sorted(tap.sent.items()):
         if at == number:
-            sent = {n.removeprefix("model/"): t for n, t in outcome.tensors.items() if n.startswith("model/")}
-            model = tap._runtime.setup.uploads.split(sent)
+            model = tap._runtime.setup.uploads.split(update.model)
             found[client] = {name: tensor.double().numpy() for name, tensor in model.items()}
     return found
 
@@ -158,7 +158,7 @@ def test_a_client_counts_once_however_many_samples_it_has(tmp_path):
     options = {"partition": "quantity", "alpha": 0.3}
     result, tap = tapped(tmp_path, ("dp", {"clip": 1e3, "noise_multiplier": 1e-12, **SEEDED}), **options)
     ends = models(tap)
-    assert len({outcome.meta["samples"] for outcome in tap.sent.values()}) > 1
+    assert len({update.samples for update in tap.sent.values()}) > 1
     close(weights(result), {name: np.mean([end[name] for end in ends.values()], axis=0) for name in ends[0]})
 
 
@@ -288,7 +288,7 @@ def test_everything_that_leaves_is_clipped_and_noised_as_one_release(tmp_path, o
     assert records(result)[0]["failures"] == []
     start = initial(tmp_path)
     for client, end in models(plain).items():
-        sent, generator = tap.sent[0, client].tensors, stream("local-dp", round=0, client=client)
+        sent, generator = tap.sent[0, client], stream("local-dp", round=0, client=client)
         scale = 0.25 * math.sqrt(3)  # update, numbers, counts
 
         def noise(shape, generator=generator):
@@ -298,23 +298,23 @@ def test_everything_that_leaves_is_clipped_and_noised_as_one_release(tmp_path, o
         assert norm > 0.05
         for name, move in moves.items():
             expected = start[name] + move + scale * 0.05 * noise(move.shape)
-            np.testing.assert_allclose(sent[f"model/{name}"].double().numpy(), expected, rtol=2e-6, atol=2e-7)
-        own = plain.sent[0, client].tensors
+            np.testing.assert_allclose(sent.model[name].double().numpy(), expected, rtol=2e-6, atol=2e-7)
+        own = plain.sent[0, client].payload["sends"]
         for names in (["half", "numbers"], ["counts", "mask"]):
-            values = {name: own[f"payload/sends/{name}"].double().numpy() for name in names}
+            values = {name: own[name].double().numpy() for name in names}
             norm = math.sqrt(sum(np.square(value).sum() for value in values.values()))
             for name, value in values.items():
                 expected = value * min(1.0, 2.0 / norm) + scale * 2.0 * noise(value.shape)
                 expected = {"counts": np.round(expected).clip(0), "mask": expected > 0.5}.get(name, expected)
-                found = sent[f"payload/sends/{name}"].double().numpy()
+                found = sent.payload["sends"][name].double().numpy()
                 np.testing.assert_allclose(found, expected, rtol=1e-3 if name == "half" else 2e-6, atol=1e-6)
 
 
 def test_what_a_client_says_of_itself_is_constant(tmp_path):
     options = {"partition": "quantity", "alpha": 0.3}
     result, tap = tapped(tmp_path, ("local-dp", LOCAL), **options)
-    said = [{key: outcome.meta[key] for key in ("samples", "steps", "metrics")} for outcome in tap.sent.values()]
-    assert said == [{"samples": 1, "steps": 1, "metrics": {"losses": {}}}] * 4
+    said = [(update.samples, update.steps, update.metrics) for update in tap.sent.values()]
+    assert said == [(1, 1, {"losses": {}})] * 4
     assert records(result)[0]["losses"] == {}
 
 
@@ -403,11 +403,11 @@ def test_clipping_alone_keeps_the_weights_by_samples(tmp_path, name):
     options = {"partition": "quantity", "alpha": 0.3}
     result, tap = tapped(tmp_path, (name, {"clip": 0.05, "noise_multiplier": 0.0}), **options)
     _, plain = tapped(tmp_path, **options)
-    start, counts = initial(tmp_path), {k: plain.sent[0, k].meta["samples"] for k in range(4)}
+    start, counts = initial(tmp_path), {k: plain.sent[0, k].samples for k in range(4)}
     moves = {client: clipped(start, end, 0.05)[0] for client, end in models(plain).items()}
     total = sum(counts.values())
     close(weights(result), {n: start[n] + sum(counts[k] * moves[k][n] for k in moves) / total for n in start})
-    assert tap.sent[0, 1].meta["samples"] == counts[1]
+    assert tap.sent[0, 1].samples == counts[1]
 
 
 @pytest.mark.parametrize("name", PLUGINS)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 
 
 def main() -> None:
-    from fedcore.engines import ClientResult
+    from fedcore import ClientUpdate
     from fedcore_flower import trainer, wire
 
     honest = wire.pack_answer
 
-    def tampered(outcome):
-        if isinstance(outcome, ClientResult) and "samples" in outcome.meta:
-            name = next(iter(outcome.tensors))
-            lie = int(outcome.task_id.split("-")[1])
+    def tampered(task, outcome):
+        if isinstance(outcome, ClientUpdate):
+            name, lie = next(iter(outcome.model)), task.round
             if lie == 0:
-                outcome.tensors[name] = torch.zeros(1, 2, 3)
+                outcome.model[name] = torch.zeros(1, 2, 3)
             elif lie == 1:
-                outcome.tensors[name] = outcome.tensors[name] * float("nan")
+                outcome.model[name] = outcome.model[name] * float("nan")
             else:
-                outcome.meta["client"] = (outcome.meta["client"] + 1) % 3
-        return honest(outcome)
+                outcome = replace(outcome, client=(outcome.client + 1) % 3)
+        return honest(task, outcome)
 
     wire.pack_answer = tampered
     trainer.main()

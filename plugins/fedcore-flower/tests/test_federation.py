@@ -288,14 +288,21 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_residents_that_stayed(tmp_p
     [
         (lambda task: {}, "without 'head'"),
         (lambda task: {"head": b"nonsense"}, "cannot be read"),
-        (lambda task: {"head": wire.pack("result", {}, outcome=[1])}, "an answer of kind"),
+        (lambda task: {"head": wire.pack("outcome", {}, outcome=[1])}, "an answer of kind"),
         (lambda task: {"head": wire.pack("dance")}, "an answer of kind"),
         (lambda task: {"head": wire.pack("need", {}, names=["the moon"])}, "asks for what there is not"),
         (lambda task: {"head": wire.dumps({}, {"op": "result", "protocol": 99})}, "speaks protocol 99"),
-        (lambda task: {"head": wire.pack("result", {}, outcome={"task_id": "other", "meta": {}})}, "answers task"),
-        (lambda task: {"head": wire.pack("result", {}, outcome={"task_id": task, "meta": 3})}, "mapping"),
+        (lambda task: {"head": wire.pack("outcome", {}, outcome={}, task="other")}, "an answer to task 'other'"),
+        (lambda task: {"head": wire.pack("outcome", {}, outcome={}, task=task)}, "no outcome of a task"),
         (
-            lambda task: {"head": wire.pack("failure", {}, outcome={"kind": "magic", "message": "\x1b[2Jboo"})},
+            lambda task: {
+                "head": wire.pack(
+                    "outcome",
+                    {},
+                    outcome={"outcome": "ClientFailure", "kind": "magic", "message": "\x1b[2Jboo"},
+                    task=task,
+                )
+            },
             "?[2Jboo",
         ),
     ],
@@ -454,7 +461,7 @@ def test_a_task_of_another_client_is_not_worked_on(tmp_path):
     resident = helpers.make_residents(tmp_path)[1]
     config, dataset = helpers.resolved(tmp_path)
     resident.answer({"head": wire.pack("join"), "setup": helpers.setups_for(config, dataset)[1]})
-    task = ClientTask("t", "end_session", 2, 0)
+    task = ClientTask("t", "evaluate", 2, 0)
     answer = resident.answer({"head": wire.pack_request(task, attempt="a", run=RUN)})
     outcome = wire.unpack_answer(task, *wire.unpack(answer))
     assert isinstance(outcome, ClientFailure)

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedcore import ClientUpdate
 from fedcore.base.errors import FedcoreError
-from fedcore.client.messages import ClientFailure, ClientResult
+from fedcore.client.messages import ClientFailure, Reply
 from fedcore.client.runtime import ClientRuntime
 from fedcore.engines.in_process import InProcessEngine
 from fedcore_testing import check_engine, federate, model_bytes
@@ -37,7 +38,7 @@ class Repeats(InProcessEngine):
 class AnswersUnasked(InProcessEngine):
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
-            yield replace(task, id="other"), replace(outcome, task_id="other")
+            yield replace(task, id="other"), outcome
 
 
 class MixesUp(InProcessEngine):
@@ -46,12 +47,6 @@ class MixesUp(InProcessEngine):
         outcomes = deque(outcome for _, outcome in pairs)
         outcomes.rotate(1)
         yield from zip((task for task, _ in pairs), outcomes, strict=True)
-
-
-class MixesUpQuietly(MixesUp):
-    def run(self, tasks, *, window=None):
-        for task, outcome in super().run(tasks, window=window):
-            yield task, replace(outcome, task_id=task.id)
 
 
 class Raises(InProcessEngine):
@@ -79,14 +74,14 @@ class Pretends(InProcessEngine):
 
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
-            yield task, ClientResult(task.id) if isinstance(outcome, ClientFailure) else outcome
+            yield task, Reply({}) if isinstance(outcome, ClientFailure) else outcome
 
 
 class OnePayload(InProcessEngine):
     """Takes what was shared last for what a task names."""
 
-    def share(self, key, tensors, meta):
-        super().share(key, tensors, meta)
+    def share(self, key, payload):
+        super().share(key, payload)
         self.last = key
 
     def run(self, tasks, *, window=None):
@@ -125,7 +120,7 @@ class Rounds(InProcessEngine):
 
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
-            if isinstance(outcome, ClientResult):
+            if isinstance(outcome, Reply):
                 half = {name: tensor.to(torch.float16).float() if tensor.is_floating_point() else tensor
                         for name, tensor in outcome.tensors.items()}  # fmt: skip
                 outcome = replace(outcome, tensors=half)
@@ -135,7 +130,7 @@ class Rounds(InProcessEngine):
 class Flattens(InProcessEngine):
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
-            if isinstance(outcome, ClientResult):
+            if isinstance(outcome, Reply):
                 outcome = replace(outcome, tensors={k: t.reshape(-1) for k, t in outcome.tensors.items()})
             yield task, outcome
 
@@ -206,8 +201,8 @@ class OnlyOne(InProcessEngine):
 
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
-            if self.many and isinstance(outcome, ClientResult) and "samples" in outcome.meta:
-                outcome.tensors["model/classifier.bias"] += 1e-6
+            if self.many and isinstance(outcome, ClientUpdate):
+                outcome.model["classifier.bias"] += 1e-6
             yield task, outcome
 
 
@@ -227,8 +222,7 @@ def test_worker_processes_keep_it(tmp_path):
         (Drops, r"ends without an outcome of 'check-window-None-4'"),
         (Repeats, "yields 'check-window-None-0' twice"),
         (AnswersUnasked, "an outcome of 'other', which it was not given"),
-        (MixesUp, "'check-window-None-0' with the outcome of 'check-window-None-4'"),
-        (MixesUpQuietly, "'answer' comes back with other values: another client's"),
+        (MixesUp, "'answer' comes back with other values: another client's"),
         (
             Raises,
             r"run raises RuntimeError: .*as it should \(probe\.py:\d+\); what happens to a client is a ClientFailure",

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, field_validator
 from torch import nn
 from typer.testing import CliRunner
 
-from fedcore import Loss, Plugin, PluginOptions, hookimpl
+from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, hookimpl
 from fedcore.base import registry
 from fedcore.base.errors import UnknownNameError
 from fedcore.cli.app import app
@@ -29,7 +29,6 @@ from fedcore_testing import (
     parametrize_with_checks,
     run_checks,
 )
-from fedcore_testing.engines import is_update
 from fedcore_testing.trial import Trial
 
 
@@ -762,7 +761,7 @@ class NeverStarts:
 class Loses(InProcessEngine):
     def run(self, tasks, *, window=None):
         for task, _ in super().run(tasks, window=window):
-            yield task, ClientFailure(task.id, "worker_lost", "the machine was busy")
+            yield task, ClientFailure("worker_lost", "the machine was busy")
 
 
 class Rounds(InProcessEngine):
@@ -770,9 +769,9 @@ class Rounds(InProcessEngine):
 
     def run(self, tasks, *, window=None):
         for task, outcome in super().run(tasks, window=window):
-            if is_update(task, outcome):
-                fewer = {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in outcome.tensors.items()}
-                outcome = replace(outcome, tensors=fewer)
+            if isinstance(outcome, ClientUpdate):
+                fewer = {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in outcome.model.items()}
+                outcome = replace(outcome, model=fewer)
             yield task, outcome
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
-from torch import Tensor
-
-from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, in_window
+from fedcore.engines import ClientFailure, ClientTask, Outcome, Pair, SharedPayload, in_window, pack_shared
 from fedcore_flower import wire
 from fedcore_flower.courier import Answer, Courier, Errand, Trouble
 
@@ -34,8 +31,9 @@ class FederationEngine:
         self._shared: dict[str, bytes] = {}
         self._has: dict[int, str] = {}  # the payload that a client was last sent
 
-    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
+    def share(self, key: str, payload: SharedPayload) -> None:
         """Keep a payload, to be sent to each client with the first task that names it."""
+        tensors, meta = pack_shared(payload)
         self._shared[key] = wire.pack("shared", tensors, key=key, meta=meta)
 
     def unshare(self, key: str) -> None:
@@ -107,4 +105,4 @@ class FederationEngine:
         return outcome
 
     def _failure(self, task: ClientTask, trouble: Trouble) -> ClientFailure:
-        return ClientFailure(task.id, trouble.kind, f"{self._names[task.client]}: {wire.shown(trouble.message)}")
+        return ClientFailure(trouble.kind, f"{self._names[task.client]}: {wire.shown(trouble.message)}")

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, Tensors, __version__
-from fedcore.engines import ClientFailure, ClientRuntime, ClientTask, FailureKind, Outcome, SharedPayload
+from fedcore.engines import (
+    ClientFailure,
+    ClientRuntime,
+    ClientTask,
+    FailureKind,
+    Outcome,
+    SharedPayload,
+    unpack_shared,
+)
 from fedcore_flower import wire
 from fedcore_flower.agreement import RUN_ID, Setup, own_config, read_setup, run_folder
 from fedcore_flower.history import History
@@ -111,7 +119,7 @@ class Resident:
             self._take_shared(run, blobs)
         if task.shared is not None and run.key != task.shared:
             return wire.pack("need", {}, names=[SHARED])
-        answer = wire.pack_answer(self._handled(run, task))
+        answer = wire.pack_answer(task, self._handled(run, task))
         self._answers[key] = answer
         while len(self._answers) > KEPT_ANSWERS:
             self._answers.popitem(last=False)
@@ -124,15 +132,15 @@ class Resident:
             raise WireError("a payload without a name")
         run.key, run.shared = None, None  # one at a time in memory
         try:
-            run.shared = SharedPayload(tensors, meta, run.runtime.placement)
-        except (RuntimeError, ValueError, TypeError) as error:
+            run.shared = unpack_shared(tensors, meta).copy_to(run.runtime.placement)
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise WireError(f"a payload that is no model: {error}") from error
         run.key = key
 
     def _handled(self, run: _Run, task: ClientTask) -> Outcome:
         """Work on a task; whatever happens is this client's failure alone."""
         if task.client != run.setup.client:
-            return ClientFailure(task.id, "rejected", f"a task of client {task.client}, this is {run.setup.client}")
+            return ClientFailure("rejected", f"a task of client {task.client}, this is {run.setup.client}")
         began = time.perf_counter()
         try:
             run.history.note(task.round, task.version)
@@ -141,7 +149,7 @@ class Resident:
                 run.history.prune(task.round)
         except Exception as error:  # a lost state, or what a server may make of a task's fields
             kind: FailureKind = "raised" if isinstance(error, FedcoreError) else "rejected"
-            outcome = ClientFailure(task.id, kind, _said(error))
+            outcome = ClientFailure(kind, _said(error))
         words = f": {outcome.kind}, {outcome.message}" if isinstance(outcome, ClientFailure) else ""
         self._tell(f"round {task.round + 1}: {task.kind}, {time.perf_counter() - began:.1f} s{words}")
         return outcome

@@ -8,15 +8,13 @@ messages or a socket, looks into none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from torch import Tensor
 
 from fedcore import FedcoreError, Tensors
 from fedcore.engines import (
     ClientFailure,
-    ClientResult,
     ClientTask,
     FailureKind,
     Outcome,
@@ -24,11 +22,12 @@ from fedcore.engines import (
     loads,
     pack_outcome,
     pack_task,
+    unpack_outcome,
     unpack_task,
 )
 
 HEAD, SETUP, SHARED = "head", "setup", "shared"
-PROTOCOL = 2
+PROTOCOL = 3
 """Both sides must speak the same; it changes when a message does."""
 
 Blobs = Mapping[str, bytes]
@@ -88,32 +87,37 @@ def unpack_request(tensors: Tensors, header: Mapping[str, Any]) -> ClientTask:
         raise WireError(f"a task that is none: {error}") from error
 
 
-def pack_answer(outcome: Outcome) -> bytes:
+def pack_answer(task: ClientTask, outcome: Outcome) -> bytes:
     """Encode a task's outcome."""
-    kind, tensors, meta = pack_outcome(outcome)
-    return pack(kind, tensors, outcome=meta)
+    tensors, meta = pack_outcome(outcome)
+    return pack("outcome", tensors, outcome=meta, task=task.id)
 
 
 def unpack_answer(task: ClientTask, op: str, tensors: Tensors, header: Mapping[str, Any]) -> Outcome:
     """Decode an outcome that a client claims to be this task's.
 
-    What a result says is checked by the core's boundary; a failure's kind is checked here.
+    What an update says is checked by the server; a failure's kind is checked here.
 
     :raises WireError: it is something else.
     """
     meta = header.get("outcome")
-    if not isinstance(meta, dict) or op not in ("result", "failure"):
+    if not isinstance(meta, dict) or op != "outcome":
         raise WireError(f"an answer of kind {op[:40]!r} to a task")
-    if op == "failure":
-        kind, message = meta.get("kind"), meta.get("message")
-        known = cast(FailureKind, kind) if isinstance(kind, str) and kind in _KINDS else "rejected"
-        return ClientFailure(task.id, known, str(message))
-    return ClientResult(meta.get("task_id", ""), tensors, meta.get("meta", {}))
+    if header.get("task") != task.id:
+        raise WireError(f"an answer to task {str(header.get('task'))[:40]!r}, but was given {task.id!r}")
+    try:
+        outcome = unpack_outcome(tensors, meta)
+    except ValueError as error:
+        raise WireError(str(error)) from error
+    if isinstance(outcome, ClientFailure):
+        kind = outcome.kind if isinstance(outcome.kind, str) and outcome.kind in _KINDS else "rejected"
+        return ClientFailure(kind, str(outcome.message))
+    return outcome
 
 
 def failure(task: ClientTask, kind: FailureKind, message: str) -> bytes:
     """Encode that a task gave nothing."""
-    return pack("failure", {}, outcome=asdict(ClientFailure(task.id, kind, message)))
+    return pack_answer(task, ClientFailure(kind, message))
 
 
 def shown(text: object) -> str:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedcore import ConfigError, FedcoreError
 from fedcore.engines import (
@@ -16,9 +15,11 @@ from fedcore.engines import (
     ClientTask,
     Dispatcher,
     FailureKind,
-    Outcome,
+    Pair,
+    SharedPayload,
     WorkerSpec,
     pack_objects,
+    pack_shared,
     pack_task,
     pack_worker_spec,
 )
@@ -74,15 +75,15 @@ class RayEngine:
             self.close()
             raise
 
-    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
+    def share(self, key: str, payload: SharedPayload) -> None:
         """Put a payload into the object store, once; every node fetches it once."""
-        self._shared[key] = self._cluster.put(pack(tensors, meta))
+        self._shared[key] = self._cluster.put(pack(*pack_shared(payload)))
 
     def unshare(self, key: str) -> None:
         """Let the object store forget a payload."""
         self._shared.pop(key, None)
 
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks side by side and yield each as it finishes; a live session's task waits for its worker."""
         yield from self._dispatcher.run(tasks, self._collect, window=window)
 
@@ -117,7 +118,7 @@ class RayEngine:
         except WorkerRaised as error:
             if worker.task is None:
                 raise FedcoreError(f"a Ray worker cannot set the clients up: {error}") from error
-            self._dispatcher.finish(worker, ClientFailure(worker.task.id, "raised", str(error)))
+            self._dispatcher.finish(worker, ClientFailure("raised", str(error)))
         else:
             self._dispatcher.take(worker, kind, tensors, meta)
 

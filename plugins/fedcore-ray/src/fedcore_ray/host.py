@@ -15,6 +15,7 @@ from fedcore.engines import (
     pack_error,
     pack_outcome,
     unpack_objects,
+    unpack_shared,
     unpack_task,
     unpack_worker_spec,
 )
@@ -44,18 +45,18 @@ class Host:
         return pack({}, ["ready", None])
 
     def run(self, task: Bytes, shared: Bytes | None) -> Bytes:
-        """Run a task; says ``result``, ``failure``, or ``broken`` where no other client would survive it either."""
+        """Run a task; says ``outcome``, or ``broken`` where no other client would survive it either."""
         assert self._runtime is not None
         unpacked = unpack_task(*view(task.copy()))  # a method may write to what it was asked with
         if shared is not None and unpacked.shared != self._key:
-            tensors, meta = view(shared)
-            self._key, self._shared = unpacked.shared, SharedPayload(tensors, meta, self._runtime.placement)
-        payload = self._shared if unpacked.shared is not None else None
+            payload = unpack_shared(*view(shared))
+            self._key, self._shared = unpacked.shared, payload.copy_to(self._runtime.placement)
         try:
-            kind, tensors, meta = pack_outcome(self._runtime.handle(unpacked, payload))
+            outcome = self._runtime.handle(unpacked, self._shared if unpacked.shared is not None else None)
+            tensors, meta = pack_outcome(outcome)
         except FedcoreError as error:
             return pack({}, ["broken", pack_error(error)])
-        return pack(tensors, [kind, meta])
+        return pack(tensors, ["outcome", meta])
 
 
 def _on_own_gpu(spec: WorkerSpec) -> WorkerSpec:

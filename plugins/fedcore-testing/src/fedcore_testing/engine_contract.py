@@ -15,11 +15,10 @@ from fedcore.base import registry
 from fedcore.base.errors import FedcoreError
 from fedcore.base.process import one_thread
 from fedcore.base.tensors import clone
-from fedcore.client.messages import ClientFailure, ClientResult, ClientTask, FailureKind, Outcome
+from fedcore.client.messages import ClientFailure, ClientTask, Engine, FailureKind, Outcome, Pair, Reply
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
 from fedcore.client.worker_spec import WorkerSpec
-from fedcore.engines.protocol import Engine
 from fedcore.runs.experiment import RunResult
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.scope import Federation, ServerScope
@@ -202,9 +201,8 @@ def _outcomes(
     found: dict[str, Outcome] = {}
     waiting = {task.id for task in tasks}
     for task, outcome in _pairs(engine, tasks if given is None else given, window):
-        assert isinstance(outcome, (ClientResult, ClientFailure)), f"an outcome is a {type(outcome).__name__}"
+        assert isinstance(outcome, (Reply, ClientFailure)), f"an outcome is a {type(outcome).__name__}"
         assert task.id in waiting, f"run yields an outcome of {task.id!r}, which it was not given"
-        assert outcome.task_id == task.id, f"run yields {task.id!r} with the outcome of {outcome.task_id!r}"
         assert task.id not in found, f"run yields {task.id!r} twice"
         found[task.id] = outcome
     missing = sorted(waiting - set(found))
@@ -212,7 +210,7 @@ def _outcomes(
     return found
 
 
-def _pairs(engine: Engine, tasks: Iterable[ClientTask], window: int | None) -> Iterator[tuple[ClientTask, Outcome]]:
+def _pairs(engine: Engine, tasks: Iterable[ClientTask], window: int | None) -> Iterator[Pair]:
     outcomes = iter(engine.run(tasks, window=window))
     while True:
         try:
@@ -230,7 +228,7 @@ def _require_answers(tasks: Sequence[ClientTask], outcomes: Mapping[str, Outcome
     """Compare each answer with the question that its client received."""
     for task in tasks:
         outcome = outcomes[task.id]
-        assert isinstance(outcome, ClientResult), f"{task.id!r} failed: {outcome}"
+        assert isinstance(outcome, Reply), f"{task.id!r} failed: {outcome}"
         expected = {**SENT, "answer": SENT["x"] + 1000 * task.client + (100 if task.shared == "second" else 0)}
         missing = sorted(set(expected) - set(outcome.tensors))
         assert not missing, f"{task.id!r}: the tensor {missing[0]!r} did not come back"

@@ -21,10 +21,10 @@ from fedcore.base.config import RunConfig
 from fedcore.base.process import environment
 from fedcore.base.serial import read_tensors
 from fedcore.base.types import Tensors
+from fedcore.client.messages import Engine
 from fedcore.client.setup import Setup
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
-from fedcore.engines.protocol import Engine
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, RunResult, resume, run

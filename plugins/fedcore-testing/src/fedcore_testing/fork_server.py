@@ -32,7 +32,7 @@ _DESCRIPTORS = 16
 def main(fd: int, modules: Sequence[str]) -> None:
     """Import what a worker needs, and these modules; then fork for each request, until the other end closes."""
     with importing():  # a collection in a worker would copy all pages
-        import fedcore.engines.serving  # noqa: F401 - for the workers
+        import fedcore.engines.worker  # noqa: F401 - for the workers
 
         for module in modules:
             _module(module)

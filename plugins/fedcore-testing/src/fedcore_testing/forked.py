@@ -154,11 +154,11 @@ def forked_workers(*modules: str) -> Iterator[None]:
         return
     server = ForkServer(modules)
 
-    def fork(connection: socket.socket, spool: Path) -> ForkedProcess:
+    def fork(connection: socket.socket) -> ForkedProcess:
         fd = connection.fileno()
         return server.fork(
             "fedcore.engines.worker:begin",
-            [fd, str(spool)],
+            [fd],
             environment=local.worker_environment(),
             descriptors={fd: fd},
         )

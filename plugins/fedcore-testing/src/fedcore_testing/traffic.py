@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from fedcore.base.config import RunConfig
-from fedcore.client.messages import ClientFailure, ClientTask, Outcome
+from fedcore.base.tensors import unflatten
+from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.client.messages import ClientTask, Pair, Pause, Reply, SharedPayload
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.experiment import run
 from fedcore_testing.federation import needs_of
@@ -35,30 +35,28 @@ class Watch(InProcessEngine):
 
     seen: dict[str, Shapes]
 
-    def share(self, key: str, tensors: Mapping[str, Tensor], meta: Any) -> None:
+    def share(self, key: str, payload: SharedPayload) -> None:
         """Record and share a payload."""
-        self._note("down, before training", tensors, "broadcast/")
-        super().share(key, tensors, meta)
+        self._note("down, before training", *payload.received.values())
+        super().share(key, payload)
 
-    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
+    def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
         """Run tasks and record their tensors."""
         for task, outcome in super().run(tasks, window=window):
             if task.kind == "fit_begin":
-                self._note(
-                    "down, before training", {f"broadcast/{name}": t for name, t in task.tensors.items()}, "broadcast/"
-                )
-            if task.kind in ("ask", "fit_resume"):
+                self._note("down, before training", *unflatten(task.complete().tensors).values())
+            elif task.kind != "evaluate":
                 self._note("down, question" if task.kind == "ask" else "down, exchange", task.tensors)
-            if not isinstance(outcome, ClientFailure):
-                kind = "up, answer" if task.kind == "ask" else "up, exchange" if "paused" in outcome.meta else "up"
-                self._note(kind, outcome.tensors, "payload/" if kind == "up" else "")
+            if isinstance(outcome, ClientUpdate):
+                self._note("up", *outcome.payload.values())
+            elif isinstance(outcome, (Pause, Reply)):
+                self._note("up, exchange" if isinstance(outcome, Pause) else "up, answer", outcome.tensors)
             yield task, outcome
 
-    def _note(self, way: str, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        for name, tensor in tensors.items():
-            if name.startswith(prefix):
-                short = name.removeprefix(prefix).partition("/")[2] if prefix else name
-                self.seen.setdefault(way, {})[short] = list(tensor.shape)
+    def _note(self, way: str, *sent: Tensors) -> None:
+        for tensors in sent:
+            for name, tensor in tensors.items():
+                self.seen.setdefault(way, {})[name] = list(tensor.shape)
 
 
 def watch(plugin: str, options: Mapping[str, Any] | None = None) -> Traffic:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcore.base.errors import ConfigError
+from fedcore.base.tensors import flatten
 from fedcore.client.worker_spec import WorkerSpec
 from fedcore.data import load_partition
 from fedcore.runs.directory import RunDirectory
@@ -128,11 +129,11 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
     problem = failures(result)
     assert not problem, problem
     labels = _labels(result.directory)
-    updates = {client: sent for (number, client), sent in engines[0].updates.items() if number == 0}
+    updates = {client: flatten(sent.payload)[0] for (at, client), sent in engines[0].updates.items() if at == 0}
     shared = [sent for sent in engines[0].broadcasts[1:] if sent]
     later = [*shared[:1], *(sent for (number, _), sent in engines[0].messages.items() if number == 1)]
     received = [(name, tensor) for sent in later for name, tensor in sent.items()]
-    names = [name for name in updates[1] if name.startswith("payload/") and _by_class(name, updates, labels)]
+    names = [name for name in updates[1] if _by_class(name, updates, labels)]
     if not names or not received:
         raise NotApplicable("the plugin sends no statistics by class up and down")
     factors = {
@@ -147,8 +148,8 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
             held = sorted(set(labels[1].tolist()))
             for by, factor in factors.items():
                 assert not torch.allclose(tensor[held].double(), own[held].double() * factor, rtol=1e-4, atol=1e-9), (
-                    f"{name.removeprefix('payload/')} of class {held[0]}, which 1 of {len(updates)} clients has, comes "
-                    f"back as {other.removeprefix('broadcast/')} times {factor:.3g}: divided by {by}, with zeros for "
+                    f"{name} of class {held[0]}, which 1 of {len(updates)} clients has, comes "
+                    f"back as {other} times {factor:.3g}: divided by {by}, with zeros for "
                     "the clients that lack the class"
                 )
 

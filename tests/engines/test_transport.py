@@ -1,0 +1,116 @@
+"""Frames between the local engine and its workers: over a socket, and in memory that both map."""
+
+import errno
+import os
+import socket
+import threading
+
+import pytest
+import torch
+
+from fedcore.base.errors import StorageError
+from fedcore.engines import transport
+from fedcore.engines.transport import LENGTHS, Channel, get_frame, put_frame
+
+LARGE = 1 << 20
+
+SENT = {
+    "transposed": torch.arange(12.0).view(3, 4).t(),
+    "images": torch.arange(48.0).view(2, 3, 2, 4).to(memory_format=torch.channels_last),
+    "scalar": torch.tensor(0.1, dtype=torch.float64),
+    "none": torch.zeros(0, 4),
+    "flags": torch.tensor([True, False, True]),
+    "half": torch.tensor([1.5, -2.0, 0.0], dtype=torch.bfloat16),
+    "whole": torch.tensor([[1, 2**40]]),
+    "constant": torch.nn.Parameter(torch.ones(2, 3)),
+}
+
+
+@pytest.fixture
+def ends():
+    pair = [Channel(end) for end in socket.socketpair()]
+    yield pair
+    for end in pair:
+        end.connection.close()
+
+
+def received(ends, tensors, value, **named):
+    """Send a frame, however large, and return what arrives."""
+    sender, receiver = ends
+    sending = threading.Thread(target=sender.send, args=(tensors, value), kwargs=named)
+    sending.start()
+    try:
+        return receiver.receive()
+    finally:
+        sending.join()
+
+
+def by_socket(ends, tensors):
+    return received(ends, tensors, {"id": "t"})[:2]
+
+
+def by_memory(ends, tensors):
+    return get_frame(put_frame(tensors, {"id": "t"}))
+
+
+@pytest.mark.parametrize("filler", [1, LARGE])
+@pytest.mark.parametrize("way", [by_socket, by_memory])
+def test_tensors_of_every_kind_arrive_aligned_and_writable(ends, way, filler):
+    sent = {**SENT, "filler": torch.arange(filler)}
+    tensors, value = way(ends, sent)
+    assert value == {"id": "t"}
+    assert list(tensors) == list(sent)
+    for name, tensor in sent.items():
+        assert tensors[name].dtype == tensor.dtype, name
+        assert torch.equal(tensors[name], tensor), name
+        assert tensors[name].is_contiguous(), name
+        assert tensor.numel() == 0 or tensors[name].data_ptr() % 64 == 0, name
+    tensors["transposed"].zero_()
+    assert torch.equal(tensors["constant"], torch.ones(2, 3))
+
+
+def test_messages_arrive_one_by_one_in_order(ends):
+    sender, receiver = ends
+    for number in range(3):
+        sender.send({"x": torch.full((5,), float(number))}, {"number": number})
+    for number in range(3):
+        tensors, value, descriptor = receiver.receive()
+        assert (float(tensors["x"].sum()), value, descriptor) == (5.0 * number, {"number": number}, None)
+
+
+def test_memory_is_lent_with_a_message_and_what_a_process_writes_stays_its_own(ends):
+    memory = put_frame({"w": torch.ones(3)}, "payload")
+    _, _, lent = received(ends, {}, None, descriptor=memory)
+    assert lent != memory
+    tensors, value = get_frame(lent)
+    tensors["w"].zero_()
+    again, _ = get_frame(memory)
+    assert (value, again["w"].tolist()) == ("payload", [1, 1, 1])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory)
+
+
+def test_without_room_nothing_stays_open(monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(transport, "pack_frame", full)
+    with pytest.raises(StorageError, match="make room"):
+        put_frame({"x": torch.zeros(3)}, None)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_memory_where_the_system_has_no_memory_files(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    tensors, value = get_frame(put_frame({"x": torch.arange(LARGE)}, 1))
+    assert (value, torch.equal(tensors["x"], torch.arange(LARGE))) == (1, True)
+
+
+@pytest.mark.parametrize("part", [b"", b"\0", b"\0" + LENGTHS.pack(64, 64) + bytes(100)])
+def test_a_connection_that_ends_says_so(ends, part):
+    sender, receiver = ends
+    sender.connection.sendall(part)
+    sender.connection.close()
+    with pytest.raises(EOFError):
+        receiver.receive()
