@@ -25,8 +25,8 @@ from fedcore.client.passes import all_outputs
 from fedcore.data import Dataset
 from fedcore.data.client_data import ClientData
 from fedcore.models.split import Outputs
-from fedcore.runs.client_models import own_model
 from fedcore.runs.evaluation import loaded
+from fedcore.runs.experiment import own_model
 from fedcore.runs.run import Run
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
 from fedcore_fdcl.plugin import FDCLOptions

@@ -27,7 +27,7 @@ from typing import Any
 from torch import nn
 
 from fedcore import RunConfig, SplitModel
-from fedcore.engines import Engine, WorkerSpec
+from fedcore.engines import ClientSite, Engine
 from fedcore.runs.experiment import started
 
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ class Rounds:
     :ivar start: seconds until its first round was done.
     """
 
-    def __init__(self, stack: ExitStack, config: RunConfig, make: Callable[[WorkerSpec], Engine] | None) -> None:
+    def __init__(self, stack: ExitStack, config: RunConfig, make: Callable[[ClientSite], Engine] | None) -> None:
         self.seen: list[dict[str, float]] = []
         began = time.perf_counter()
         self.experiment, self.state = stack.enter_context(started(config, notify=self._note, engine=make))
@@ -94,7 +94,7 @@ def compare(
     workers: int,
     blocks: int,
     rounds: int,
-    make: Callable[[WorkerSpec], Engine] | None = None,
+    make: Callable[[ClientSite], Engine] | None = None,
     **engine: Any,
 ) -> dict[str, Any]:
     """Time an engine's rounds and the local engine's, block by block, who goes first changing.

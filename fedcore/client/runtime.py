@@ -36,8 +36,8 @@ from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
 from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import READ_UPDATES, Setup
+from fedcore.client.site import ClientSite
 from fedcore.client.store import ClientStore
-from fedcore.client.worker_spec import WorkerSpec
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
 from fedcore.data.client_data import ClientData
 from fedcore.models.placement import Placement
@@ -65,11 +65,11 @@ class ClientRuntime:
     :ivar updates_on: the device of finished updates; all else that is sent is on the CPU.
     """
 
-    def __init__(self, spec: WorkerSpec, recorder: Recorder | None = None) -> None:
-        self.config, self.partition = spec.config, spec.partition
-        self.setup = Setup.build(self.config, spec.dataset)
+    def __init__(self, site: ClientSite, recorder: Recorder | None = None) -> None:
+        self.config, self.partition = site.config, site.partition
+        self.setup = Setup.build(self.config, site.dataset)
         self.placement = Placement.of(self.config, self.setup.model)
-        self.dataset, device = self.placement.dataset(spec.dataset), self.placement.device
+        self.dataset, device = self.placement.dataset(site.dataset), self.placement.device
         if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
             torch.backends.cudnn.allow_tf32 = self.config.precision == "tf32"
@@ -77,7 +77,7 @@ class ClientRuntime:
         self.graphs = StepGraphs(recorder or CudaRecorder(device)) if captured else None
         self._run_steps = self.graphs.run_steps if self.graphs else run_steps
         self.working = WorkingModel(self.setup, self.placement, captured=captured)
-        self.store = ClientStore(spec.state_dir)
+        self.store = ClientStore(site.state_dir)
         self.updates_on = torch.device("cpu")
         self._sessions: dict[str, LocalSession] = {}
         self._spent: dict[str, tuple[float, dict[str, float]]] = {}

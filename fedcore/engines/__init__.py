@@ -1,6 +1,6 @@
 """Engines run client tasks and stream back outcomes; they know nothing of methods.
 
-An engine takes a :class:`WorkerSpec` and keeps to :class:`Engine`; a worker makes a :class:`ClientRuntime` of the
+An engine takes a :class:`ClientSite` and keeps to :class:`Engine`; a worker makes a :class:`ClientRuntime` of the
 specification and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn messages into tensors and JSON and back,
 ``dumps`` and ``loads`` turn these into bytes and back.
 """
@@ -31,12 +31,12 @@ with importing():  # a worker process begins here
         unpack_task,
     )
     from fedcore.client.runtime import ClientRuntime
-    from fedcore.client.worker_spec import (
-        WorkerSpec,
+    from fedcore.client.site import (
+        ClientSite,
         pack_objects,
-        pack_worker_spec,
+        pack_site,
         unpack_objects,
-        unpack_worker_spec,
+        unpack_site,
     )
     from fedcore.engines.dispatch import Dispatcher, in_window
     from fedcore.engines.in_process import InProcessEngine
@@ -46,6 +46,7 @@ __all__ = [
     "ALLOCATOR",
     "ClientFailure",
     "ClientRuntime",
+    "ClientSite",
     "ClientTask",
     "Dispatcher",
     "Engine",
@@ -58,7 +59,6 @@ __all__ = [
     "Pause",
     "Reply",
     "SharedPayload",
-    "WorkerSpec",
     "cores",
     "dumps",
     "in_window",
@@ -67,12 +67,12 @@ __all__ = [
     "pack_objects",
     "pack_outcome",
     "pack_shared",
+    "pack_site",
     "pack_task",
-    "pack_worker_spec",
     "remove_abandoned",
     "unpack_objects",
     "unpack_outcome",
     "unpack_shared",
+    "unpack_site",
     "unpack_task",
-    "unpack_worker_spec",
 ]

@@ -16,7 +16,7 @@ from torch import nn
 from fedcore.client.branches import Branches, PlannedStep, planned
 from fedcore.client.messages import ClientTask, Outcome, Pair, SharedPayload
 from fedcore.client.runtime import TASKS, TRAINS, ClientRuntime
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.engines.dispatch import Dispatcher
 
 
@@ -25,8 +25,8 @@ class InProcessEngine:
 
     workers = 1
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._runtime = ClientRuntime(spec)
+    def __init__(self, site: ClientSite) -> None:
+        self._runtime = ClientRuntime(site)
         self._runtimes = [self._runtime]
         self._runtime.keep_updates_on_device()
         self._shared: dict[str, SharedPayload] = {}
@@ -110,13 +110,13 @@ class LanesEngine(InProcessEngine):
     :param lanes: how many clients; each has a model and captured steps of its own on the device.
     """
 
-    def __init__(self, spec: WorkerSpec, lanes: int) -> None:
-        super().__init__(spec)
+    def __init__(self, site: ClientSite, lanes: int) -> None:
+        super().__init__(site)
         self.workers = lanes
         first, runtimes = self._runtime, self._runtimes
         assert first.graphs is not None
         for _ in range(lanes - 1):
-            runtimes.append(ClientRuntime(replace(spec, dataset=first.dataset), first.graphs.recorder))
+            runtimes.append(ClientRuntime(replace(site, dataset=first.dataset), first.graphs.recorder))
             runtimes[-1].keep_updates_on_device()
         self._dispatcher = Dispatcher([Lane(runtime, self._shared) for runtime in runtimes])
         self._branches = Branches([runtime.graphs for runtime in runtimes if runtime.graphs])

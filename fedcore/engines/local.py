@@ -29,7 +29,7 @@ from fedcore.client.messages import (
     pack_task,
     unpack_outcome,
 )
-from fedcore.client.worker_spec import WorkerSpec, pack_objects, pack_worker_spec
+from fedcore.client.site import ClientSite, pack_objects, pack_site
 from fedcore.engines.bundles import Bundle, bundled
 from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.in_process import InProcessEngine, LanesEngine
@@ -57,17 +57,17 @@ ALLOCATOR = {
 }
 
 
-def LocalEngine(spec: WorkerSpec) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
+def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class
     """Return the engine for the run's device and number of workers and lanes."""
-    config, device = spec.config, resolve_device(spec.config.device)
+    config, device = site.config, resolve_device(site.config.device)
     workers, lanes = config.workers, min(config.lanes, config.clients)
     if workers == 0 or (device.type == "cuda" and workers is None):
         if config.client_timeout is not None:
             raise ConfigError("--client-timeout needs worker processes, which can be killed: --workers 1 or more")
-        if lanes > 1 and captures(config, device, spec.dataset):
-            return LanesEngine(spec, lanes)
-        return InProcessEngine(spec)
-    return WorkerEngine(spec, min(workers or cores(), config.clients))  # further workers would never have a task
+        if lanes > 1 and captures(config, device, site.dataset):
+            return LanesEngine(site, lanes)
+        return InProcessEngine(site)
+    return WorkerEngine(site, min(workers or cores(), config.clients))  # further workers would never have a task
 
 
 class Process(Protocol):
@@ -103,11 +103,11 @@ def worker_environment() -> dict[str, str]:
 class _Worker:
     """One worker process and our end of its channel.
 
-    :param objects: what :func:`pack_objects` gives; ``spec`` the descriptor of the packed specification.
+    :param objects: what :func:`pack_objects` gives; ``site`` the descriptor of the packed site.
     :param shared: key -> descriptor of each shared payload.
     """
 
-    def __init__(self, objects: bytes, spec: int, shared: dict[str, int], timeout: float | None) -> None:
+    def __init__(self, objects: bytes, site: int, shared: dict[str, int], timeout: float | None) -> None:
         self.since = time.monotonic()  # monotonic time of its start, or of its task's
         connection, theirs = socket.socketpair()
         with theirs:
@@ -118,7 +118,7 @@ class _Worker:
         self.ready = False
         self._shared, self._has = shared, ""  # the payload that the process has
         with contextlib.suppress(OSError):  # a dead worker is detected by _collect
-            self.channel.send({}, objects.hex(), descriptor=spec)
+            self.channel.send({}, objects.hex(), descriptor=site)
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
@@ -136,15 +136,15 @@ class _Worker:
 class WorkerEngine:
     """Runs tasks on worker processes; a worker that dies is replaced and its task becomes a failure."""
 
-    def __init__(self, spec: WorkerSpec, workers: int) -> None:
+    def __init__(self, site: ClientSite, workers: int) -> None:
         self.workers = workers
         self._killed_early = 0
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
-        self._timeout = spec.config.client_timeout
+        self._timeout = site.config.client_timeout
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
-        self._objects = pack_objects(spec)
+        self._objects = pack_objects(site)
         self._shared: dict[str, int] = {}
-        self._spec = put_frame(*pack_worker_spec(spec))
+        self._site = put_frame(*pack_site(site))
         try:
             for _ in range(workers):
                 self._dispatcher.workers.append(self._new_worker())
@@ -153,7 +153,7 @@ class WorkerEngine:
             raise
 
     def _new_worker(self) -> _Worker:
-        return _Worker(self._objects, self._spec, self._shared, self._timeout)
+        return _Worker(self._objects, self._site, self._shared, self._timeout)
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Put a payload into memory, once for all workers."""
@@ -199,9 +199,9 @@ class WorkerEngine:
         self._dispatcher.workers.clear()
         for key in list(self._shared):
             self.unshare(key)
-        if self._spec >= 0:
-            os.close(self._spec)
-            self._spec = -1
+        if self._site >= 0:
+            os.close(self._site)
+            self._site = -1
 
     def _collect(self) -> None:
         """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""

@@ -17,7 +17,7 @@ from fedcore.base.process import end_without_collecting, one_thread
 from fedcore.base.tensors import flatten
 from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_task
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.worker_spec import unpack_objects, unpack_worker_spec
+from fedcore.client.site import unpack_objects, unpack_site
 from fedcore.engines.transport import Channel, get_frame
 
 PR_SET_PDEATHSIG = 1
@@ -66,7 +66,7 @@ def _set_up(channel: Channel) -> ClientRuntime | None:
     assert descriptor is not None
     try:
         unpack_objects(bytes.fromhex(objects))
-        runtime = ClientRuntime(unpack_worker_spec(*get_frame(descriptor)))
+        runtime = ClientRuntime(unpack_site(*get_frame(descriptor)))
     except FedcoreError as error:
         channel.send({}, ["broken", pack_error(error)])
         return None

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from fedcore.base.errors import PluginContractError
 from fedcore.base.types import Answer, ClientUpdate, Tensors
-from fedcore.hooks.plugin import Plugin
 
 if TYPE_CHECKING:
     from fedcore.base.config import RunConfig
     from fedcore.base.state import State
     from fedcore.data import PublicSamples
-    from fedcore.models import ModelTask, Outputs, SplitModel
-    from fedcore.models.layout import Layout
+    from fedcore.models import Outputs, SplitModel
 
 
 class View:
@@ -380,41 +378,3 @@ class ServerContext(Protocol):
         :param features: (n, d); ``labels`` (n,) int64, both on the CPU. Shuffled in each epoch from the run's seed.
         :raises DivergedError: the weights are not finite, or above 1e18; the model is unchanged.
         """
-
-
-class RunPlugins(Protocol):
-    """The plugins of a run, in the order in which the user lists them."""
-
-    def __iter__(self) -> Iterator[Plugin]:
-        """Iterate over the user's plugins, without the built-in one."""
-
-    def implementers(self, hook: str) -> list[Plugin]:
-        """Return the user's plugins that implement a hook, in the user's order."""
-
-
-class RunSetup(Protocol):
-    """What ``check_run`` sees: all that server and clients set up alike. Read-only."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's configuration, every ``auto`` resolved."""
-
-    @property
-    def plugins(self) -> RunPlugins:
-        """All plugins of the run."""
-
-    @property
-    def model(self) -> SplitModel:
-        """Encoder and classifier as all plugins configured them."""
-
-    @property
-    def task(self) -> ModelTask:
-        """Number of classes and input shape."""
-
-    @property
-    def public(self) -> PublicSamples | None:
-        """The public samples of ``--public``; None without."""
-
-    @property
-    def layout(self) -> Layout:
-        """Names, shapes and kinds of the model's tensors."""

@@ -59,9 +59,10 @@ import pluggy
 from torch import Tensor, nn
 
 from fedcore.base.types import ClientUpdate, Loss
-from fedcore.hooks.contexts import ClientContext, RunSetup, ServerContext, Step
+from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 
 if TYPE_CHECKING:
+    from fedcore.client.setup import Setup
     from fedcore.models import ModelTask, SplitModel
 
 hookspec = pluggy.HookspecMarker("fedcore")
@@ -98,7 +99,7 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
 
 
 @hookspec
-def check_run(setup: RunSetup) -> None:
+def check_run(setup: Setup) -> None:
     """Refuse a run in which this plugin cannot keep its guarantee (differential privacy, for example).
 
     When: once per process, after all other checks, before anything is written.

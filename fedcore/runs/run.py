@@ -24,7 +24,7 @@ from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
 from fedcore.client.messages import Engine
 from fedcore.client.setup import Setup
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.dataset import data_digest
 from fedcore.models import SplitModel
@@ -61,7 +61,7 @@ UNFINISHED = (
     "one before it is computed again"
 )
 
-Make = Callable[[WorkerSpec], Engine]
+Make = Callable[[ClientSite], Engine]
 """Makes an engine for the clients of a run."""
 
 
@@ -185,7 +185,7 @@ class Run:
         """Start the configured engine, or the one that ``make`` returns, and close it when the block ends."""
         dataset = Placement.of(self.config, self.setup.model).dataset(self.dataset)
         make = make or registry.resolve("engine", self.config.engine)
-        site = WorkerSpec(self.config, dataset, self.partition, self.directory.clients.root)
+        site = ClientSite(self.config, dataset, self.partition, self.directory.clients.root)
         engine = registry.call("engine", self.config.engine, make, site)
         try:
             yield Federation(self.setup, dataset, self.partition, engine, self.directory.clients)

@@ -26,8 +26,7 @@ from fedcore.runs.provenance import now
 from fedcore.runs.result import RunResult
 from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.server.context import ScopeContext
-from fedcore.server.post_train import run_post_train
-from fedcore.server.round import Notify, RoundResult, run_round
+from fedcore.server.round import Notify, RoundResult, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 

@@ -1,4 +1,4 @@
-"""One round on the server: select, send, train, check, aggregate, commit."""
+"""One round on the server: select, send, train, check, aggregate, commit. After the last one, ``post_train``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedcore.server.aggregation import aggregate, require_enough
 from fedcore.server.broadcasts import Broadcasts
 from fedcore.server.cohort import train_cohort
 from fedcore.server.collection import Collector
-from fedcore.server.context import RoundContext
+from fedcore.server.context import RoundContext, ScopeContext
 from fedcore.server.plugin_results import check_cohort
-from fedcore.server.scope import Federation, Round
+from fedcore.server.scope import Federation, Round, ServerScope
 from fedcore.server.state import Manifest, ServerState
 
 Notify = Callable[[str, Mapping[str, Any]], None]
@@ -147,3 +147,12 @@ def _participation(current: Round) -> dict[str, Any]:
         "seconds": simulator.round_seconds(current.number, current.simulated.values()),
         **({"staleness": {str(client): tau for client, tau in staleness.items()}} if staleness else {}),
     }
+
+
+def run_post_train(
+    federation: Federation, committed: ServerState
+) -> tuple[ServerState, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run every ``post_train``; returns the state to commit, the clients' failures and the ignored outcomes."""
+    with ServerScope(federation, committed, committed.round, "post_train") as scope:
+        federation.setup.plugins.call_all("post_train", server=ScopeContext(scope))
+    return scope.commit(), scope.failures, scope.ignored

@@ -93,7 +93,7 @@ def test_no_file_reaches_what_workers_unpickle() -> None:
     }
     assert callers == {
         "fedcore/base/objects.py",
-        "fedcore/client/worker_spec.py",
+        "fedcore/client/site.py",
         "fedcore/engines/worker.py",
         "plugins/fedcore-ray/src/fedcore_ray/host.py",
     }

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.cli.app import app
 from fedcore.client.messages import ClientFailure
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.data import Partition, TensorSamples, load_dataset, load_partition, make_partition
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs import experiment
@@ -39,7 +39,7 @@ class Organisations:
 
     workers = 1
 
-    def __init__(self, spec: WorkerSpec, dealt: Partition, folder) -> None:
+    def __init__(self, spec: ClientSite, dealt: Partition, folder) -> None:
         whole = few_digits()
         self.engines = []
         for client in range(dealt.num_clients):
@@ -50,7 +50,7 @@ class Organisations:
             test[client] = range(len(dealt.train[client]), len(held))
             dataset = replace(whole, name="own", train=own, test=own)
             partition = Partition(train, test, spec.partition.info)
-            self.engines.append(InProcessEngine(WorkerSpec(spec.config, dataset, partition, folder / str(client))))
+            self.engines.append(InProcessEngine(ClientSite(spec.config, dataset, partition, folder / str(client))))
 
     def share(self, key, payload):
         for engine in self.engines:

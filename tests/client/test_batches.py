@@ -8,7 +8,7 @@ from fedcore import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.cli.app import app
 from fedcore.client.runtime import captures
-from fedcore.client.worker_spec import WorkerSpec, pack_worker_spec, unpack_worker_spec
+from fedcore.client.site import ClientSite, pack_site, unpack_site
 from fedcore.data import Dataset, SequenceSamples
 from fedcore.runs.resolve import resolve, resolve_partition
 from tests import support
@@ -49,7 +49,7 @@ def from_a_script(data_dir=None):
 
 def spec(tmp_path, **options):
     config, dataset = resolve(support.config(tmp_path, **{**WORDS, **options}))
-    return WorkerSpec(config, dataset, resolve_partition(config, dataset), tmp_path)
+    return ClientSite(config, dataset, resolve_partition(config, dataset), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_sequences_are_learned(go):
 
 
 def test_workers_map_the_samples(tmp_path):
-    packed = pack_worker_spec(spec(tmp_path))
+    packed = pack_site(spec(tmp_path))
     assert {"data/train/values", "data/train/offsets", "data/test/labels"} <= set(packed[0])
-    again = unpack_worker_spec(*packed).dataset
+    again = unpack_site(*packed).dataset
     assert (again.kind, again.input_shape, again.num_classes) == ("sequences", (VOCABULARY,), 3)
     assert again.train.values is packed[0]["data/train/values"]
 

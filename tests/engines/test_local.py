@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fedcore.base.errors import ConfigError, StorageError
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.engines import local, transport
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore_testing import federate, model_bytes, records, small_config
@@ -33,7 +33,7 @@ def started(monkeypatch):
 
 def spec(tmp_path, **options):
     config, dataset = resolve(small_config(tmp_path, **options))
-    return WorkerSpec(config, dataset, resolve_partition(config, dataset), tmp_path)
+    return ClientSite(config, dataset, resolve_partition(config, dataset), tmp_path)
 
 
 def test_real_workers_give_the_bits_of_this_process_and_end_with_the_engine(tmp_path, started):

@@ -12,7 +12,7 @@ from fedcore import ClientUpdate, Loss, Plugin, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
 from fedcore.client.context import SessionContext
 from fedcore.client.loop import BatchStep
-from fedcore.hooks.contexts import ClientContext, RunPlugins, RunSetup, ServerContext, Step
+from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.plugin import PluginOptions
 from fedcore.server.context import RoundContext, ScopeContext
 from tests.support import run_toy
@@ -110,8 +110,6 @@ def implemented(found: object, protocol: type) -> set[str]:
         ("step", Step, {"scoped"}),
         ("server in a round", ServerContext, {"scoped"}),
         ("server after training", ServerContext, {"scoped"}),
-        # The constructor, and what the two sides share beside it.
-        ("setup", RunSetup, {"build", "breaks", "claimed", "fixed_digest", "uploads"}),
     ],
 )
 def test_what_is_declared_is_what_there_is(seen, name, protocol, internal):
@@ -119,7 +117,6 @@ def test_what_is_declared_is_what_there_is(seen, name, protocol, internal):
 
 
 def test_check_run_sees_the_plugins(seen):
-    assert declared(RunPlugins) <= implemented(seen["setup"].plugins, RunPlugins)
     assert [plugin.name for plugin in seen["setup"].plugins] == ["quadratic", "looker"]
 
 

@@ -15,8 +15,8 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginOptions,
-    RunSetup,
     ServerContext,
+    Setup,
     check_tensors,
     hookimpl,
 )
@@ -29,7 +29,7 @@ class _Compressor(Plugin):
     encodes = ("*",)
 
     @hookimpl
-    def check_run(self, setup: RunSetup) -> None:
+    def check_run(self, setup: Setup) -> None:
         """Refuse a run in which no trained parameter goes up."""
         if not setup.layout.trainable - setup.layout.personal:
             keeper = setup.plugins.implementers("personal_parameters")[0]

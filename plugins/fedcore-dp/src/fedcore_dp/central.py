@@ -15,8 +15,8 @@ from fedcore import (
     ClientUpdate,
     ConfigError,
     Plugin,
-    RunSetup,
     ServerContext,
+    Setup,
     hookimpl,
 )
 from fedcore_dp.accountant import privacy_report, spent_epsilon
@@ -64,7 +64,7 @@ class CentralDP(Plugin[CentralDPOptions]):
         self.private = options.noise_multiplier > 0
 
     @hookimpl
-    def check_run(self, setup: RunSetup) -> None:
+    def check_run(self, setup: Setup) -> None:
         """Refuse shared buffers, early stopping, and plugins that see more of single clients than the noised mean."""
         if not self.private:
             return

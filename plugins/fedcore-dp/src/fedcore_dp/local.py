@@ -16,8 +16,8 @@ from fedcore import (
     ClientUpdate,
     Plugin,
     PluginContractError,
-    RunSetup,
     ServerContext,
+    Setup,
     hookimpl,
 )
 from fedcore_dp.accountant import privacy_report, spent_epsilon
@@ -57,7 +57,7 @@ class LocalDP(Plugin[LocalDPOptions]):
         self.private = options.noise_multiplier > 0
 
     @hookimpl
-    def check_run(self, setup: RunSetup) -> None:
+    def check_run(self, setup: Setup) -> None:
         """Refuse shared buffers, early stopping, and plugins whose clients send something past ``pre_upload``."""
         if self.private:
             refuse_shared_buffers(setup, self.name)

@@ -27,7 +27,7 @@ from fedcore.base.serial import read_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.data import Dataset
 from fedcore.models import Placement
-from fedcore.runs.client_models import own_model
+from fedcore.runs.experiment import own_model
 from fedcore.runs.run import Run
 from fedcore_export.card import ExportedFile, model_card
 

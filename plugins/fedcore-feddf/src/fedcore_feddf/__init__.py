@@ -14,8 +14,8 @@ from fedcore import (
     Plugin,
     PluginConflictError,
     PluginOptions,
-    RunSetup,
     ServerContext,
+    Setup,
     SplitModel,
     hookimpl,
 )
@@ -47,7 +47,7 @@ class FedDF(Plugin[FedDFOptions]):
     reads = ("public",)
 
     @hookimpl
-    def check_run(self, setup: RunSetup) -> None:
+    def check_run(self, setup: Setup) -> None:
         """Refuse models of which parts stay on the clients: the ensemble's members must be whole."""
         keepers = setup.plugins.implementers("personal_parameters")
         if setup.layout.personal and keepers:

@@ -6,7 +6,7 @@ import warnings
 
 from pydantic import Field
 
-from fedcore import ClientContext, Plugin, PluginConflictError, PluginOptions, RunSetup, hookimpl
+from fedcore import ClientContext, Plugin, PluginConflictError, PluginOptions, Setup, hookimpl
 
 HEAD, REPRESENTATION = ("classifier.*",), ("encoder.*",)
 
@@ -34,7 +34,7 @@ class FedRep(Plugin[FedRepOptions]):
     """
 
     @hookimpl
-    def check_run(self, setup: RunSetup) -> None:
+    def check_run(self, setup: Setup) -> None:
         """Refuse methods that count steps, of which each part of the model takes fewer; warn of untrained heads."""
         for other in setup.plugins:
             if "sgd" in other.assumes:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from fedcore import ConfigError, PluginOptions
-from fedcore.engines import WorkerSpec
+from fedcore.engines import ClientSite
 
 REFUSAL = (
     "the clients of a Flower federation are organisations that join it. Start it with fedcore federate server, and "
@@ -34,5 +34,5 @@ class FlowerEngine:
     simulates = False
     """Its clients are elsewhere: checks of plugins leave it out."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: ClientSite) -> None:
         raise ConfigError(REFUSAL)

@@ -23,7 +23,7 @@ from fedcore.data import (
     make_partition,
     read_npz,
 )
-from fedcore.engines import WorkerSpec
+from fedcore.engines import ClientSite
 from fedcore_flower.agreement import Setup, check_data, class_order
 
 
@@ -78,7 +78,7 @@ class OwnData:
             "num_classes": self.dataset.num_classes,
         }
 
-    def spec(self, config: RunConfig, setup: Setup, state: Path) -> WorkerSpec:
+    def spec(self, config: RunConfig, setup: Setup, state: Path) -> ClientSite:
         """Return where this client's tasks of a run are worked on.
 
         :raises ConfigError: the data is not what the run is about.
@@ -97,7 +97,7 @@ class OwnData:
         test: list[Sequence[int]] = [[] for _ in range(setup.clients)]
         train[setup.client], test[setup.client] = self.train.tolist(), self.test.tolist()
         info = Partition.declared([1], [0], self.dataset.name).info
-        return WorkerSpec(config, dataset, Partition(train, test, info), state)  # type: ignore[arg-type]
+        return ClientSite(config, dataset, Partition(train, test, info), state)  # type: ignore[arg-type]
 
 
 def _npz(path: Path) -> Dataset:

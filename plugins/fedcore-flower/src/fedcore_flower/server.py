@@ -17,7 +17,7 @@ from fedcore.base.config import public_share
 from fedcore.base.process import one_thread
 from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition
-from fedcore.engines import WorkerSpec
+from fedcore.engines import ClientSite
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve
 from fedcore.runs.result import RunResult
@@ -94,7 +94,7 @@ def start(config: RunConfig, hosting: Hosting, *, notify: Notify, tell: Tell) ->
                 roll.write(Path(details["directory"]))
             notify(event, details)
 
-        def make(spec: WorkerSpec) -> FederationEngine:
+        def make(spec: ClientSite) -> FederationEngine:
             return FederationEngine(courier, names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
         with one_thread(), Run.new(config, dataset=dataset, partition=partition, reached=True) as run:
@@ -131,7 +131,7 @@ def resume(path: Path, hosting: Hosting, *, notify: Notify, tell: Tell, allow_ou
                 )
         _join(courier, roll.names, {client: setups[client] for client in present}, hosting.wait, tell)
 
-        def make(spec: WorkerSpec) -> FederationEngine:
+        def make(spec: ClientSite) -> FederationEngine:
             return FederationEngine(courier, roll.names, setups, attempt=uuid.uuid4().hex, run=roll.run)
 
         return run.train(notify=notify, make=make)

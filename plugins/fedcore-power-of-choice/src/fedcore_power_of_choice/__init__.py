@@ -15,8 +15,8 @@ from fedcore import (
     ConfigError,
     Plugin,
     PluginOptions,
-    RunSetup,
     ServerContext,
+    Setup,
     check_tensors,
     hookimpl,
     question,
@@ -68,7 +68,7 @@ class PowerOfChoice(Plugin[PowerOfChoiceOptions]):
     """
 
     @hookimpl
-    def check_run(self, setup: RunSetup) -> None:
+    def check_run(self, setup: Setup) -> None:
         """Refuse fewer candidates than a cohort has clients."""
         wanted, m = self.options.candidates, setup.config.cohort_size
         if wanted is not None and not m <= wanted <= setup.config.clients:

@@ -12,16 +12,16 @@ import torch
 from fedcore import ConfigError, FedcoreError
 from fedcore.engines import (
     ClientFailure,
+    ClientSite,
     ClientTask,
     Dispatcher,
     FailureKind,
     Pair,
     SharedPayload,
-    WorkerSpec,
     pack_objects,
     pack_shared,
+    pack_site,
     pack_task,
-    pack_worker_spec,
 )
 from fedcore.runs.directory import RunDirectory
 from fedcore_ray.last_words import LastWords
@@ -44,33 +44,33 @@ class RayEngine:
 
     Options = RayOptions
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.options = RayOptions.model_validate(spec.config.engine_options)
-        self._limit = self.options.timeout or spec.config.client_timeout
-        gpus = _gpus(spec, self.options)
+    def __init__(self, site: ClientSite) -> None:
+        self.options = RayOptions.model_validate(site.config.engine_options)
+        self._limit = self.options.timeout or site.config.client_timeout
+        gpus = _gpus(site, self.options)
         from fedcore_ray.cluster import Cluster  # here: the options alone need no ray
 
         self._shared: dict[str, Any] = {}
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
         self._cluster = Cluster(self.options, gpus)
         try:
-            go_on = RunDirectory(spec.state_dir.parent).how_to_resume
+            go_on = RunDirectory(site.state_dir.parent).how_to_resume
             self._last_words = LastWords(
                 "stopped: the run's process was killed, or Ray ended it because a part of Ray on this machine was "
                 f"killed (raylet, agent or head; for want of memory, for example). Go on with: {go_on}"
             )
-            self.workers = self._cluster.worker_count(spec.config.workers, spec.config.clients)
+            self.workers = self._cluster.worker_count(site.config.workers, site.config.clients)
             if not self._cluster.own:
                 from fedcore_ray.nodes import check_nodes
 
-                check_nodes(self._cluster, spec.state_dir)
-            self._spec: tuple[Any, bytes] = (
-                self._cluster.put(pack(*pack_worker_spec(_from_anywhere(spec)))),
-                pack_objects(spec),
+                check_nodes(self._cluster, site.state_dir)
+            self._site: tuple[Any, bytes] = (
+                self._cluster.put(pack(*pack_site(_from_anywhere(site)))),
+                pack_objects(site),
             )
             self._none_since = time.monotonic()  # when the last ready worker was lost
             for _ in range(self.workers):
-                self._dispatcher.workers.append(_Worker(self._cluster, self._spec, self._shared))
+                self._dispatcher.workers.append(_Worker(self._cluster, self._site, self._shared))
         except BaseException:
             self.close()
             raise
@@ -93,7 +93,7 @@ class RayEngine:
             worker.end()
         self._dispatcher.workers.clear()
         self._shared.clear()
-        self._spec = (None, b"")
+        self._site = (None, b"")
         self._cluster.release()
         self._last_words.take_back()
 
@@ -134,7 +134,7 @@ class RayEngine:
     def _replace(self, worker: _Worker, why: str, kind: FailureKind, attempt: int = 0) -> None:
         """Start a new worker in the place of one that is lost, or too late."""
         worker.end()
-        self._dispatcher.replace(worker, _Worker(self._cluster, self._spec, self._shared, attempt), why, kind)
+        self._dispatcher.replace(worker, _Worker(self._cluster, self._site, self._shared, attempt), why, kind)
         if not self._any_ready():
             self._none_since = time.monotonic()
 
@@ -173,12 +173,12 @@ class _Worker:
     :ivar attempt: how many before it in its place were lost in a row, none of them ever ready.
     """
 
-    def __init__(self, cluster: Cluster, spec: tuple[Any, bytes], shared: Mapping[str, Any], attempt: int = 0) -> None:
+    def __init__(self, cluster: Cluster, site: tuple[Any, bytes], shared: Mapping[str, Any], attempt: int = 0) -> None:
         self._cluster, self._shared, self.attempt = cluster, shared, attempt
         self.task: ClientTask | None = None
         self.ready, self.since = False, time.monotonic()
         self._actor = cluster.start_worker()
-        self.answer: Any = self._actor.set_up.remote(*spec)
+        self.answer: Any = self._actor.set_up.remote(*site)
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
@@ -189,29 +189,29 @@ class _Worker:
         self._cluster.end_worker(self._actor)
 
 
-def _from_anywhere(spec: WorkerSpec) -> WorkerSpec:
-    """Return a spec that means the same in a process that starts in another folder."""
-    if spec.config.data_dir is None:
-        return spec
-    return replace(spec, config=spec.config.model_copy(update={"data_dir": spec.config.data_dir.absolute()}))
+def _from_anywhere(site: ClientSite) -> ClientSite:
+    """Return a site that means the same in a process that starts in another folder."""
+    if site.config.data_dir is None:
+        return site
+    return replace(site, config=site.config.model_copy(update={"data_dir": site.config.data_dir.absolute()}))
 
 
-def _gpus(spec: WorkerSpec, options: RayOptions) -> float:
+def _gpus(site: ClientSite, options: RayOptions) -> float:
     """Return the GPUs that each worker takes.
 
     :raises ConfigError: the run's device and its workers contradict each other.
     """
-    if spec.config.workers == 0:
+    if site.config.workers == 0:
         raise ConfigError(
             "--workers 0 is this process, but --engine ray runs the clients on Ray's workers: write 1 or more"
         )
-    on_gpu = torch.device(spec.config.device).type == "cuda"
+    on_gpu = torch.device(site.config.device).type == "cuda"
     gpus = float(on_gpu) if options.gpus_per_worker is None else options.gpus_per_worker
     if on_gpu and not gpus:
         raise ConfigError("ray.gpus_per_worker is 0, but the run's device is cuda: give each worker a part of a GPU")
     if gpus and not on_gpu:
         raise ConfigError(
-            f"ray.gpus_per_worker is {gpus:g}, but the run's device is {spec.config.device}: leave it out, or write "
+            f"ray.gpus_per_worker is {gpus:g}, but the run's device is {site.config.device}: leave it out, or write "
             "--device cuda"
         )
     return gpus

@@ -10,14 +10,14 @@ from threadpoolctl import threadpool_limits
 from fedcore import FedcoreError
 from fedcore.engines import (
     ClientRuntime,
+    ClientSite,
     SharedPayload,
-    WorkerSpec,
     pack_error,
     pack_outcome,
     unpack_objects,
     unpack_shared,
+    unpack_site,
     unpack_task,
-    unpack_worker_spec,
 )
 from fedcore_ray.payload import Bytes, pack, view
 
@@ -30,8 +30,8 @@ class Host:
         self._key: str | None = None
         self._shared: SharedPayload | None = None
 
-    def set_up(self, spec: Bytes, objects: bytes) -> Bytes:
-        """Set the clients up, over the spec where it lies; says ``ready``, or ``broken`` and why.
+    def set_up(self, site: Bytes, objects: bytes) -> Bytes:
+        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why.
 
         :param objects: what the program gave to its run.
         """
@@ -39,7 +39,7 @@ class Host:
         self._limits = threadpool_limits(1)
         try:
             unpack_objects(objects)
-            self._runtime = ClientRuntime(_on_own_gpu(unpack_worker_spec(*view(spec))))
+            self._runtime = ClientRuntime(_on_own_gpu(unpack_site(*view(site))))
         except FedcoreError as error:
             return pack({}, ["broken", pack_error(error)])
         return pack({}, ["ready", None])
@@ -59,8 +59,8 @@ class Host:
         return pack(tensors, ["outcome", meta])
 
 
-def _on_own_gpu(spec: WorkerSpec) -> WorkerSpec:
-    """Return a spec for the GPU that Ray gave this worker, which is the only one that it sees."""
-    if torch.device(spec.config.device).type != "cuda":
-        return spec
-    return replace(spec, config=spec.config.model_copy(update={"device": "cuda"}))
+def _on_own_gpu(site: ClientSite) -> ClientSite:
+    """Return a site for the GPU that Ray gave this worker, which is the only one that it sees."""
+    if torch.device(site.config.device).type != "cuda":
+        return site
+    return replace(site, config=site.config.model_copy(update={"device": "cuda"}))

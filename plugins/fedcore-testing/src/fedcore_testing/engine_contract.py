@@ -17,8 +17,8 @@ from fedcore.base.process import one_thread
 from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientFailure, ClientTask, Engine, FailureKind, Outcome, Pair, Reply
 from fedcore.client.setup import Setup
+from fedcore.client.site import ClientSite
 from fedcore.client.store import RemoteClientStore
-from fedcore.client.worker_spec import WorkerSpec
 from fedcore.runs.experiment import RunResult
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore.server.scope import Federation, ServerScope
@@ -41,7 +41,7 @@ SENT = {
 }
 """What every question carries: sizes, layouts and types that transports stumble over."""
 
-MakeEngine = Callable[[WorkerSpec], Engine]
+MakeEngine = Callable[[ClientSite], Engine]
 
 
 def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[int] = (1, 2), **options: Any) -> None:
@@ -50,7 +50,7 @@ def check_engine(engine: str | MakeEngine, folder: Path, *, workers: Sequence[in
     The engine gets tasks directly, is closed twice, and runs a federation with pauses, states, payloads, questions and
     a client that raises. An engine that never answers is not detected; give the test a time limit.
 
-    :param engine: a function that makes it from a ``WorkerSpec``, or the name under which it is installed.
+    :param engine: a function that makes it from a ``ClientSite``, or the name under which it is installed.
     :param folder: for the run directories.
     :param workers: the numbers of workers to run it with.
     :param options: further options of RunConfig.
@@ -120,7 +120,7 @@ def _check_conversation(make: MakeEngine, folder: Path, options: Mapping[str, An
         )
         config, dataset = resolve(config)
         setup, partition = Setup.build(config, dataset), resolve_partition(config, dataset)
-        engine = make(WorkerSpec(config, dataset, partition, folder / "clients"))
+        engine = make(ClientSite(config, dataset, partition, folder / "clients"))
         try:
             federation = Federation(setup, dataset, partition, engine, RemoteClientStore(folder / "clients"))
             _converse(ServerScope(federation, ServerState(model=clone(setup.model.state_dict())), 0, "evaluation"))

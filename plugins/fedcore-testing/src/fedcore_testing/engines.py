@@ -12,7 +12,7 @@ from torch import Tensor
 from fedcore.base.tensors import clone, flatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Pair, SharedPayload
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.server import cohort
 
@@ -20,8 +20,8 @@ from fedcore.server import cohort
 class Listening(InProcessEngine):
     """Keeps every broadcast and every finished update."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, site: ClientSite) -> None:
+        super().__init__(site)
         self.broadcasts: list[Tensors] = []
         """What all clients got, in order, by ``plugin/name``."""
         self.messages: dict[tuple[int, int], Tensors] = {}

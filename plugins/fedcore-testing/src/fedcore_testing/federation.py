@@ -23,7 +23,7 @@ from fedcore.base.serial import read_tensors
 from fedcore.base.types import Tensors
 from fedcore.client.messages import Engine
 from fedcore.client.setup import Setup
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
@@ -58,7 +58,7 @@ def federate(
     folder: Path,
     *plugins: Choice,
     notify: Notify | None = None,
-    engine: str | Callable[[WorkerSpec], Engine] | None = None,
+    engine: str | Callable[[ClientSite], Engine] | None = None,
     **options: Any,
 ) -> RunResult:
     """Run a small federation on digits with these plugins; ``options`` are those of RunConfig.
@@ -66,7 +66,7 @@ def federate(
     ``dataset``, ``model`` and ``partition`` may be functions in place of their names.
 
     :param folder: in which each run gets a new directory.
-    :param engine: a name, or a function that makes one from a ``WorkerSpec``.
+    :param engine: a name, or a function that makes one from a ``ClientSite``.
 
     >>> federate(tmp_path, "moon", (FedProx, {"mu": 0.1}), rounds=3)  # doctest: +SKIP
     """

@@ -18,7 +18,7 @@ from fedcore.base.errors import FedcoreError
 from fedcore.base.process import search_path
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.client.messages import Engine
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import Plugin
 from fedcore.runs.experiment import RunResult
@@ -86,7 +86,7 @@ class Trial:
         before: tuple[Choice, ...] = (),
         settings: dict[str, Any] | None = None,
         notify: Notify | None = None,
-        engine: str | Callable[[WorkerSpec], Engine] | None = None,
+        engine: str | Callable[[ClientSite], Engine] | None = None,
         findings: list[Finding] | None = None,
         **options: Any,
     ) -> RunResult:

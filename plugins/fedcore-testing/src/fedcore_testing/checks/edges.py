@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcore.base.errors import ConfigError
 from fedcore.base.tensors import flatten
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.data import load_partition
 from fedcore.runs.directory import RunDirectory
 from fedcore_testing.checks.base import NotApplicable, check
@@ -121,7 +121,7 @@ def check_absent_classes_are_not_averaged_as_zeros(trial: Trial) -> None:
     """The mean of a class is taken over the clients that have it, not diluted by those that lack it."""
     engines: list[Listening] = []
 
-    def listening(spec: WorkerSpec) -> Listening:
+    def listening(spec: ClientSite) -> Listening:
         engines.append(Listening(spec))
         return engines[-1]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcore.base import registry
 from fedcore.base.errors import PluginContractError
-from fedcore.client.worker_spec import WorkerSpec
+from fedcore.client.site import ClientSite
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
@@ -141,7 +141,7 @@ def check_mean_of_equal_updates_is_that_update(trial: Trial) -> None:
         raise NotApplicable("clients start from several models of the plugin's, and each gets its own clients' mean")
     engines: list[Echoing] = []
 
-    def echoing(spec: WorkerSpec) -> Echoing:
+    def echoing(spec: ClientSite) -> Echoing:
         engines.append(Echoing(spec))
         return engines[-1]
 

@@ -19,7 +19,7 @@ from fedcore.data.assign import public_rows
 
 
 @dataclass(frozen=True)
-class WorkerSpec:
+class ClientSite:
     """What an engine needs to set up clients in any process.
 
     :param state_dir: folder of the clients' states.
@@ -37,15 +37,15 @@ SAMPLES = "samples"
 """The kind under which the registry finds classes of samples."""
 
 
-def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a specification into tensors and JSON; :func:`pack_objects` has what is neither."""
-    lists = dict(zip(PARTS, (spec.partition.train, spec.partition.test), strict=True))
+def pack_site(site: ClientSite) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Split a site into tensors and JSON; :func:`pack_objects` has what is neither."""
+    lists = dict(zip(PARTS, (site.partition.train, site.partition.test), strict=True))
     partition = {part: {"positions": each.positions, "offsets": each.offsets} for part, each in lists.items()}
-    dataset, samples = spec.dataset, _samples(spec.dataset)
+    dataset, samples = site.dataset, _samples(site.dataset)
     meta = {
-        "config": spec.config.model_dump(mode="json"),
-        "state_dir": str(spec.state_dir),
-        "info": spec.partition.info,
+        "config": site.config.model_dump(mode="json"),
+        "state_dir": str(site.state_dir),
+        "info": site.partition.info,
         "dataset": {
             "name": dataset.name,
             "num_classes": dataset.num_classes,
@@ -60,12 +60,12 @@ def pack_worker_spec(spec: WorkerSpec) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, meta
 
 
-def pack_objects(spec: WorkerSpec) -> bytes:
+def pack_objects(site: ClientSite) -> bytes:
     """Return what a worker needs that is neither tensors nor JSON, for :func:`unpack_objects` of another process.
 
     These are the objects that a program gave to its run, and the classes of samples that no import finds.
     """
-    samples = {part: type(each) for part, each in _samples(spec.dataset).items()}
+    samples = {part: type(each) for part, each in _samples(site.dataset).items()}
     own = {(SAMPLES, part): cls for part, cls in samples.items() if _import_name(cls) is None}
     return objects.pickled(own)
 
@@ -75,8 +75,8 @@ def unpack_objects(sent: bytes) -> None:
     objects.lend(sent)
 
 
-def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> WorkerSpec:
-    """Join what :func:`pack_worker_spec` split, without copying.
+def unpack_site(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ClientSite:
+    """Join what :func:`pack_site` split, without copying.
 
     :func:`fedcore.engines.unpack_objects` comes first.
     """
@@ -84,7 +84,7 @@ def unpack_worker_spec(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -
     dataset = _dataset(config, unflatten(groups.get("data", {})), meta["dataset"])
     lists = unflatten(groups["partition"])
     train, test = (IndexLists(lists[part]["positions"], lists[part]["offsets"]) for part in PARTS)
-    return WorkerSpec(config, dataset, Partition(train, test, meta["info"]), Path(meta["state_dir"]))
+    return ClientSite(config, dataset, Partition(train, test, meta["info"]), Path(meta["state_dir"]))
 
 
 def _samples(dataset: Dataset) -> dict[str, Samples]:
