@@ -108,6 +108,8 @@ def as_dataset(given: Any, name: str) -> Dataset:
 
 def _read_npz(path: Path) -> tuple[Split, Split, list[str]]:
     """Return the training and the test part, and the names of the other arrays."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
     try:
         content = np.load(path, allow_pickle=False)
         if not isinstance(content, np.lib.npyio.NpzFile):

@@ -31,6 +31,11 @@ LENGTHS = struct.Struct("<QQ")
 
 def pack_frame(tensors: Mapping[str, Tensor], value: Any) -> bytes:
     """Return the frame of named tensors and a JSON value."""
+    return b"".join(_pieces(tensors, value))
+
+
+def _pieces(tensors: Mapping[str, Tensor], value: Any) -> list[bytes | memoryview]:
+    """Return a frame in pieces; those of tensors on the CPU share their memory."""
     described, data, position = [], list[bytes | memoryview](), 0
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
@@ -41,7 +46,7 @@ def pack_frame(tensors: Mapping[str, Tensor], value: Any) -> bytes:
             position += len(content) + len(data[-1])
     text = json.dumps([value, described]).encode()
     text += _padding(LENGTHS.size + len(text))
-    return b"".join([LENGTHS.pack(len(text), position), text, *data])
+    return [LENGTHS.pack(len(text), position), text, *data]
 
 
 def unpack_frame(frame: Tensor) -> tuple[Tensors, Any]:
@@ -76,7 +81,7 @@ def put_frame(tensors: Mapping[str, Tensor], value: Any) -> int:
                 number = os.dup(file.fileno())
         try:
             with open(number, "wb", closefd=False) as file:
-                file.write(pack_frame(tensors, value))
+                file.writelines(_pieces(tensors, value))
         except BaseException:
             os.close(number)
             raise

@@ -140,10 +140,10 @@ def travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dic
     return run
 
 
-def test_a_batch_enters_three_files_from_the_samples_to_the_step(travel):
+def test_a_batch_enters_four_files_from_the_samples_to_the_step(travel):
     trip = Trip(is_batch)
     files = travel(trip, lambda step, parameters: trip.begin() if step == 1 else trip.end())
-    assert set(files) == {"client/loop.py", "data/samples.py", "models/split.py"}, files
+    assert set(files) == {"client/loop.py", "data/client_data.py", "data/images.py", "models/split.py"}, files
 
 
 def test_an_update_enters_nine_files_from_the_step_to_the_checkpoint(travel):
@@ -154,7 +154,7 @@ def test_an_update_enters_nine_files_from_the_step_to_the_checkpoint(travel):
             trip.begin(is_update_of([parameter.detach().clone().flatten() for parameter in parameters]))
 
     assert set(travel(trip, at_step)) == {
-        "client/optimizer.py", "models/layout.py", "client/messages.py", "server/validation.py",
+        "client/optimizer.py", "models/layout.py", "client/runtime.py", "server/validation.py",
         "server/aggregation.py", "runs/checkpoint.py", "base/serial.py", "base/tensors.py",
         "base/files.py",
     }, trip.files  # fmt: skip
@@ -164,13 +164,13 @@ TO_THE_RUN_DIRECTORY = {"runs/run.py", "runs/saved.py", "base/safe_yaml.py"}
 """The rate is also written into config.yaml, which is another trip."""
 
 
-def test_the_learning_rate_enters_seven_files_from_the_flag_to_the_optimizer(travel):
+def test_the_learning_rate_enters_five_files_from_the_flag_to_the_optimizer(travel):
     trip = Trip(is_rate)
     trip.begin()
     files = travel(trip, lambda step, parameters: trip.end())
     assert set(files) - TO_THE_RUN_DIRECTORY == {
         "cli/options.py", "cli/training.py", "cli/settings.py", "base/config.py",
-        "server/scope.py", "client/messages.py", "engines/in_process.py",
+        "server/scope.py",
     }, files  # fmt: skip
     functions = [name for file, names in files.items() if file not in TO_THE_RUN_DIRECTORY for name in names]
-    assert len(functions) <= 10, functions
+    assert len(functions) <= 8, functions

@@ -103,7 +103,7 @@ def test_damaged_npz_files(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"a\.npz"):
             load_dataset(f"npz:{path}")
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="does not exist"):
         load_dataset(f"npz:{tmp_path / 'b.npz'}")
 
 

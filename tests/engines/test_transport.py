@@ -95,7 +95,7 @@ def test_without_room_nothing_stays_open(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = os.listdir("/proc/self/fd")
-    monkeypatch.setattr(transport, "pack_frame", full)
+    monkeypatch.setattr(transport, "_pieces", full)
     with pytest.raises(StorageError, match="make room"):
         put_frame({"x": torch.zeros(3)}, None)
     assert os.listdir("/proc/self/fd") == before

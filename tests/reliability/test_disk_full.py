@@ -6,18 +6,12 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 
 import pytest
-from torch import nn
 from typer.testing import CliRunner
 
 from fedcore.cli.app import app
-from fedcore.engines import channel
-from fedcore.models import SplitModel
 from fedcore.runs.directory import RunDirectory
-from fedcore_testing import federate, model_bytes
-from fedcore_testing.problems import few_digits
 from tests.reliability import kills
 
 ROUNDS = 8
@@ -118,21 +112,3 @@ def test_a_limit_on_the_size_of_files_is_such_an_error(tmp_path, plain):
     code, said = fedcore("resume", out)
     assert code == 0, said
     assert kills.differences(kills.left_by(out), plain) == []
-
-
-def wide(num_classes, input_shape):
-    """A model of 24 MB, as is each broadcast and update."""
-    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 80_000), nn.ReLU()), 80_000, num_classes)
-
-
-@pytest.mark.parametrize("more", ["", ",ro"])
-def test_what_finds_no_room_in_shared_memory_goes_to_the_temporary_folder(tmp_path, disk, monkeypatch, more):
-    """Shared memory has room for the data but not for broadcast and updates; or it is read-only."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    options = {"model": wide, "dataset": few_digits, "rounds": 1, "local_steps": 1}
-    expected = model_bytes(federate(tmp_path, workers=0, **options))
-    monkeypatch.setattr(channel, "SHARED_MEMORY", disk(66 * KIB, more))
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    assert model_bytes(federate(tmp_path, workers=2, **options)) == expected
-    assert not [*channel.SHARED_MEMORY.iterdir(), *temporary.iterdir()]

@@ -327,7 +327,7 @@ def test_an_answer_that_flower_lost_is_asked_for_again(tmp_path):
 
     def loses(client, blobs):
         answer = deliver(client, blobs)
-        if client == 1 and wire.unpack(answer)[0] == "result" and len(lost) < 2:
+        if client == 1 and wire.unpack(answer)[0] == "outcome" and len(lost) < 2:
             lost.append(client)
             return Trouble("worker_lost", "the reply is unavailable", again=True)
         return answer
