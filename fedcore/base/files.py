@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import json
 import math
 import os
 import re
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,9 +25,6 @@ TEMPORARY = ".tmp"
 
 NOT_FINITE = "not_finite"
 """Key under which a record lists its values that could not be computed."""
-
-OVERFLOW = "overflow"
-"""Name of a link in one temporary folder to another, which is deleted with it: for what finds no room in the first."""
 
 _FILES = (".safetensors", ".json", ".jsonl", ".yaml")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -49,11 +42,6 @@ def storing(path: Path) -> Iterator[None]:
     except OSError as error:
         remedy = "; make room there" if error.errno in _NO_ROOM else ""
         raise StorageError(f"cannot write {path}: {error.strerror or error}{remedy}") from error
-
-
-def lacks_room(error: StorageError) -> bool:
-    """Whether :func:`storing` raised an error because there was no room."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
 
 
 @contextlib.contextmanager
@@ -301,47 +289,3 @@ class RecordFile:
         if damaged:
             note(f"{self.path}: damaged in line {', '.join(damaged)}, which is left out")
         return records
-
-
-class OwnedFolder:
-    """A new temporary folder. If its process is killed, the next :func:`remove_abandoned` deletes it.
-
-    The accident: a job is killed with all its processes, and its files in shared memory would stay. The process holds a
-    lock on the folder, which the kernel releases when it ends. Process ids would not do: a container has numbers of its
-    own and may share ``/dev/shm`` with others.
-
-    :param parent: folder to make it in.
-    :param prefix: beginning of its name; then follow the process id and random characters.
-    """
-
-    def __init__(self, parent: Path, prefix: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
-        self._descriptor: int | None = os.open(self.path, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # no locks here: then nobody takes it for abandoned
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def remove(self) -> None:
-        """Delete the folder and release its lock; idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._descriptor = None
-
-
-def delete(path: Path) -> None:
-    """Delete another process's temporary folder, and the one that it overflows to."""
-    shutil.rmtree((path / OVERFLOW).resolve(), ignore_errors=True)
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Delete the folders of :class:`OwnedFolder` whose processes are gone."""
-    for path in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # in use, another user's, or gone
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - os.fstat(descriptor).st_mtime > 1:  # else its owner may be about to lock it
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(descriptor)

@@ -8,7 +8,6 @@ specification and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn message
 from fedcore.base.process import importing
 
 with importing():  # a worker process begins here
-    from fedcore.base.files import OwnedFolder, remove_abandoned
     from fedcore.base.process import cores
     from fedcore.base.serial import dumps, loads
     from fedcore.client.messages import (
@@ -54,7 +53,6 @@ __all__ = [
     "FailureKind",
     "InProcessEngine",
     "Outcome",
-    "OwnedFolder",
     "Pair",
     "Pause",
     "Reply",
@@ -69,7 +67,6 @@ __all__ = [
     "pack_shared",
     "pack_site",
     "pack_task",
-    "remove_abandoned",
     "unpack_objects",
     "unpack_outcome",
     "unpack_shared",

@@ -20,9 +20,10 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedcore import ConfigError, FedcoreError
-from fedcore.engines import ALLOCATOR, OwnedFolder, cores, remove_abandoned
+from fedcore.engines import ALLOCATOR, cores
 from fedcore_ray.host import Host
 from fedcore_ray.options import RayOptions
+from fedcore_ray.owned_folder import OwnedFolder, remove_abandoned
 from fedcore_ray.payload import Bytes
 
 PREFIX = "fedcore-ray-"

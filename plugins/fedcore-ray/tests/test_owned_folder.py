@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.base.files import OwnedFolder, remove_abandoned
 from fedcore.base.process import environment
+from fedcore_ray.owned_folder import OwnedFolder, remove_abandoned
 
 PREFIX = "fedcore-here-"
 OWNER = """
 import signal, sys
 from pathlib import Path
-from fedcore.base.files import OwnedFolder
+from fedcore_ray.owned_folder import OwnedFolder
 
 folder = OwnedFolder(Path(sys.argv[1]), sys.argv[2])
 (folder.path / "tensors").write_bytes(b"content")
