@@ -14,13 +14,14 @@ from fedcore.hooks.checks import HOOKS
 
 ROOT = Path(__file__).parents[2]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ONE_ROUND = (ROOT / "docs" / "one-round.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_stands_in_both_call_trees(hook):
     assert re.search(rf"\b{hook}\b", hookspecs.__doc__)
-    assert re.search(rf"\b{hook}\b", ARCHITECTURE)
+    assert re.search(rf"\b{hook}\b", ONE_ROUND)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -39,12 +40,12 @@ def test_every_floor_of_the_core_is_described():
 
 def test_the_call_tree_names_functions_that_exist():
     """Each as ``folder/module.py: name``, a method as ``Class.name``; or after a comma, of the same module."""
-    named = re.findall(r"(\w+/\w+\.py): ([\w.]+(?:, \w+)*)", ARCHITECTURE)
+    named = re.findall(r"(\w+/\w+\.py): ([\w.]+(?:, \w+)*)", ONE_ROUND)
     assert len(named) > 15
     for module, names in named:
         source = (ROOT / "fedcore" / module).read_text(encoding="utf-8")
         for name in re.split(r", |\.", names):
-            assert name == "each" or re.search(rf"\b(?:def|class) {name}\b", source), f"{module}: {name}"
+            assert re.search(rf"\b(?:def|class) {name}\b", source), f"{module}: {name}"
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]
