@@ -1,4 +1,4 @@
-"""What a plugin class and its hooks' results must be: what pluggy accepts silently is refused with a clear error."""
+"""Checks of plugin classes and of hooks' results: mistakes that pluggy accepts silently become clear errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOOKS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "
 """Every hook's specification by name, in the order of hookspecs.py."""
 
 QUESTION = "question"
-"""What errors call a question, where they name a hook."""
+"""The word that errors use for a question where they name a hook."""
 
 ARGUMENTS = {name: list(inspect.signature(spec).parameters) for name, spec in HOOKS.items()} | {
     QUESTION: ["client", "tensors"]
@@ -40,15 +40,15 @@ DECLARED = {
     for name in inspect.get_annotations(Plugin)
     if name not in ("Options", "parts") and not name.startswith("_") and hasattr(Plugin, name)
 }
-"""Every declaration of a plugin -> its default, which tells what a plugin may set it to."""
+"""Every declaration of a plugin -> its default. The default's type decides which values a plugin may set."""
 
 
 VALUES = {"reads": ("global", "previous", "public", "staleness"), "assumes": ("displacement", "sgd")}
-"""What a plugin can read and assume."""
+"""Declaration -> the values that it can contain."""
 
 
 def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
-    """Build one plugin object from its name and options, with every part of the contract checked.
+    """Build one plugin object from its name and options, and check its contract.
 
     :raises UnknownNameError: an unknown plugin or option.
     :raises ConfigError: an option's value is out of bounds.
@@ -61,7 +61,7 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
 
 
 def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
-    """Make a plugin's object and those of its parts."""
+    """Make the objects of a plugin and of its parts."""
     plugin = _made(name, cls, options)
     plugin.name = name
     for attribute in DECLARED:
@@ -100,7 +100,7 @@ def _part(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
 
 
 def _declare_too(plugin: Plugin, part: Plugin) -> None:
-    """Let a plugin declare what its part does; what is neutral it says itself."""
+    """Add the declarations of a part to its plugin, except ``neutral``: the plugin declares it itself."""
     for attribute, default in DECLARED.items():
         own, of_part = getattr(plugin, attribute), getattr(part, attribute)
         if attribute == "neutral" or not of_part:
@@ -113,7 +113,7 @@ def _declare_too(plugin: Plugin, part: Plugin) -> None:
 def _made(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
     """Call a plugin's ``__init__``.
 
-    :raises PluginContractError: it raised; with the place.
+    :raises PluginContractError: ``__init__`` raised; the error names the place.
     """
     try:
         return cls(options)
@@ -126,9 +126,9 @@ def _made(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
 
 
 def check_class(name: str, cls: Any) -> None:
-    """Refuse a class that pluggy would accept silently and then not call, or call wrongly.
+    """Refuse a class that pluggy would accept silently, and then not call or call wrongly.
 
-    :raises PluginContractError: with the hook, what was found, what was expected and a hint.
+    :raises PluginContractError: with the hook, the mistake, the expectation and a hint.
     """
     if not _is_plugin(cls):
         raise PluginContractError.of(name, f"is {cls!r}", expected="a subclass of fedcore.Plugin")
@@ -166,12 +166,12 @@ def _is_plugin(cls: Any) -> bool:
 
 
 def _members(cls: type) -> dict[str, Any]:
-    """Return a class's attributes by name, its own before those of its bases; evaluates none."""
+    """Return the attributes of a class and its bases by name, without evaluating properties."""
     return {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items()}
 
 
 def _check_declaration(name: str, attribute: str, value: object) -> None:
-    """Refuse a declaration of the wrong type: a mistake, or an attribute that has the name by chance."""
+    """Refuse a declaration of the wrong type. It is a mistake, or an attribute that has this name by chance."""
     default = DECLARED[attribute]
     if isinstance(default, bool):
         fits, expected = isinstance(value, bool), "True or False"
@@ -199,14 +199,14 @@ def _check_hook(name: str, hook: str, function: Any, marks: Mapping[str, Any]) -
     if hook not in HOOKS:
         raise PluginContractError.of(name, f"does not exist.{suggestion(hook, HOOKS)}", hook=hook)
     if marks["wrapper"] or marks["hookwrapper"]:
-        # A wrapper would get the results of all plugins together: losses, payloads and times would be no one's.
+        # A wrapper would see the results of all plugins at once, so losses, payloads and times could not be attributed.
         found, hint = "is a wrapper, but a result belongs to the plugin that returned it", "remove the mark"
         raise PluginContractError.of(name, found, hook=hook, hint=hint)
     _check_function(name, hook, function, ARGUMENTS[hook])
 
 
 def _check_function(name: str, hook: str, function: Any, expected: list[str]) -> None:
-    """Check the arguments of a hook or a question, and that its body runs when it is called."""
+    """Check the arguments of a hook or a question, and that a call runs its body."""
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.default is not parameter.empty:
             raise PluginContractError.of(
@@ -231,7 +231,7 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
             )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise PluginContractError.of(
-            name, "is asynchronous, so its body would never run", hook=hook, hint="write def in place of async def"
+            name, "is asynchronous, so its body would never run", hook=hook, hint="write def instead of async def"
         )
     if inspect.isgeneratorfunction(function) and RESULTS.get(hook) not in ITERATED:
         raise PluginContractError.of(
@@ -240,8 +240,8 @@ def _check_function(name: str, hook: str, function: Any, expected: list[str]) ->
 
 
 def problem_with(hook: str, value: Any) -> str:
-    """Return what is wrong with the result of a hook or a question and what was expected; empty for a valid one."""
-    hook = hook.partition(" ")[0]  # of "question NAME"
+    """Return what is wrong with the result of a hook or a question and what was expected; empty for a valid result."""
+    hook = hook.partition(" ")[0]  # "question NAME" -> "question"
     if value is None:
         return ""
     if hook in SILENT:
@@ -253,9 +253,9 @@ def problem_with(hook: str, value: Any) -> str:
 
 
 def whole_numbers(values: Iterable[Any], plugin: str, hook: str) -> list[int]:
-    """Return what a hook returned as numbers; those of NumPy and torch are taken, too.
+    """Return numbers that a hook returned as ``int``; numbers of NumPy and torch are accepted, too.
 
-    :raises PluginContractError: names the first that is none: ``int`` would cut 0.9 to 0.
+    :raises PluginContractError: a value is not a whole number. ``int`` alone would cut 0.9 to 0.
     """
     numbers = []
     for value in values:
@@ -302,7 +302,7 @@ def _module(value: Any) -> bool:
 
 def _json(value: Any) -> bool:
     try:
-        json.dumps(value)  # the records have null for what is not finite
+        json.dumps(value)  # accepts nan and inf: the records hold null for them
     except (TypeError, ValueError):
         return False
     return isinstance(value, Mapping)
@@ -312,7 +312,7 @@ _TENSORS = (_tensors, "a mapping of names to tensors")
 _UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
 _COHORT = (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs")
 ITERATED = (_COHORT,)
-"""Results that a generator can give."""
+"""The kinds of results that a generator may yield."""
 
 RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     QUESTION: _TENSORS,
@@ -333,7 +333,7 @@ RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "personal_model": (_module, "a module"),
     "report": (_json, "a mapping of names to JSON values"),
 }
-"""Hooks whose results are checked when they return -> the check, what is expected; losses are where they are added."""
+"""Hook -> the check of its result, and the expectation in words. ``objective`` checks losses where it adds them."""
 
 
 def _describe(value: Any) -> str:

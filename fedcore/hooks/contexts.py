@@ -1,6 +1,6 @@
-"""What hooks see: one client, one mini-batch, the server. Declared here, implemented by the client and the server.
+"""The objects that hooks see: a client, a mini-batch, the server. The rooms client and server implement them.
 
-The classes are protocols: a unit test of a plugin may hand it any object that has the attributes the plugin reads.
+The classes are protocols. A unit test of a plugin may pass any object that has the attributes that the plugin reads.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 
 class View:
-    """Base of what hooks are given: once it is made, it refuses to set an attribute, which no one would read.
-
-    :cvar _argument: the hooks' name for it; ``_instead`` what to do in place of setting an attribute.
-    """
+    """Base of the objects that hooks see. Once made, it refuses to set an attribute: nothing would read the value."""
 
     _argument: ClassVar[str]
+    """The name of the hooks' argument."""
     _instead: ClassVar[str]
+    """The hint of the error: where a plugin keeps values instead."""
     _plugin: str | None
     _sealed = False
 
@@ -41,35 +40,37 @@ class View:
 
 
 class ClientContext(Protocol):
-    """What one plugin sees of one client.
+    """One client, as one plugin sees it.
 
     Every tensor that a hook of the client is given is on ``device``: the model, ``received``, the tensors of ``state``
-    from earlier participations, batches, a question's tensors, ``update.model`` in ``pre_upload``. What a hook sends or
-    keeps may be on any device.
-
-    :ivar id: client id; ``n`` number of training samples.
-    :ivar round: the round, from 0; ``rounds`` their number T.
-    :ivar num_classes: C; ``device`` where the model and the samples are.
-    :ivar model: the working model; read-only. An edit in ``begin_local`` is refused; others go unnoticed in a run and
-        are reported by ``fedcore plugins check``.
-    :ivar received: what this plugin's ``broadcast`` and ``broadcast_to`` sent down.
-    :ivar state: this plugin's tensors and JSON values, kept from one participation to the next.
-    :ivar scratch: this plugin's values for this round only; they survive a pause.
-    :ivar lr: learning rate of this round; ``momentum`` momentum of local SGD.
+    from earlier participations, batches, a question's tensors, ``update.model`` in ``pre_upload``. Tensors that a hook
+    sends or keeps may be on any device.
     """
 
     id: int
+    """The client's id."""
     n: int
+    """The number of training samples."""
     round: int
+    """The round, from 0."""
     rounds: int
+    """The number of rounds, T."""
     num_classes: int
+    """The number of classes, C."""
     device: torch.device
+    """The device of the model and the samples."""
     model: SplitModel
+    """The working model; read-only. An edit in ``begin_local`` is refused; ``fedcore plugins check`` finds others."""
     received: Mapping[str, Tensor]
+    """The tensors that this plugin's ``broadcast`` and ``broadcast_to`` sent."""
     state: State
+    """This plugin's tensors and JSON values, kept from one participation to the next."""
     scratch: dict[str, Any]
+    """This plugin's values for this round only; they survive a pause."""
     lr: float
+    """The learning rate of this round."""
     momentum: float
+    """The momentum of local SGD."""
 
     @property
     def class_counts(self) -> Tensor:
@@ -77,21 +78,23 @@ class ClientContext(Protocol):
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trainable shared parameters by name, in the model's order: neither personal nor frozen ones.
+        """The trainable shared parameters by name, in the model's order, without personal and frozen parameters.
 
-        In ``begin_local`` those are among them that a later plugin freezes; afterwards, all that some epoch trains.
+        In ``begin_local`` they include parameters that a later plugin freezes. Afterwards they are the parameters that
+        at least one epoch trains.
         """
 
     @property
     def start(self) -> Tensors:
-        """The values of ``parameters`` at the start of the round: as received, or as a plugin ``starts`` them.
+        """The values of ``parameters`` at the start of the round; read-only.
 
-        Read-only. In ``begin_local`` they are those received.
+        They are the received values, or the values with which a plugin ``starts`` the client. In ``begin_local`` they
+        are the received values.
         """
 
     @property
     def steps(self) -> int:
-        """Optimizer steps executed so far in this round."""
+        """The number of optimizer steps taken so far in this round."""
 
     @property
     def added(self) -> Mapping[str, nn.Parameter]:
@@ -101,24 +104,24 @@ class ClientContext(Protocol):
     def previous_model(self) -> SplitModel | None:
         """The frozen model of this client's last committed participation; None before the first.
 
-        Also in evaluation. For plugins that declare ``reads = ("previous",)``.
+        It exists in evaluation, too. The plugin has to declare ``reads = ("previous",)``.
         """
 
     @property
     def public(self) -> PublicSamples | None:
-        """The public samples of ``--public``, on the client's device; None without."""
+        """The public samples of ``--public``, on the client's device; None without this option."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the stream of this seed, round, client and purpose, from its start.
+        """Return the random stream of this seed, round, client and purpose, from its start.
 
-        It is on the CPU: draw there and move the numbers, so that all devices get the same ones.
+        It is on the CPU. Draw there and move the numbers, so that they are the same on every device.
         """
 
     def forward(self, indices: Tensor | None = None, model: SplitModel | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (features, logits, labels) over the training part: eval mode, no augmentation, no gradient.
+        """Return (features, logits, labels) of the client's training samples: eval mode, no augmentation, no gradient.
 
-        :param indices: positions in the training part; default all, in data-set order.
-        :param model: default the working model.
+        :param indices: positions among the training samples; default all, in data-set order.
+        :param model: the model to use; default the working model.
         """
 
     def gradients(
@@ -127,57 +130,62 @@ class ClientContext(Protocol):
         model: SplitModel | None = None,
         loss: Callable[[Outputs, Tensor], Tensor] | None = None,
     ) -> Tensors:
-        """Return the gradient of the mean loss over the training part: eval mode, no augmentation, fixed chunks.
+        """Return the gradient of the mean loss over the training samples: eval mode, no augmentation, fixed chunks.
 
-        For ``begin_local``, ``end_local``, ``pre_upload``, questions and ``personal_model``.
+        It works in ``begin_local``, ``end_local``, ``pre_upload``, ``personal_model`` and questions.
 
-        :param indices: positions in the training part; default all, in data-set order.
-        :param model: default the working model; another needs the same names.
-        :param loss: mean loss of outputs and labels, of shape (); default cross-entropy.
-        :returns: By name, of the model's trainable parameters, shared and personal.
+        :param indices: positions among the training samples; default all, in data-set order.
+        :param model: the model to use, with the same names; default the working model.
+        :param loss: takes outputs and labels, returns their mean loss of shape (); default cross-entropy.
+        :returns: The gradients of the model's trainable parameters, shared and personal, by name.
         """
 
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
-        """Return a copy of the working model with these weights in place of its own, in eval mode.
+        """Return a copy of the working model with these weights instead of its own, in eval mode.
 
-        :param tensors: by name, such as the ``client.state`` of a plugin that keeps a model there; default none.
+        :param tensors: weights by name, such as the ``client.state`` of a plugin that keeps a model there. Names that
+            are left out keep the working model's weights.
         """
 
     def add_parameters(
         self, tensors: Mapping[str, Tensor], *, lr: float | None = None, weight_decay: float | None = None
     ) -> None:
-        """Train extra leaf tensors with this round's SGD; never uploaded, averaged or corrected.
+        """Train extra parameters with this round's optimizer. They are never sent, averaged or corrected.
 
-        Works in ``begin_local`` only.
+        This method works in ``begin_local`` only.
 
-        :param lr: their own learning rate; default the round's. ``weight_decay`` likewise.
+        :param tensors: initial values by name. The parameters are in ``client.added`` and ``step.added``.
+        :param lr: their learning rate; default the round's.
+        :param weight_decay: their weight decay; default the run's.
         """
 
     def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:
-        """Exclude parameters from this round's training, by patterns over the model's names.
+        """Exclude parameters from this round's training.
 
-        Works in ``begin_local`` only.
+        This method works in ``begin_local`` only.
 
-        :param epochs: of the client's local epochs, those in which they are not trained; default all. Momentum waits.
-            Not next to plugins that assume ``sgd``.
+        :param patterns: patterns over the model's names.
+        :param epochs: the local epochs without training of these parameters; default all. Their momentum is kept
+            meanwhile. A part of the epochs is refused next to plugins that assume ``sgd``.
         """
 
 
 class Step(Protocol):
-    """What a plugin sees of one mini-batch. All tensors are read-only: clone one to edit it.
+    """One mini-batch, as one plugin sees it. All tensors are read-only: clone a tensor to edit it.
 
     An edit of ``y``, ``features`` or ``logits`` in ``task_loss`` or ``local_loss`` ends the run.
-
-    :ivar x: the model's input: (B, ...), or a batch object of the data set's kind; ``y`` labels (B,) int64;
-        ``indices`` positions in the client's training part (B,).
-    :ivar features: encoder(x), (B, d); ``logits`` classifier(features), (B, C).
     """
 
     x: Any
+    """The model's input: a tensor (B, ...), or a batch object of the data set's kind."""
     y: Tensor
+    """The labels, (B,) int64."""
     indices: Tensor
+    """The samples' positions among the client's training samples, (B,) int64."""
     features: Tensor
+    """encoder(x), (B, d)."""
     logits: Tensor
+    """classifier(features), (B, C)."""
 
     @property
     def client(self) -> ClientContext:
@@ -201,7 +209,7 @@ class Step(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The local epoch, from 0: the pass over the client's samples, the last cut short by ``--local-steps``."""
+        """The local epoch, from 0: a pass over the client's samples. ``--local-steps`` can cut the last one short."""
 
     @property
     def added(self) -> Mapping[str, nn.Parameter]:
@@ -216,62 +224,69 @@ class Step(Protocol):
         """The values of ``parameters`` at the start of the round."""
 
     def frozen(self, name: str) -> Outputs | None:
-        """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch; None if there is none.
+        """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch.
 
-        :raises PluginContractError: the plugin did not declare that it ``reads`` the model.
+        :returns: None for ``"previous"`` on the client's first participation.
+        :raises PluginContractError: the plugin does not declare that it ``reads`` the model.
         """
 
     @property
     def global_model(self) -> SplitModel:
-        """The frozen model that the client started the round from."""
+        """The frozen model from which the client started the round."""
 
     @property
     def previous_model(self) -> SplitModel | None:
-        """The client's frozen model of its last committed participation; None on the first."""
+        """The frozen model of the client's last committed participation; None before the first."""
 
     def random(self, purpose: str) -> AbstractContextManager[None]:
-        """Draw from a stream of this purpose, client, round, epoch and batch; the model's dropout is untouched."""
+        """Let torch draw from a stream of this purpose, client, round, epoch and batch inside a ``with`` block.
+
+        The random numbers of the model, such as dropout's, do not change.
+        """
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
         """Return the gradient of the whole objective at other weights, or on some rows of the batch, by name.
 
-        The objective is the task's loss with the terms of all plugins. It works in the hook ``gradients`` only, and
-        leaves no trace: BatchNorm's statistics, what terms note in ``scratch`` and the recorded losses are those of
-        the step's own pass, and random numbers (dropout) are drawn alike. A step that draws any is not captured.
+        The objective is the task loss with the terms of all plugins. This method works in the hook ``gradients`` only.
+        It leaves no trace: BatchNorm's statistics, notes of terms in ``scratch`` and the recorded losses come from the
+        step's own pass. It draws the same random numbers (dropout) as that pass. A step with random numbers is not
+        captured as a CUDA graph.
 
-        :param weights: values of parameters that the step trains, by name; the others stay as they are.
-        :param rows: positions in the batch; default all. In a model with BatchNorm two at least.
+        :param weights: values by name of parameters that the step trains. Parameters you leave out keep their values.
+        :param rows: positions in the batch; default all. A model with BatchNorm needs at least two.
         """
 
 
 class ServerContext(Protocol):
-    """What one plugin sees of the server.
+    """The server, as one plugin sees it.
 
     Every tensor that a hook of the server is given is on the CPU, wherever clients train: ``model``, ``state``,
     ``buffers``, ``mean``, ``update.model``, ``update.payload``, snapshots, answers. Only ``network`` and ``public`` are
-    on the run's device. What a hook returns or sends may be on any device.
-
-    :ivar config: the run's configuration.
-    :ivar round: the round, from 0; ``rounds`` their number; ``num_clients`` all registered clients.
-    :ivar cohort: the clients sampled in this round; ``accepted`` those whose updates were accepted so far. Both are
-        empty outside of a round.
-    :ivar lr: the local learning rate of this round.
-    :ivar num_classes: C; ``feature_dim`` the width d of the features.
+    on the run's device. Tensors that a hook returns or sends may be on any device.
     """
 
     config: RunConfig
+    """The run's configuration."""
     round: int
+    """The round, from 0."""
     rounds: int
+    """The number of rounds, T."""
     num_clients: int
+    """The number of registered clients, N."""
     cohort: Sequence[int]
+    """The clients selected in this round; empty outside of a round."""
     accepted: Sequence[int]
+    """The clients of this round whose updates were accepted so far; empty outside of a round."""
     lr: float
+    """The local learning rate of this round."""
     num_classes: int
+    """The number of classes, C."""
     feature_dim: int
+    """The width of the features, d."""
 
     @property
     def available(self) -> Sequence[int]:
-        """The clients that can be selected in this round, in ascending order: all, unless ``--system`` says less."""
+        """The clients that can be selected in this round, in ascending order: all, unless ``--system`` limits them."""
 
     @property
     def model(self) -> Mapping[str, Tensor]:
@@ -279,38 +294,38 @@ class ServerContext(Protocol):
 
     @property
     def state(self) -> State:
-        """This plugin's tensors and JSON values; what is written in a round counts when the round commits.
+        """This plugin's tensors and JSON values. Values written in a round are kept when the round commits.
 
-        A round that leaves nan or inf in one of the tensors is not committed, and the run stops.
+        If a round leaves nan or inf in one of the tensors, the round does not commit, and the run stops.
         """
 
     @property
     def shared(self) -> list[str]:
-        """The names of the parameters and buffers that travel, in the model's order: neither personal nor fixed."""
+        """The names of the parameters and buffers that travel, in the model's order. Personal and fixed ones do not."""
 
     @property
     def trainable(self) -> list[str]:
-        """The names of the trainable shared parameters, in the model's order; the others are buffers or fixed."""
+        """The names of the trainable shared parameters, in the model's order."""
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The shared parameters that no client accepted so far trained in this round, as plugins froze them.
+        """The names of shared parameters that plugins froze on every client accepted so far in this round.
 
-        None outside of a round.
+        The set is empty outside of a round.
         """
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:
-        """The averaged shared buffers (BatchNorm's statistics) of the next model; in ``server_step`` only, else empty.
+        """The averaged shared buffers (BatchNorm's statistics) of the next model; empty outside of ``server_step``.
 
-        ``server.network({**mean, **server.buffers})`` is then the next model as it stands.
+        In ``server_step``, ``server.network({**mean, **server.buffers})`` is the next model so far.
         """
 
     @property
     def staleness(self) -> Mapping[int, int]:
-        """Client of the cohort -> server steps since it got its model, where clients do not wait for each other.
+        """Client of the cohort -> server steps since it received its model, with ``--system concurrency``.
 
-        That is with ``--system concurrency``, for plugins that read ``"staleness"``; empty otherwise.
+        The plugin has to declare ``reads = ("staleness",)``. The mapping is empty without the option.
         """
 
     @property
@@ -318,7 +333,7 @@ class ServerContext(Protocol):
         """The training samples n_k of every registered client, (N,) int64."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the stream of this seed, round and purpose, from its start; on the CPU."""
+        """Return the random stream of this seed, round and purpose, from its start; it is on the CPU."""
 
     def ask(
         self,
@@ -328,36 +343,36 @@ class ServerContext(Protocol):
         tensors: Mapping[str, Tensor] | None = None,
         check: Callable[[Answer], object] | None = None,
     ) -> Iterator[Answer]:
-        """Put a question to this plugin's client side; yields answers in ascending client id, as they come.
+        """Put a question to clients of this plugin; yield the answers as they come, in ascending order of client ids.
 
-        Clients that fail are skipped and recorded; so are those that cannot be reached in this round. After training
-        the server waits until every client can be reached. Allowed in ``select_clients``, ``begin_round``,
-        ``aggregate``, ``end_round`` and ``post_train`` only; the clients answer from ``server.model``, and from their
-        state before the round.
+        It works in ``select_clients``, ``begin_round``, ``aggregate``, ``end_round`` and ``post_train`` only. The
+        clients answer from ``server.model`` and from their state before the round. Clients that fail, or that cannot
+        be reached in this round, are skipped and recorded. After training the server waits until every client can be
+        reached.
 
-        :param clients: ``"all"`` registered ones, the ``"cohort"`` (not in ``select_clients``), or ids.
+        :param clients: ``"all"`` registered clients, the ``"cohort"`` (not in ``select_clients``), or client ids.
         :param question: a method of the plugin that is marked with ``@question``, such as ``self.statistics``.
-        :param tensors: sent along, for a question that takes ``tensors``.
-        :param check: called with each answer; one at which it raises is rejected, with its message.
+        :param tensors: tensors for a question that takes the argument ``tensors``.
+        :param check: called with each answer. If it raises, the answer is rejected, and the record has the message.
         """
 
     @property
     def public(self) -> PublicSamples | None:
-        """The public samples of ``--public``, on the run's device; None without."""
+        """The public samples of ``--public``, on the run's device; None without this option."""
 
     def network(self, tensors: Mapping[str, Tensor] | None = None) -> SplitModel:
-        """Return a copy of the model with these weights in place of w_t's, on the run's device, in eval mode.
+        """Return a copy of the model with these weights instead of w_t, on the run's device, in eval mode.
 
-        :param tensors: by name, such as ``update.model``; default w_t alone.
+        :param tensors: weights by name, such as ``update.model``. Names that are left out keep the weights of w_t.
         """
 
     def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
-        """Return the mean of some of the round's updates, such as a cluster's, as the core makes it of all.
+        """Return the mean of some of the round's updates, such as a cluster's. It works in ``aggregate`` only.
 
-        Parameters are weighted as the hook ``weight`` says, buffers by samples. Allowed in ``aggregate`` only.
+        Parameters are weighted by the hook ``weight`` and buffers by samples, as in the mean of all updates.
 
-        :param updates: some of those that ``aggregate`` is given.
-        :returns: by the names that the plugin owns; empty without an update, or where all weights are 0.
+        :param updates: some of the updates that ``aggregate`` is given.
+        :returns: The means by the names that the plugin owns; empty if there is no update or all weights are 0.
         """
 
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
@@ -373,8 +388,11 @@ class ServerContext(Protocol):
         batch_size: int,
         momentum: float = 0.0,
     ) -> None:
-        """Train the global classifier further on given features by cross-entropy; the encoder does not change.
+        """Train the global classifier on these features by cross-entropy. It works in ``post_train`` only.
 
-        :param features: (n, d); ``labels`` (n,) int64, both on the CPU. Shuffled in each epoch from the run's seed.
-        :raises DivergedError: the weights are not finite, or above 1e18; the model is unchanged.
+        The encoder does not change. Each epoch shuffles the features from the run's seed.
+
+        :param features: (n, d), on the CPU.
+        :param labels: (n,) int64, on the CPU.
+        :raises DivergedError: the weights are not finite, or above 1e18. The model is unchanged.
         """

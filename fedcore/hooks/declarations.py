@@ -1,6 +1,6 @@
-"""What a plugin can declare and what each declaration conflicts with.
+"""The declarations of plugins, and the conflicts between them.
 
-The table is read by the checks of :class:`~fedcore.hooks.plugins.PluginSet` and by ``fedcore plugins show``.
+The checks of :class:`~fedcore.hooks.plugins.PluginSet` and ``fedcore plugins show`` read the same table.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from fedcore.hooks.plugin import Plugin, patterns_of
 
 @dataclass(frozen=True)
 class Declaration:
-    """A declaration of a plugin: an attribute that it sets, or an exclusive hook that it implements.
-
-    :ivar name: of the attribute or the hook; ``value`` what the attribute holds, where that alone is meant.
-    :ivar plugin: noun for a plugin with this declaration.
-    :ivar alone: why only one plugin of a run can have it; empty if several can.
-    :ivar patterns: its value is patterns over the model's names; two plugins can have it for different names.
-    :ivar shared: these names must be shared; no other plugin can keep them on the clients.
-    :ivar excludes: other declaration -> why plugins with the one and the other cannot be combined, where ``one`` and
-        ``other`` are their names and ``value`` is what the other declares.
-    """
+    """A declaration of a plugin: an attribute that it sets, or an exclusive hook that it implements."""
 
     name: str
+    """The name of the attribute or the hook."""
     plugin: str = ""
+    """A noun phrase for a plugin with this declaration."""
     value: str = ""
+    """The item of the attribute's value that makes the declaration; empty if any value does."""
     alone: str = ""
+    """Why only one plugin of a run can have the declaration; empty if several can."""
     patterns: bool = False
+    """Whether the value is patterns over the model's names. Two plugins can then declare different names."""
     shared: bool = False
+    """Whether the names must be shared: no other plugin can keep them on the clients."""
     excludes: Mapping[str, str] = field(default_factory=dict)
+    """Other declaration -> why plugins with the two declarations cannot be combined.
+
+    The reason is a format of ``one`` and ``other``, the plugins' names, and ``value``, the other plugin's patterns.
+    """
 
     @property
     def key(self) -> str:
-        """Its name in the table."""
+        """The declaration's name in the table."""
         return f"{self.name}: {self.value}" if self.value else self.name
 
     def made_by(self, plugin: Plugin | type[Plugin]) -> bool:
@@ -85,12 +86,12 @@ ATTRIBUTES = (
         patterns=True,
         excludes={
             "guard_upload": "{one!r} sends parameters in another form (encodes), but {other!r} guards what goes up "
-            "as it is",
+            "in its plain form",
         },
     ),
     Declaration("neutral"),
 )
-"""The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`: see :func:`meanings`."""
+"""The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`; :func:`meanings` explains them."""
 
 TABLE = {
     declaration.key: declaration
@@ -110,17 +111,17 @@ TABLE = {
 """Every declaration by name: the exclusive hooks, then the attributes."""
 
 KEEPS = "personal_parameters"
-"""The hook that keeps parameters on the clients; no other plugin can own, exchange or correct those."""
+"""The hook that keeps parameters on the clients. No other plugin can own, exchange or correct these parameters."""
 
 
 def meanings() -> dict[str, str]:
-    """Return what each attribute tells the core, from the docstring of the class Plugin; empty under ``python -OO``."""
+    """Return the meaning of each attribute, from the docstring of the class Plugin; empty under ``python -OO``."""
     found = re.findall(r":ivar (\w+): ((?:.|\n )+)", inspect.getdoc(Plugin) or "")
     return dict.fromkeys((row.name for row in ATTRIBUTES), "") | {name: " ".join(text.split()) for name, text in found}
 
 
 def refuse_together(one: Plugin, other: Plugin) -> None:
-    """Refuse two plugins of a run whose declarations conflict whatever the model is.
+    """Refuse two plugins of a run whose declarations conflict for every model.
 
     :raises PluginConflictError: with both names and the reason.
     """

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): the default of every hook that needs a result."""
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): the default of each hook that needs a result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedcore.hooks.plugin import Plugin
 
 
 class FedAvg(Plugin):
-    """Uniform cohorts, cross-entropy on each client, the mean of the clients' models weighted by samples."""
+    """Uniform cohorts, cross-entropy on each client, and the mean of the clients' models weighted by samples."""
 
     neutral = {}
 

@@ -1,4 +1,4 @@
-"""Every hook of fedcore, in the order in which a run calls them. No logic.
+"""Every hook of fedcore, in the order in which a run calls them. This file holds no logic.
 
 Six hooks serve four methods of five::
 
@@ -9,8 +9,8 @@ Six hooks serve four methods of five::
     step from the mean to the new model (FedAvgM, FedDyn)           server_step
     send something to the clients next to the model                 broadcast
 
-The others are rarely needed. The call tree of a run (``[server]`` and ``[client]`` say where a hook runs; several
-engines, one order)::
+The other hooks are rarely needed. The call tree of a run shows when each hook is called. ``[server]`` and ``[client]``
+say where it runs. The order is the same with every engine::
 
     run
       configure_model, personal_parameters                          [both]
@@ -39,15 +39,15 @@ engines, one order)::
         report                                                      [server]   and once for the summary
       post_train                                                    [server]   may ask clients
 
-A plugin implements a hook as a method marked with ``@hookimpl`` that takes any of the specified arguments
-by name. Plugins are called in the order in which the user lists them, but for ``@hookimpl(tryfirst=True)`` and
-``trylast``, which work as in pytest. ``RejectUpdate`` in ``pre_aggregate``, ``weight``
-or ``accumulate`` rejects the client: it is in the round's record, its state stays as it was, and what plugins wrote for
-its update is undone. Another exception of a plugin there rejects the client, too, and the record names the plugin; if
-it rejects every client of a round, the run ends with its traceback. Server and client instances of a
-plugin are separate and read-only after ``__init__``: values for later rounds go into the context's ``state``.
-``server.ask`` puts a question to clients: a method of the plugin that is marked with ``@question``.
-"Exclusive" hooks may be implemented by one plugin of a run only; the core refuses two at start-up.
+A plugin implements a hook as a method marked with ``@hookimpl``. The method takes any of the specified arguments by
+name. Plugins are called in the order in which the user lists them; ``@hookimpl(tryfirst=True)`` and ``trylast`` change
+this order as in pytest. ``RejectUpdate`` in ``pre_aggregate``, ``weight`` or ``accumulate`` rejects the client: the
+round's record names it, its state stays as it was, and the core rolls back what plugins wrote for its update. Any other
+exception in these hooks rejects the client, too, and the record names the plugin. If it rejects every client of a
+round, the run ends with its traceback. The server and the clients have separate objects of a plugin. These are
+read-only after ``__init__``: values for later rounds go into the context's ``state``. ``server.ask`` puts a question
+to clients. A question is a method of the plugin that is marked with ``@question``. Only one plugin of a run can
+implement an exclusive hook; the core refuses two at start-up.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ hookimpl = pluggy.HookimplMarker("fedcore")
 def configure_model(model: SplitModel, task: ModelTask) -> SplitModel | None:
     """Change the model before the run: add a projection head, replace the classifier.
 
-    When: once per process, before round 0; server and clients must arrive at the same layout and weights.
-    :param model: Encoder and classifier as built so far; may be edited in place.
+    When: once per process, before round 0. Server and clients must arrive at the same layout and the same weights.
+    :param model: Encoder and classifier as built so far. It may be edited in place.
     :param task: Number of classes, input shape, ``ensure_projection`` and the random streams to draw from.
-    :returns: The model to use from here on, or None for the one that was given. A parameter that it leaves at
-        ``requires_grad=False`` (a frozen backbone) is never trained, sent or kept per client, and modules that have no
-        others stay in eval mode, their buffers as they are.
-    Combining: in user order, each on the result of the one before.
+    :returns: The model to use from here on, or None to keep the given model. Parameters with ``requires_grad=False``
+        (a frozen backbone) are never trained, sent or kept per client. Modules without any other parameters stay in
+        eval mode, and their buffers do not change.
+    Combining: in user order, each on the result of the plugin before.
     """
 
 
@@ -92,8 +92,8 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
     """Name the parameters that stay on each client (FedPer).
 
     When: once per process, after every ``configure_model``.
-    :returns: Patterns over the model's names (``classifier.*``), or None for none. They are not sent,
-        averaged, weighted or counted; a client's initial values are those of the initial global model.
+    :returns: Patterns over the model's names (``classifier.*``), or None to keep no parameter there. The core does not
+        send, average or count these parameters. Each client starts with their values in the initial global model.
     Combining: exclusive.
     """
 
@@ -102,9 +102,10 @@ def personal_parameters(model: SplitModel) -> Sequence[str] | None:
 def check_run(setup: Setup) -> None:
     """Refuse a run in which this plugin cannot keep its guarantee (differential privacy, for example).
 
-    When: once per process, after all other checks, before anything is written.
+    When: once per process, after all other checks. Nothing has been written by then.
     :param setup: Configuration, all plugins of the run, model and layout; read-only.
-    :raises ConfigError: what does not fit; ``PluginConflictError``, which names both plugins and the reason.
+    :raises ConfigError: The configuration does not fit. Two plugins that do not fit each other are a
+        ``PluginConflictError``, which names both and the reason.
     Combining: all are called, in user order.
     """
 
@@ -118,11 +119,11 @@ def check_run(setup: Setup) -> None:
 def select_clients(server: ServerContext) -> Sequence[int] | Mapping[int, int] | None:
     """Choose the cohort of a round.
 
-    When: at the start of a round. It may ``server.ask`` candidates, also some that then do not train.
-    :returns: Distinct client ids, best of ``server.available`` (others fail as ``unavailable``), or None for the
-        default: uniformly without replacement, max(1, round(participation * clients)) of the available ones. A mapping
-        of ids gives each client its local epochs, 1 to ``--local-epochs`` and more than the last exchange's; refused
-        with ``--local-steps``. Not called in a round in which no client is available.
+    When: at the start of a round, unless no client is available. It may ``server.ask`` clients that then do not train.
+    :returns: Distinct client ids, or None for the default: max(1, round(participation * clients)) of the available
+        clients, drawn uniformly without replacement. Choose from ``server.available``; any other client fails as
+        ``unavailable``. A mapping of ids to local epochs sets each client's work: from 1 to ``--local-epochs``, and
+        more than the epoch of the last exchange. A mapping is refused with ``--local-steps``.
     Combining: exclusive.
     """
 
@@ -133,31 +134,31 @@ def begin_round(server: ServerContext) -> None:
 
     When: after the cohort is known, before ``broadcast``.
     :param server: ``server.ask`` works here, and in ``select_clients``, ``aggregate``, ``end_round`` and
-        ``post_train``.
+        ``post_train``. It works in no other hook.
     Combining: all are called, in user order.
     """
 
 
 @hookspec
 def broadcast(server: ServerContext) -> Mapping[str, Tensor] | None:
-    """Send tensors to all clients, next to the model; they find them in ``client.received``.
+    """Send tensors to all clients, next to the model; the clients find them in ``client.received``.
 
     When: once after ``begin_round`` of each round, and again for every evaluation.
-    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state``; None for none.
+    :returns: Named tensors in the plugin's own namespace, or None to send nothing. The result is a pure function of
+        ``server.state``.
     Combining: each plugin has its own namespace.
     """
 
 
 @hookspec
 def broadcast_to(server: ServerContext, client: int) -> Mapping[str, Tensor] | None:
-    """Send tensors to one client, next to the model and to what ``broadcast`` sends to all.
+    """Send tensors to one client, next to the model and to the tensors of ``broadcast``.
 
     When: for every client that trains or is evaluated, when its task is sent.
-    :param server: State as of the end of ``begin_round``; updates that arrived since are not visible. Its state is
-        read-only.
+    :param server: State as of the end of ``begin_round``, read-only; updates that arrived since are not visible.
     :param client: The id of the client.
-    :returns: Named tensors in the plugin's own namespace, a pure function of ``server.state`` and ``client``, under
-        other names than those of ``broadcast``; None for none.
+    :returns: Named tensors in the plugin's own namespace, or None to send nothing. The result is a pure function of
+        ``server.state`` and ``client``. Its names differ from the names of ``broadcast``.
     Combining: each plugin has its own namespace.
     """
 
@@ -168,12 +169,13 @@ def mid_local_epoch(
 ) -> Mapping[int, Mapping[str, Tensor]] | None:
     """Exchange parts of the models between clients in the middle of their local training (FedCME).
 
-    When: at each epoch of this plugin's ``exchanges``, once all running clients paused.
+    When: at each epoch of this plugin's ``exchanges``, once all running clients have paused.
     :param epoch: The epoch that starts now.
     :param snapshots: By client id, the tensors under the patterns of this plugin's ``exchanges``. Clients that failed
         before are absent.
-    :returns: Patches by client id, for exactly those names; patched parameters get fresh optimizer state,
-        everything else of a client survives the pause. None or an absent client: nothing changes.
+    :returns: Patches by client id, each with all names of a snapshot. Patched parameters get fresh optimizer state;
+        everything else of a client survives the pause. Clients you leave out are not patched. Return None to patch
+        no client.
     Combining: plugins exchange disjoint names.
     """
 
@@ -182,11 +184,11 @@ def mid_local_epoch(
 def pre_aggregate(server: ServerContext, update: ClientUpdate) -> ClientUpdate | None:
     """Inspect, replace or refuse one client's update.
 
-    When: once per arriving update, in dispatch order; the core checks it before and after.
-    :returns: The update to use (``dataclasses.replace``), or None to leave it as it is.
-    :raises RejectUpdate: leaves out the update.
-    Combining: in user order, each on the result of the one before; a plugin that ``encodes`` parameters is first, so
-        that all others see whole models.
+    When: once per arriving update, in dispatch order. The core checks the update before and after.
+    :returns: The update to use (``dataclasses.replace``), or None to keep the given update.
+    :raises RejectUpdate: The update is left out.
+    Combining: in user order, each on the result of the plugin before. A plugin that ``encodes`` parameters comes
+        first, so that the others see whole models.
     """
 
 
@@ -195,8 +197,9 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
     """Weigh one update's parameters in the mean.
 
     When: once per update that ``pre_aggregate`` let pass.
-    :raises RejectUpdate: leaves out the update.
-    :returns: A finite number >= 0, or None for the default, the number of samples. Buffers always use samples.
+    :raises RejectUpdate: The update is left out.
+    :returns: A finite number >= 0, or None for the default, the number of samples. Buffers are always weighted by
+        samples.
     Combining: exclusive.
     """
 
@@ -205,12 +208,12 @@ def weight(server: ServerContext, update: ClientUpdate) -> float | None:
 def accumulate(server: ServerContext, update: ClientUpdate) -> None:
     """Add one update to streaming sums in ``server.state``, with ``server.state.add`` for example.
 
-    When: once per update, after ``weight``, in dispatch order, so that sums do not depend on the order of arrival.
-    :raises RejectUpdate: leaves out the update.
-    :param update: ``update.model`` is read-only. ``update.payload`` is cleared afterwards, unless the plugin owns
-        parameters and implements ``aggregate``: then what is left stays for it, and entries may be popped to free
-        memory.
-    Combining: all are called.
+    When: once per update, after ``weight``, in dispatch order. The sums do not depend on the order of arrival.
+    :raises RejectUpdate: The update is left out.
+    :param update: ``update.model`` is read-only. The core clears ``update.payload`` afterwards, unless the plugin owns
+        parameters and implements ``aggregate``. Such a plugin finds the payload there, and may pop entries here to
+        free memory.
+    Combining: all are called, in user order.
     """
 
 
@@ -218,12 +221,12 @@ def accumulate(server: ServerContext, update: ClientUpdate) -> None:
 def aggregate(server: ServerContext, updates: Sequence[ClientUpdate]) -> Mapping[str, Tensor] | None:
     """Aggregate the parameters that this plugin ``owns``.
 
-    When: once per round, after the last update, for a plugin that owns parameters. One that owns none has
-        ``end_round``.
-    :param updates: The accepted updates in dispatch order; ``model`` holds the owned names only, ``payload``
-        what ``accumulate`` left of this plugin's. ``server.mean_of(updates)`` is the weighted mean of some of them,
-        such as a cluster's.
-    :returns: A partial state of owned names; the weighted mean fills the rest. None: the mean for all.
+    When: once per round, after the last update, for a plugin that owns parameters. A plugin that owns none implements
+        ``end_round`` instead.
+    :param updates: The accepted updates in dispatch order. ``model`` holds the owned names only. ``payload`` holds the
+        entries of this plugin that ``accumulate`` left. ``server.mean_of(updates)`` is the weighted mean of some
+        updates, such as a cluster's.
+    :returns: Values by owned names. Names you leave out get the weighted mean. Return None for the mean of all names.
     Combining: plugins own disjoint names.
     """
 
@@ -233,16 +236,16 @@ def server_step(server: ServerContext, mean: Mapping[str, Tensor]) -> Mapping[st
     """Take a server optimizer's step from w_t (``server.model``) with the aggregated ``mean`` (FedAvgM, FedDyn).
 
     When: once per round, after ``aggregate``.
-    :param mean: The new state as it stands: trainable shared parameters; its buffers are in ``server.buffers``.
-    :returns: New values for some of these names, never buffers; the given tensor itself where nothing changes,
-        so that neutral options are bit-equal to FedAvg.
-    Combining: in user order, each on the result of the one before; a ``server_optimizer`` excludes owners.
+    :param mean: The trainable shared parameters of the next model. Its buffers are in ``server.buffers``.
+    :returns: New values for some of these names, never for buffers. Return the given tensor itself where nothing
+        changes, so that neutral options are bit-equal to FedAvg. Return None to change nothing.
+    Combining: in user order, each on the result of the plugin before. A ``server_optimizer`` excludes owners.
     """
 
 
 @hookspec
 def end_round(server: ServerContext) -> None:
-    """Finish a round: make of this round's sums what the next one needs, in ``server.state``.
+    """Finish a round: turn this round's sums into the values that the next round needs, in ``server.state``.
 
     When: once per round with an accepted update, after ``aggregate`` and ``server_step``, before the round commits.
     :param server: ``server.model`` is the new model, ``server.state`` is writable, and ``server.ask`` works.
@@ -252,7 +255,7 @@ def end_round(server: ServerContext) -> None:
 
 @hookspec
 def report(server: ServerContext) -> Mapping[str, Any] | None:
-    """Report figures of the run so far, such as the privacy that was spent.
+    """Report figures of the run so far, such as the privacy budget that was spent.
 
     For example, the new model's accuracy on the public samples::
 
@@ -263,12 +266,12 @@ def report(server: ServerContext) -> Mapping[str, Any] | None:
             right = logits.argmax(dim=1) == server.public.labels.to(logits.device)
             return {"public_accuracy": right.float().mean().item()}
 
-    When: once per round, after it committed and was evaluated, and once more for the summary.
-    :param server: ``server.round`` is the last round, ``server.model`` the model that it left. ``server.network()`` and
-        ``server.public`` work here. ``server.state`` is read-only. The result is a pure function of these.
-    :returns: JSON values by name; they stand under ``reports`` and the plugin's name in the round's record and in
-        summary.json, numbers that are not finite as null; ``result.history`` has them as ``report.PLUGIN.NAME``. None
-        for none.
+    When: once per round, after the round committed and was evaluated, and once more for the summary.
+    :param server: ``server.round`` is the last round, and ``server.model`` is the model after it. ``server.network()``
+        and ``server.public`` work here. ``server.state`` is read-only.
+    :returns: JSON values by name, or None to report nothing. The result is a pure function of ``server``. The round's
+        record and summary.json hold it under ``reports`` and the plugin's name, with null for numbers that are not
+        finite. ``result.history`` holds it as ``report.PLUGIN.NAME``.
     Combining: each plugin has its own place.
     """
 
@@ -278,8 +281,8 @@ def post_train(server: ServerContext) -> None:
     """Work on the final global model (USCC).
 
     When: once, after the last round.
-    :param server: May ``ask`` clients and change the parameters that the plugin ``corrects``, through
-        ``server.retrain_classifier`` or ``server.update_model``.
+    :param server: ``server.ask`` works here. ``server.retrain_classifier`` and ``server.update_model`` change the
+        parameters that the plugin ``corrects``.
     Combining: in user order; plugins correct disjoint names.
     """
 
@@ -293,13 +296,12 @@ def post_train(server: ServerContext) -> None:
 def begin_local(client: ClientContext) -> Mapping[str, Tensor] | None:
     """Prepare one client's local training; choose the weights that it starts from (FedALA, IFCA).
 
-    When: the model is loaded as received and kept, no step has been taken.
-    :param client: Own ``state`` and ``received``; ``add_parameters`` and ``freeze`` work here only. ``client.model`` is
-        read-only.
-    :returns: Weights of names that the plugin declares in ``starts``, in place of those received or kept. They are the
-        round's start: ``step.reference`` and the frozen ``"global"`` model are these. None: as received.
-    Combining: all are called, in user order, on the model as received; then the starts are loaded. Plugins start
-        disjoint names.
+    When: before the first step. The model holds the weights that the client received, and its own personal ones.
+    :param client: ``client.add_parameters`` and ``client.freeze`` work here only. ``client.model`` is read-only.
+    :returns: Weights by names that the plugin declares in ``starts``, or None to keep the weights. They become the
+        start of the round: ``step.reference`` and the frozen ``"global"`` model hold them, too.
+    Combining: in user order. All plugins see the model as received; then the core loads the weights that they
+        return. Plugins start disjoint names.
     """
 
 
@@ -307,9 +309,9 @@ def begin_local(client: ClientContext) -> Mapping[str, Tensor] | None:
 def task_loss(step: Step) -> Tensor | None:
     """Replace the task loss, cross-entropy by default (FedRS, FedCD).
 
-    When: after the forward pass of every mini-batch. Never syncs with the host: no ``.item()``, no boolean
+    When: after the forward pass of every mini-batch. It never syncs with the host: no ``.item()``, no boolean
         indexing, no Python branch on tensor values or on the client's identity.
-    :returns: Tensor of shape (), or None for the default.
+    :returns: A tensor of shape (), or None for the default.
     Combining: exclusive.
     """
 
@@ -318,81 +320,80 @@ def task_loss(step: Step) -> Tensor | None:
 def local_loss(step: Step) -> Loss | list[Loss] | None:
     """Add terms to the local objective of one mini-batch.
 
-    When: after the forward pass, before backward; again in each further pass that ``gradients`` takes. Pure; never
-        syncs with the host (see ``task_loss``).
-    :returns: One or several ``Loss``; None for none.
+    When: after the forward pass, before backward, and again in each further pass that ``gradients`` takes. It is pure
+        and never syncs with the host (see ``task_loss``).
+    :returns: One ``Loss`` or a list of them, or None to add no term.
     Combining: total = task_scale * task + sum of weight * value over all plugins.
     """
 
 
 @hookspec(firstresult=True)
 def gradients(step: Step, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-    """Put other gradients in place of the local objective's (FedSAM, Per-FedAvg).
+    """Replace the gradients of the local objective (FedSAM, Per-FedAvg).
 
-    When: after backward, before clipping, ``observe`` and the optimizer, without gradient. Never syncs with the host
-        (see ``task_loss``).
-    :param step: ``step.gradients_at(weights, rows)`` works here only: the gradient of the whole objective, the terms
-        of all plugins included, at other weights or on some rows of the batch.
-    :param gradients: of the model's parameters that this step trains, shared and personal, by name; read-only.
-        Parameters that plugins added keep theirs.
-    :returns: Gradients by the same names; a parameter that is left out does not move. None: as they are.
+    When: after backward, before clipping, ``observe`` and the optimizer, under ``torch.no_grad``. It never syncs with
+        the host (see ``task_loss``).
+    :param step: ``step.gradients_at(weights, rows)`` works here only. It gives the gradient of the whole objective,
+        with the terms of all plugins, at other weights or on some rows of the batch.
+    :param gradients: By name, the gradients of the model's parameters that this step trains, shared and personal;
+        read-only. Parameters that plugins added are absent and keep their gradients.
+    :returns: Gradients by the same names. Parameters you leave out are not updated. Return None to keep the gradients.
     Combining: exclusive.
     """
 
 
 @hookspec
 def observe(step: Step) -> None:
-    """Add to sums in ``step.client.scratch``, in place (FedCME's features).
+    """Add to sums over batches in ``step.client.scratch``, in place (FedCME's features).
 
-    When: after backward, ``gradients`` and clipping, before the optimizer's update, without gradient.
-    Combining: all are called.
+    When: after backward, ``gradients`` and clipping, before the optimizer's update, under ``torch.no_grad``.
+    Combining: all are called, in user order.
     """
 
 
 @hookspec
 def end_local(client: ClientContext) -> Mapping[str, Tensor] | None:
-    """Finish one client's local training: write own ``state``, send tensors up.
+    """Finish one client's local training: write ``client.state``, send tensors to the server.
 
-    When: after the last epoch; ``client.model`` holds the trained weights.
-    :returns: Named tensors that go up in the plugin's own namespace; None for none.
+    When: after the last epoch. ``client.model`` holds the trained weights.
+    :returns: Named tensors for the server, in the plugin's own namespace, or None to send nothing.
     Combining: each plugin has its own namespace.
     """
 
 
 @hookspec
 def pre_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
-    """Change what goes up: clip, add noise, compress, mix a head (FedCP).
+    """Change the update before it is sent: clip, add noise, compress, mix a head (FedCP).
 
-    A plugin that ``encodes`` parameters may leave these out of ``update.model`` and send another form of them in its
-    payload, from which its ``pre_aggregate`` puts them back. Memory of the error (``client.state``) commits with the
-    update.
+    A plugin that ``encodes`` parameters may take them out of ``update.model`` and send another form of them in its
+    payload. Its ``pre_aggregate`` puts them back. A memory of the error in ``client.state`` commits with the update.
 
     When: after every ``end_local``.
-    :param update: ``payload`` holds what this plugin sends.
-    :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
-    Combining: in user order, each on the result of the one before; a plugin that ``encodes`` is last.
+    :param update: ``payload`` holds this plugin's tensors only.
+    :returns: The update to send (``dataclasses.replace``), or None to keep the given update.
+    Combining: in user order, each on the result of the plugin before. A plugin that ``encodes`` comes last.
     """
 
 
 @hookspec(firstresult=True)
 def guard_upload(client: ClientContext, update: ClientUpdate) -> ClientUpdate | None:
-    """Change all that goes up, other plugins' payloads too (local differential privacy).
+    """Change the whole update, with the payloads of the other plugins (local differential privacy).
 
     When: after every ``pre_upload``.
-    :param update: ``payload`` holds all that goes up: plugin -> name -> tensor.
-    :returns: The update to send (``dataclasses.replace``), or None to leave it as it is.
+    :param update: ``payload`` holds the tensors of every plugin: plugin -> name -> tensor.
+    :returns: The update to send (``dataclasses.replace``), or None to keep the given update.
     Combining: exclusive.
     """
 
 
 @hookspec(firstresult=True)
 def personal_model(client: ClientContext) -> nn.Module | None:
-    """Give the model that personalised evaluation uses for this client (Ditto, FDCL).
+    """Return the model that personalised evaluation uses for this client (Ditto, FDCL).
 
-    When: in an evaluation, once per client that has trained in some round, after it received ``broadcast``; the
-        others have the global model. ``client.state`` is that of its last training, and read-only.
-    :returns: A module that takes the model's batches and returns :class:`~fedcore.models.Outputs`, as the model does,
-        on the client's device; None for the global model (with personal parameters). Where it fails or its logits are
-        nan, the client is left out of the protocols of own models, and the run says why.
+    When: in an evaluation, once per client that has trained in some round, after it received ``broadcast``. Any other
+        client uses the global model. ``client.state`` is from the client's last training, and read-only.
+    :returns: A module on the client's device that takes the model's batches and returns
+        :class:`~fedcore.models.Outputs`, or None for the global model with the client's personal parameters. If the
+        module fails or its logits are nan, the protocols of own models leave the client out, and the run says why.
     Combining: exclusive.
     """

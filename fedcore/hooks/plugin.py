@@ -1,4 +1,4 @@
-"""What a plugin is: its base class, its declarations and its options. Imports no torch."""
+"""The base class of plugins, with their declarations and their options. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ BUILTIN = "fedavg"
 
 
 class PluginOptions(BaseModel):
-    """Base of every plugin's options: unknown names are refused, values are immutable."""
+    """Base of every plugin's options. Unknown names are refused; values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 PLACE: Any = {"place": True}
-"""``json_schema_extra`` of an option that tells where a tracker writes or what an engine connects to; an option of type
-Path does not need it."""
+"""``json_schema_extra`` of an option that says where a tracker writes or where an engine connects.
+
+An option of type Path does not need it.
+"""
 
 
 def places(options: type[PluginOptions]) -> list[str]:
-    """Return the names of the options that are paths or addresses; see :data:`PLACE`."""
+    """Return the names of the options that are paths or addresses (:data:`PLACE`)."""
     return [
         name
         for name, field in options.model_fields.items()
@@ -39,21 +41,21 @@ def places(options: type[PluginOptions]) -> list[str]:
 class Exchange:
     """An exchange of parameters between clients, for ``mid_local_epoch``.
 
-    :param patterns: of the parameters that ``mid_local_epoch`` sees and patches.
-    :param epochs: the number of local epochs E -> those at whose start the cohort pauses, from 1 to E - 1; refused with
-        ``--local-steps``, where clients are in different passes over their samples.
+    It is refused with ``--local-steps``, where clients are in different passes over their samples at a time.
     """
 
     patterns: tuple[str, ...]
+    """Patterns over the names of the parameters that ``mid_local_epoch`` sees and patches."""
     epochs: Callable[[int], Iterable[int]]
+    """Takes the number of local epochs E, returns the epochs at whose start the cohort pauses, from 1 to E - 1."""
 
 
 def question(method: Method) -> Method:
-    """Mark a method of a plugin that ``server.ask`` may put to clients as a question.
+    """Mark a method of a plugin as a question, which ``server.ask`` can put to clients.
 
-    It runs on the client, takes ``client`` and, if it needs them, the ``tensors`` of the question, and returns named
-    tensors; None counts as an empty answer. The client's state is read-only there, its model is the global one (with
-    the client's personal parameters).
+    The method runs on the client. It takes ``client`` and, if it needs them, the ``tensors`` of the question. It
+    returns named tensors; None is an empty answer. The client's state is read-only in a question. Its model is the
+    global model with the client's personal parameters.
     """
     vars(method)["fedcore_question"] = True
     return method
@@ -70,29 +72,28 @@ OptionsT = TypeVar("OptionsT", bound=PluginOptions, covariant=True, default=Any)
 
 
 class Plugin(Generic[OptionsT]):
-    """Base of every method: options in, hooks out, nothing kept on ``self`` after ``__init__``.
+    """Base of every plugin: built from its options, implements hooks, keeps nothing on ``self`` after ``__init__``.
 
-    ``Plugin[MyOptions]`` is the base of a plugin with these options. The attributes are declarations; a subclass
-    sets them on the class or, where they depend on options, in ``__init__``. Patterns are over the model's names after
-    all ``configure_model`` calls. Which declarations of two plugins conflict is listed in
-    :mod:`fedcore.hooks.declarations`.
+    ``Plugin[MyOptions]`` is the base of a plugin with these options. The attributes are declarations. A subclass sets
+    them on the class or, if they depend on options, in ``__init__``. Patterns are over the model's names after all
+    ``configure_model`` calls. :mod:`fedcore.hooks.declarations` lists the declarations of two plugins that conflict.
 
-    A plugin can be made of ``parts``: small plugins without a name of their own. Their hooks run before the plugin's,
-    in its namespace (state, payload, received, scratch) and with its options, which inherit from theirs. The plugin
-    declares what they declare.
+    A plugin can be made of ``parts``: small plugins without a name of their own. Their hooks run before the plugin's
+    hooks, in its namespace (state, payload, received, scratch). They have the plugin's options, whose class inherits
+    from the parts' options. The declarations of the parts are declarations of the plugin.
 
-    :ivar neutral: Options under which the method is FedAvg, bit by bit; None if there are none.
+    :ivar neutral: Options with which the method is FedAvg, bit by bit; None if no options do this.
     :ivar owns: Parameters that ``aggregate`` returns.
     :ivar starts: Parameters and buffers whose values at the start of a client's training ``begin_local`` returns.
     :ivar exchanges: The :class:`Exchange` of parameters between clients in the middle of their training.
     :ivar corrects: Parameters that ``post_train`` changes.
-    :ivar encodes: Parameters that ``pre_upload`` may take out of the update into its payload, and ``pre_aggregate``
-        puts back.
-    :ivar reads: What the method reads that a run does not always have: the frozen models ``"global"`` and
+    :ivar encodes: Parameters that ``pre_upload`` may move from the update to its payload. ``pre_aggregate`` puts them
+        back.
+    :ivar reads: Things that the method reads and that not every run has: the frozen models ``"global"`` and
         ``"previous"``, ``"public"`` samples (``--public``), the ``"staleness"`` of clients (``--system concurrency``).
-    :ivar assumes: What the method takes for granted of a client's training: ``"displacement"``, that w_t - y_k is the
-        client's own work, so that state can be derived from it; ``"sgd"``, that gradients can be derived from it, too,
-        by SGD's learning rate, momentum and number of steps (SCAFFOLD, FedNova).
+    :ivar assumes: Assumptions about a client's training. ``"displacement"``: w_t - y_k is the client's own work, so
+        that state can be derived from it. ``"sgd"``: gradients can be derived from it, too, by SGD's learning rate,
+        momentum and number of steps (SCAFFOLD, FedNova).
     :ivar scales_task: Whether a ``Loss`` of this plugin scales the task loss.
     :ivar server_optimizer: Whether ``server_step`` replaces the mean as a whole (FedAvgM, FedDyn).
     """
@@ -119,7 +120,7 @@ class Plugin(Generic[OptionsT]):
 
     @property
     def members(self) -> tuple[Plugin, ...]:
-        """The objects whose hooks are the plugin's: its parts with theirs, then itself."""
+        """The objects whose hooks are the plugin's hooks: its parts, with the parts of these, then the plugin."""
         return (*(member for part in self._made_parts for member in part.members), self)
 
     def implements(self, hook: str) -> bool:
@@ -128,7 +129,7 @@ class Plugin(Generic[OptionsT]):
 
     @property
     def questions(self) -> dict[str, Callable[..., Any]]:
-        """The methods that are marked with :func:`question`, those of the parts included, by name."""
+        """The methods of the plugin and its parts that are marked with :func:`question`, by name."""
         return {
             name: getattr(member, name)
             for member in self.members
@@ -137,7 +138,7 @@ class Plugin(Generic[OptionsT]):
         }
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Take the options' class from ``Plugin[...]``."""
+        """Set ``Options`` to the class in ``Plugin[...]``."""
         super().__init_subclass__(**arguments)
         for base in get_original_bases(cls):
             given = get_args(base)[:1] if get_origin(base) is Plugin else ()
@@ -149,7 +150,7 @@ class Plugin(Generic[OptionsT]):
             raise PluginContractError.of(
                 self.name,
                 f"sets self.{attribute} after __init__, but plugin objects are read-only",
-                hint="keep values in client.state or server.state, and those of one round in client.scratch",
+                hint="keep values in client.state or server.state, and values of one round in client.scratch",
             )
         super().__setattr__(attribute, value)
 
@@ -179,5 +180,5 @@ def parse_options(
 
 
 def option_names(cls: type[Configurable]) -> dict[str, str]:
-    """Return the options' names for users, which can be aliases such as ``lambda``, -> the fields' names."""
+    """Return the options' names for users, which can be aliases such as ``lambda`` -> the fields' names."""
     return {field.alias or name: name for name, field in cls.Options.model_fields.items()}

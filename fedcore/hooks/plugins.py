@@ -27,10 +27,10 @@ from fedcore.hooks.declarations import KEEPS, TABLE, refuse_together
 from fedcore.hooks.plugin import BUILTIN, Plugin, patterns_of
 
 REJECTING = ("pre_aggregate", "weight", "accumulate")
-"""Hooks that see one update: RejectUpdate, or any other exception, leaves it out of the round."""
+"""Hooks that see one update. If one of them raises RejectUpdate or any other exception, the update is left out."""
 
 REPLACES = {"configure_model": "model", "pre_aggregate": "update", "pre_upload": "update"}
-"""Hooks whose result takes the place of an argument -> that argument."""
+"""Hooks whose result replaces an argument -> the argument."""
 
 
 class _Method(NamedTuple):
@@ -43,8 +43,8 @@ class _Method(NamedTuple):
 class _Call(NamedTuple):
     """One plugin's implementation of a hook.
 
-    :param methods: those of its parts, then its own.
-    :param own_view: arguments of which the plugin gets its own view, where there is one.
+    :param methods: the methods of its parts, then its own.
+    :param own_view: the arguments of which the plugin gets its own view if they have views (``scoped``).
     """
 
     plugin: Plugin
@@ -84,11 +84,14 @@ class PluginSet:
         return made
 
     def __iter__(self) -> Iterator[Plugin]:
-        """Iterate over the user's plugins, without the built-in one."""
+        """Iterate over the user's plugins, without the built-in plugin."""
         return (plugin for plugin in self.plugins if plugin.name != BUILTIN)
 
     def __getitem__(self, name: str) -> Plugin:
-        """Return the plugin of a name; KeyError where the run has none."""
+        """Return the plugin of a name.
+
+        :raises KeyError: the run has no plugin of this name.
+        """
         return self._by_name[name]
 
     def implementers(self, hook: str) -> list[Plugin]:
@@ -100,10 +103,11 @@ class PluginSet:
         return bool(self._calls[hook])
 
     def each(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
-        """Call a hook on every plugin in user order; yields (plugin, result), a None result included.
+        """Call a hook on every plugin in user order; yield (plugin, result), also for a result of None.
 
-        An argument with a ``scoped`` method reaches each plugin as its own view.
-        :raises PluginCallError: the hook raised something that is not a fedcore error.
+        Each plugin gets its own view of an argument that has a method ``scoped``.
+
+        :raises PluginCallError: the hook raised something other than a fedcore error.
         """
         for call in self._calls[hook]:
             yield call.plugin, self._invoke(call, hook, arguments)
@@ -114,14 +118,14 @@ class PluginSet:
             pass
 
     def first(self, hook: str, **arguments: Any) -> Any:
-        """Return the first result that is not None, the built-in plugin asked last."""
+        """Return the first result that is not None; the built-in plugin is called last."""
         for _, result in self.each(hook, **arguments):
             if result is not None:
                 return result
         return None
 
     def call(self, plugin_name: str, hook: str, **arguments: Any) -> Any:
-        """Call a hook on one plugin only; None where it does not implement it."""
+        """Call a hook on one plugin only; return None if the plugin does not implement it."""
         for call in self._calls[hook]:
             if call.plugin.name == plugin_name:
                 return self._invoke(call, hook, arguments)
@@ -130,7 +134,7 @@ class PluginSet:
     def question(self, plugin_name: str, method: Any) -> str:
         """Return the name of a question that a plugin asks.
 
-        :raises PluginContractError: it is no method of the plugin that is marked as one.
+        :raises PluginContractError: ``method`` is not a method of the plugin that is marked as a question.
         """
         for name, known in self._by_name[plugin_name].questions.items():
             if method == known:
@@ -140,7 +144,7 @@ class PluginSet:
         )
 
     def answer(self, plugin_name: str, question: str, **arguments: Any) -> Any:
-        """Return a plugin's answer to a question of its server's side.
+        """Return a plugin's answer to a question of its server side.
 
         :raises PluginContractError: the plugin marks no method of this name as a question.
         """
@@ -153,7 +157,7 @@ class PluginSet:
         return self._invoke(call, f"{QUESTION} {question}", arguments)
 
     def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a plugin's implementation of a hook, and join the results where it has parts."""
+        """Call a plugin's implementation of a hook, and join the results of its parts."""
         first, *others = call.methods
         result, name = self._invoke_one(call, first, hook, arguments), call.plugin.name
         for method in others:
@@ -229,9 +233,9 @@ class PluginSet:
         return any(model in plugin.reads for plugin in self if plugin_name in (None, plugin.name))
 
     def require_reads(self, model: str, plugin_name: str) -> None:
-        """Refuse a look at a frozen model that the plugin does not declare.
+        """Refuse that a plugin reads a frozen model without declaring it.
 
-        :raises PluginContractError: with what to write.
+        :raises PluginContractError: with the declaration to write.
         """
         if not self.reads(model, plugin_name):
             raise PluginContractError.of(
@@ -257,10 +261,10 @@ def match(patterns: Iterable[str], names: Iterable[str], plugin: Plugin, declara
 
 
 def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
-    """Return what implements each hook, in the order of the calls.
+    """Return the implementations of each hook, in the order of the calls.
 
-    pluggy checks the methods' signatures and orders them. The calls are ours: each plugin gets its own view of the
-    arguments, results belong to the plugin that returns them, and its time and its errors are told by its name.
+    pluggy checks the methods' signatures and orders them. fedcore makes the calls itself, because each plugin gets its
+    own view of the arguments, and because results, times and errors belong to one plugin.
     """
     manager = pluggy.PluginManager("fedcore")
     manager.add_hookspecs(hookspecs)
@@ -286,7 +290,7 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
 def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
     """Join the results of two parts of a plugin: mappings name by name, losses one after the other.
 
-    :raises PluginContractError: both have a name.
+    :raises PluginContractError: both mappings have the same name.
     """
     if not isinstance(other, Mapping):
         return [loss for found in (one, other) for loss in (found if isinstance(found, list) else [found])]
@@ -296,10 +300,10 @@ def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:
 
 
 def _where(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return the round and the client of a call; None where its arguments do not tell."""
+    """Return the round and the client of a call; None if its arguments do not tell."""
     step, server, update = arguments.get("step"), arguments.get("server"), arguments.get("update")
     client = step.client if step is not None else arguments.get("client")
-    if isinstance(client, int):  # of ``broadcast``, on the server
+    if isinstance(client, int):  # ``broadcast_to`` has an id, on the server
         return getattr(server, "round", None), client
     round_ = getattr(client or server, "round", None)
     number = getattr(client, "id", None) if client is not None else getattr(update, "client", None)
