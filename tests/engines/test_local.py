@@ -85,7 +85,7 @@ def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = open_files(os.getpid())
-    monkeypatch.setattr(transport, "pack_frame", full)
+    monkeypatch.setattr(transport, "_pieces", full)
     with pytest.raises(StorageError, match="make room"):
         local.LocalEngine(spec(tmp_path, workers=1))
     assert open_files(os.getpid()) == before
