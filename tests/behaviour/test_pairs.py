@@ -70,8 +70,7 @@ def check_pair(names, digits, tmp_path):
         return
     try:
         result = fedcore.run(config(order, out=out))
-    except PluginConflictError as error:  # found in the first step: a term on parameters of which none is shared
-        assert "it would have no effect" in str(error)
+    except PluginConflictError:  # found in the first step: a term on parameters of which none is shared
         assert not out.exists()
         return
     records = RunDirectory(result.directory).read_metrics()

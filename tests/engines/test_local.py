@@ -65,6 +65,7 @@ def test_there_are_no_more_workers_than_clients(tmp_path):
 
 
 def test_an_engine_that_does_not_start_leaves_no_process_and_no_shared_memory(tmp_path, monkeypatch):
+    local.LocalEngine(spec(tmp_path, workers=1)).close()  # the server that forks workers begins with the first one
     begun, start, before = [], local.start_worker, open_files(os.getpid())
 
     def refuse_the_second(connection):

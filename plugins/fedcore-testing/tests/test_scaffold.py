@@ -167,7 +167,7 @@ def test_what_is_written_is_typed(new, tmp_path, kind):
         (["local", "--kind", "engine"], "exists already"),
         (["ray", "--kind", "engine"], "exists already"),
         (["graph", "--kind", "dataset"], "package 'fedcore-graph' exists already"),
-        (["worker-spec", "--kind", "engine"], "means something else"),
+        (["client-site", "--kind", "engine"], "means something else"),
         (["place", "--kind", "engine"], "means something else"),
         (["plugin"], "means something else"),
         (["lambda", "--kind", "model"], "means something else"),
