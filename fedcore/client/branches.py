@@ -1,9 +1,9 @@
 """Steps of several clients as parallel branches of one captured graph.
 
 Each lane trains one client at a time, with a model and memory of its own. Steps that a graph takes for any client
-(:class:`fedcore.client.captured_steps.StepGraphs`) write to the memory of their lane only, so those of several lanes
-may run side by side: they are recorded once more, each as a branch of one graph, and one launch takes them all.
-Steps that read their client or cannot be captured are taken one after the other.
+(:class:`fedcore.client.captured_steps.StepGraphs`) write to the memory of their lane only. Steps of several lanes can
+therefore run side by side: they are recorded once more, each as a branch of one graph, and one launch takes them all.
+Steps that read their client, or that cannot be captured, are taken one after the other.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
 
 MOST_GRAPHS = 32
-"""So many combinations of steps are kept as graphs; clients of different sizes could make any number of them."""
+"""The number of combinations of steps that are kept as graphs. Clients of different sizes could make any number."""
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """An optimizer step that is to be taken next."""
+    """The optimizer step that a lane takes next."""
 
     batch: Batch
     # The random numbers of the epoch.
@@ -41,10 +41,10 @@ class PlannedStep:
 
 
 def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedStep]:
-    """Yield the steps of local epochs, each to be taken before the next is asked for.
+    """Yield the steps of local epochs. The caller takes each step before it asks for the next one.
 
-    It is :func:`fedcore.client.loop.train`, turned inside out: several clients train in turn, so each has random
-    numbers of its own that wait between its steps.
+    This is :func:`fedcore.client.loop.train`, turned inside out. Several clients train in turn, so each has random
+    numbers of its own, which wait between its steps.
     """
     for epoch in epochs:
         session.begin_epoch(epoch)
@@ -55,13 +55,13 @@ def planned(session: LocalSession, epochs: Iterable[int]) -> Iterator[PlannedSte
 
 
 Combination = tuple[tuple[int, Key], ...]
-"""By lane, the step that it takes."""
+"""Pairs of a lane and the step that it takes."""
 
 
 class Branches:
     """The graphs that take steps of several lanes at once.
 
-    :param lanes: the captured steps of each lane; all record with the same recorder.
+    :param lanes: the captured steps of each lane. All of them use the same recorder.
     """
 
     def __init__(self, lanes: Sequence[StepGraphs]) -> None:
@@ -74,7 +74,10 @@ class Branches:
             self._lanes[lane].take_step(step.batch)
 
     def together(self, steps: Mapping[int, PlannedStep]) -> set[int]:
-        """Take the steps that one graph takes, by lane; returns their lanes."""
+        """Take the steps that one graph can take; return their lanes.
+
+        :param steps: the next step of each lane.
+        """
         ready: dict[int, Captured] = {}
         keys: list[tuple[int, Key]] = []
         for lane, step in steps.items():
@@ -100,7 +103,7 @@ class Branches:
         return set() if launch is None or isinstance(launch, str) else {*ready}
 
     def _begin_round(self, session: LocalSession) -> None:
-        """Drop the graphs that no client of a session's round can take."""
+        """Drop the graphs that no client of this session's round can use."""
         self._graphs = {
             combination: launch
             for combination, launch in self._graphs.items()
@@ -108,14 +111,14 @@ class Branches:
         }
 
     def _note(self, combination: Combination, launch: LaunchBranches | str) -> None:
-        """Keep a graph, and drop the oldest of too many."""
+        """Keep a graph; drop the oldest graphs if there are too many."""
         self._graphs.pop(combination, None)
         while len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         self._graphs[combination] = launch
 
     def _record(self, steps: Sequence[tuple[PlannedStep, Captured]]) -> LaunchBranches | str:
-        """Record steps as branches and take them; returns REFUSED where that cannot be done."""
+        """Record steps as branches and take them; return REFUSED if they cannot be recorded."""
         counts = [dict(step.batch.session.losses.counts) for step, _ in steps]
         branches, streams = [], [step.stream for step, _ in steps]
         for step, captured in steps:

@@ -1,11 +1,11 @@
-"""A step runner for CUDA: steps are captured as graphs, recorded once, replayed in one launch.
+"""A step runner for CUDA: a step is recorded once as a graph, then replayed in one launch.
 
-A replay runs no Python, so a graph may be replayed only where the hooks would do the same again. A step that is taken
-for the first time therefore shows its hooks a :class:`WatchedStep`, which notes whether they read the round, the epoch,
-the client or the batch. A graph is valid while the learning rate stays the same, for one round, or for one client's
-session, according to what they read. A step whose hooks read the batch is never captured, and neither is one that
-rebinds tensors of the client's ``scratch`` or ``state`` (updates in place are fine). The first step of a kind runs
-eagerly, which also warms the libraries up; the second is captured.
+A replay runs no Python. A graph may be replayed only if the hooks would do the same again. The first step of a kind
+therefore shows its hooks a :class:`WatchedStep`, which notes whether they read the round, the epoch, the client or the
+batch. According to these notes, a graph is valid while the learning rate stays the same, for one round, or for one
+client's session. A step whose hooks read the batch is never captured. Nor is a step that rebinds tensors of the
+client's ``scratch`` or ``state``; it may update them in place. The first step of a kind runs eagerly, which also warms
+the libraries up. The second is captured.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ OF_STEP = {
     "epoch": "epoch",
     "random": "batch",
 }
-"""Attribute of a step -> what a hook reads by it, as its value would be compiled into a graph."""
+"""Attribute of a step -> the kind of value that a hook reads with it. A graph would fix this value."""
 
 OF_CLIENT = {"steps", "forward", "gradients"}
 """Attributes of a step's client that change from batch to batch."""
 
 
 class WatchedStep(BatchStep):
-    """What a plugin sees of one mini-batch, and a note of what it reads.
+    """A step that notes what the plugin reads.
 
-    :param reads: gets ``round``, ``client``, ``epoch`` or ``batch``.
+    :param reads: the notes: ``round``, ``client``, ``epoch`` or ``batch`` are added to it.
     """
 
     def __init__(self, reads: set[str], batch: Batch, outputs: Outputs) -> None:
@@ -76,7 +76,7 @@ class WatchedStep(BatchStep):
 
 
 class WatchedClient(SessionContext):
-    """What a plugin sees of a step's client, with the same notes."""
+    """The client of a step, with the same notes as :class:`WatchedStep`."""
 
     def __init__(self, reads: set[str], session: LocalSession, plugin: str) -> None:
         super().__init__(session, plugin)
@@ -90,14 +90,14 @@ class WatchedClient(SessionContext):
 
 
 def take_watched_step(session: LocalSession, batch: Batch) -> set[str]:
-    """Take a step; returns which of ``round``, ``client``, ``epoch`` and ``batch`` its hooks read."""
+    """Take a step; return which of ``round``, ``client``, ``epoch`` and ``batch`` its hooks read."""
     reads: set[str] = set()
     take_step(session, batch, partial(WatchedStep, reads))
     return reads
 
 
 class Kind(NamedTuple):
-    """The constants that are compiled into a graph, apart from what hooks read."""
+    """The constants in a graph, apart from the values that hooks read."""
 
     batch_size: int
     lr: float
@@ -110,7 +110,7 @@ class Kind(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A kind of step with the values that its hooks read; None for a value that they did not read."""
+    """A kind of step with the values that its hooks read; None for values that they did not read."""
 
     kind: Kind
     session: LocalSession | None = None
@@ -119,7 +119,10 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, reads: Collection[str]) -> Key:
-        """Return the key of the step on a batch whose hooks read this."""
+        """Return the key of the step on a batch.
+
+        :param reads: the kinds of values that its hooks read.
+        """
         session = batch.session
         return cls(
             Kind.of(batch),
@@ -139,13 +142,13 @@ class Key(NamedTuple):
 
 
 def captures(config: RunConfig, device: torch.device, dataset: Dataset) -> bool:
-    """Return whether training steps are captured: on CUDA, where all batches of one size have the same shapes."""
+    """Return whether training steps are captured: on CUDA, if all batches of one size have the same shapes."""
     return device.type == "cuda" and config.capture and dataset.train.fixed_shape
 
 
 @dataclass
 class Captured:
-    """A recorded step, the tensors that it reads its batch from, and the losses that it adds to."""
+    """A recorded step, with the tensors from which it reads its batch, and the losses that it adds."""
 
     launch: Launch
     batch: Picked
@@ -172,14 +175,14 @@ class StepGraphs:
         self._steps: dict[Kind, dict[Key, Captured | str]] = {}
 
     def begin_round(self, round: int, lr: float) -> None:
-        """Drop the steps that were captured for an earlier round or another learning rate; a graph holds memory.
+        """Drop the steps that were captured for an earlier round or another learning rate: a graph holds memory.
 
-        :param lr: the round's, which all its clients have.
+        :param lr: the learning rate of the round, which is the same for all its clients.
         """
         self._keep(lambda key: key.serves(round, lr))
 
     def forget(self, session: LocalSession) -> None:
-        """Drop the steps of a session that has ended, or whose frozen outputs and momentum are allocated again."""
+        """Drop the steps of a session that has ended, or that allocates its frozen outputs and momentum again."""
         self._keep(lambda key: key.session is not session)
 
     def _keep(self, which: Callable[[Key], bool]) -> None:
@@ -192,7 +195,7 @@ class StepGraphs:
             self.take_step(batch)
 
     def take_step(self, batch: Batch) -> None:
-        """Take one optimizer step: replay a captured one, capture one that was seen before, else run it eagerly."""
+        """Take one optimizer step: replay a captured step, capture a step that was seen before, else run it eagerly."""
         session, (key, step) = batch.session, self.find(batch)
         if isinstance(step, Captured):
             step.take(batch.picked)
@@ -208,7 +211,7 @@ class StepGraphs:
                 self._steps.setdefault(key.kind, {})[Key.of(batch, reads)] = REFUSED if "batch" in reads else SEEN
 
     def find(self, batch: Batch) -> tuple[Key, Captured | str | None]:
-        """Return what is known of the step on a batch, with the values for which it holds."""
+        """Return the key of the step on a batch, and its captured form, SEEN or REFUSED; None for a new step."""
         kind = Kind.of(batch)
         for key, step in self._steps.get(kind, {}).items():
             if key.fits(batch):
@@ -216,7 +219,7 @@ class StepGraphs:
         return Key(kind), None
 
     def _capture(self, session: LocalSession, batch: Batch) -> Captured | str:
-        """Record a step and take it; returns REFUSED where it cannot be captured."""
+        """Record a step and take it; return REFUSED if it cannot be captured."""
         own = batch.picked.clone()
         before, counts, names = held(session), dict(session.losses.counts), set(session.losses.sums)
         session.training.optimizer.zero_grad()
@@ -232,14 +235,14 @@ class StepGraphs:
             return REFUSED
         launch()
         if not same(before, held(session)) or session.losses.sums.keys() != names:
-            session.scratch["fedcore"]["step"] = launch  # its memory pool holds tensors that hooks refer to
+            session.scratch["fedcore"]["step"] = launch  # kept: its memory pool holds tensors that hooks refer to
             return REFUSED
         took = tuple(name for name, count in session.losses.counts.items() if count > counts.get(name, 0))
         return Captured(launch, own, took)
 
 
 def held(session: LocalSession) -> dict[tuple[str, str], Any]:
-    """Return the plugins' values of this client, by plugin and name, to be compared with :func:`same`."""
+    """Return the plugins' values of this client, by plugin and name; :func:`same` compares them."""
     found: dict[tuple[str, str], Any] = {}
     for plugin in session.scratch:
         found.update({(plugin, f"scratch/{name}"): value for name, value in session.scratch[plugin].items()})
@@ -248,7 +251,7 @@ def held(session: LocalSession) -> dict[tuple[str, str], Any]:
 
 
 def _marked(value: Any, device: torch.device) -> Any:
-    """Return a value in a form that reveals changes which no graph records."""
+    """Return a value in a form that shows changes that a graph does not record."""
     if isinstance(value, list):
         return tuple(_marked(item, device) for item in value)
     if isinstance(value, Tensor) and value.device.type != device.type:

@@ -1,4 +1,4 @@
-"""What plugins see of one client."""
+"""The client as its plugins see it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from fedcore.models.split import evaluating
 
 
 def context_of(session: LocalSession, plugin: str) -> ClientContext:
-    """Return what one plugin sees of a session's client, the same object for the whole session."""
+    """Return the client of a session as one plugin sees it. The object is the same for the whole session."""
     if plugin not in session.contexts:
         session.contexts[plugin] = SessionContext(session, plugin)
     return session.contexts[plugin]
 
 
 class SessionContext(View, ClientContext):
-    """What one plugin sees of a session's client; documented in :class:`fedcore.hooks.contexts.ClientContext`."""
+    """The client of a session, as one plugin sees it; see :class:`fedcore.hooks.contexts.ClientContext`."""
 
     _argument = "client"
-    _instead = "keep values by name: client.state['name'] = value, or client.scratch for those of this round"
+    _instead = "keep values by name: client.state['name'] = value, or client.scratch for values of this round"
     _plugin: str
 
     def __init__(self, session: LocalSession, plugin: str) -> None:
@@ -118,7 +118,8 @@ class SessionContext(View, ClientContext):
         state = own.state_dict()
         unknown = sorted(set(weights) - set(state))
         if unknown:
-            raise PluginContractError.of(self._plugin, f"gives client.network {unknown[0]!r}, which the model has not")
+            found = f"passes {unknown[0]!r} to client.network, but the model has no such tensor"
+            raise PluginContractError.of(self._plugin, found)
         copy_into(state, weights)
         return own.eval()
 

@@ -1,8 +1,9 @@
-"""The evaluation protocols, each under its own name.
+"""The evaluation protocols.
 
-``global``: the global model on the server's test set. ``global_local``: the global model on each client's
-held-out part. ``personal``: each client's own model on its held-out part. ``personal_global``: each client's own
-model on the server's test set.
+- ``global``: the global model on the server's test set.
+- ``global_local``: the global model on each client's held-out part.
+- ``personal``: each client's own model on its held-out part.
+- ``personal_global``: each client's own model on the server's test set.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from fedcore.models.placement import forward_chunk
 SILHOUETTE_SAMPLES = 2000
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Quantiles of the clients' accuracies that are recorded for any number of clients."""
+"""The quantiles of the clients' accuracies that are recorded, whatever the number of clients is."""
 
 MAX_CONFUSION = 100
-"""Up to this many classes, a finished run's summary has confusion matrices."""
+"""A finished run's summary has confusion matrices for at most this many classes."""
 
 MAX_PER_CLIENT = 1000
-"""Up to this many clients, every evaluated round records each client's accuracy."""
+"""An evaluated round records each client's accuracy for at most this many clients."""
 
 
 class Counted:
-    """Counts of a model on samples, on the device, where they may still be computed."""
+    """Counts of a model on samples. They are on the device, which may still compute them."""
 
     def __init__(self, counts: tuple[Tensor, ...]) -> None:
         self._counts = counts
@@ -57,7 +58,7 @@ class Counted:
 
 
 def evaluate(model: nn.Module, samples: Samples, num_classes: int, device: torch.device, **how: Any) -> dict[str, Any]:
-    """Return what :func:`count` counts: ``correct`` and ``total`` per class, and the summed cross-entropy."""
+    """Return the counts of :func:`count`: ``correct`` and ``total`` per class, and the summed cross-entropy."""
     return count(model, samples, num_classes, device, **how).read()
 
 
@@ -71,12 +72,12 @@ def count(
     threads: int = 1,
     confusion: bool = False,
 ) -> Counted:
-    """Count on samples how often a model is right per class, and sum its cross-entropy.
+    """Count how often a model is right on samples of each class, and sum its cross-entropy.
 
-    Chunks are fixed and added in order, each computed by one thread, so that the result does not depend on the
-    number of threads.
+    Chunks are fixed, each is computed by one thread, and they are added in order. The result therefore does not depend
+    on the number of threads.
 
-    :param confusion: count ``confusion``, also: a row per class, in it the samples by predicted class.
+    :param confusion: count ``confusion``, too: a row per class with its samples by predicted class.
     """
     model.eval()
     positions = torch.arange(len(samples)) if indices is None else indices
@@ -107,7 +108,7 @@ def count(
 def _logits(output: Any, batch: int, num_classes: int) -> Tensor:
     """Return the logits of a model's output.
 
-    :raises ValueError: the output is not (features, logits), or the logits have another shape.
+    :raises ValueError: the output is not (features, logits), or the logits do not have the shape (B, C).
     """
     if not (isinstance(output, (tuple, list)) and len(output) == 2 and isinstance(output[1], Tensor)):
         raise ValueError(f"its forward returned {type(output).__name__}, expected (features, logits)")
@@ -122,7 +123,7 @@ def _side_by_side(
 ) -> list[tuple[Tensor, ...]]:
     if threads == 1 or len(chunks) < 2:
         return [function(chunk) for chunk in chunks]
-    # OpenMP's setting is per thread.
+    # OpenMP's number of threads is a setting of each thread, so every thread of the pool sets its own.
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return list(pool.map(function, chunks))
 
@@ -150,18 +151,18 @@ def rates(counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loss(value: float) -> dict[str, Any]:
-    """Return a mean loss; None and the reason where it is not finite, which JSON cannot express."""
+    """Return a mean loss. If it is not finite, which JSON cannot express, return None and the reason."""
     return {"loss": value} if math.isfinite(value) else {"loss": None, "loss_reason": "the loss is not finite"}
 
 
 def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, meta: Mapping[str, Any]) -> Evaluation:
     """Evaluate one client, whose session is loaded.
 
-    Where the model of a plugin's ``personal_model`` fails, the protocols of own models have no counts.
+    If the model of a plugin's ``personal_model`` fails, the protocols of own models have no counts.
 
-    :param held_out: the client's held-out samples, positions in the training set, int64 (m,).
-    :param meta: the task's ``protocols``, whether the client ``took_part`` in training before, and whether
-        ``confusion`` is to be counted for its own model.
+    :param held_out: the client's held-out samples, as positions in the training set, int64 (m,).
+    :param meta: the task's ``protocols``; ``took_part``, whether the client trained before; ``confusion``, whether to
+        count the confusion matrix of its own model.
     """
     working = session.working
     on_client = (dataset.train, held_out)
@@ -181,7 +182,7 @@ def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, m
         model = own_model(session, took_part=meta["took_part"])
         with _blaming_plugin(session, model):
             own = counts(model, "personal", "personal_global", confusion=meta["confusion"])
-            # An infinite loss is no sign of a broken model: a model may rule a class out.
+            # An infinite loss does not mean a broken model: a model may rule a class out.
             if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
                 raise ValueError("its logits are nan")
         found |= own
@@ -192,7 +193,7 @@ def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, m
 
 
 def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
-    """Return a client's own model: that of ``personal_model`` if it took part in training, else the one loaded.
+    """Return a client's own model: the result of ``personal_model`` if it trained before, else the loaded model.
 
     :raises PluginCallError: the hook raised.
     """
@@ -202,7 +203,7 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
 
 @contextmanager
 def _blaming_plugin(session: LocalSession, model: nn.Module) -> Iterator[None]:
-    """Evaluate a model in a block; if it is that of ``personal_model``, the plugin is named in what it raises."""
+    """Name the plugin in errors of a block that evaluates a model from ``personal_model``."""
     try:
         yield
     except FedcoreError:

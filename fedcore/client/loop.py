@@ -1,6 +1,6 @@
-"""Local training: the loop over local epochs and batches, one optimizer step, and what plugins see of a mini-batch.
+"""Local training: the loop over local epochs and batches, one optimizer step, and the mini-batch as plugins see it.
 
-Every method trains through :func:`train`; methods differ in the hooks that a step calls.
+Every method trains through :func:`train`. Methods differ in the hooks that a step calls.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from fedcore.models import Outputs, SplitModel
 
 @dataclass(eq=False)
 class Batch:
-    """One mini-batch of one client, on which a step is taken; shared by the views of all plugins."""
+    """One mini-batch of one client, for one step. The views of all plugins share it."""
 
     session: LocalSession
     epoch: int
-    # Of the batch in the epoch, from 0.
     number: int
+    """The batch's number in the epoch, from 0."""
     picked: Picked
     _frozen: dict[str, Outputs | None] = field(default_factory=dict, init=False)
 
     @cached_property
     def x(self) -> Any:
-        """The model's input, gathered when a step first reads it."""
+        """The model's input. It is gathered when a step first reads it."""
         return self.session.data.inputs_of(self.picked)
 
     def part(self, rows: Tensor | slice | None) -> Batch:
-        """Return a batch of some rows of this one, for another pass of the same step; None for all rows."""
+        """Return a batch with some rows of this one, for another pass of the same step; None means all rows."""
         if rows is None:
             return self
         some = (None if part is None else part[rows] for part in self.picked)
         return replace(self, picked=Picked(*some))  # type: ignore[arg-type]
 
     def frozen(self, name: str) -> Outputs | None:
-        """Return a frozen model's outputs on this batch, computed at most once."""
+        """Return a frozen model's outputs on this batch; they are computed at most once."""
         if name not in self._frozen:
             model, data = self.session.working.frozen[name], self.session.data
             if not model.present:
@@ -64,15 +64,15 @@ class Batch:
 
 
 RunSteps = Callable[[LocalSession, Iterable[Batch]], None]
-"""A step runner: takes one step on each batch of a local epoch, before it draws the next one.
+"""A step runner. It takes a step on each batch of a local epoch before it draws the next batch.
 
-This is the one seam for speed. :func:`run_steps` is the plain runner, ``captured_steps`` replays CUDA graphs; the lanes
+This is the one seam for speed. :func:`run_steps` is the plain runner. ``captured_steps`` replays CUDA graphs. The lanes
 of ``branches`` drive several sessions, and take their batches from :func:`batches`.
 """
 
 
 def train(session: LocalSession, epochs: Iterable[int], run_steps: RunSteps) -> None:
-    """Train local epochs of one client; leaves the model in eval mode."""
+    """Train one client for some local epochs. The model is in eval mode afterwards."""
     for epoch in epochs:
         session.begin_epoch(epoch)
         with random_stream(session.epoch_seed(epoch), session.working.device):
@@ -81,9 +81,9 @@ def train(session: LocalSession, epochs: Iterable[int], run_steps: RunSteps) -> 
 
 
 def batches(session: LocalSession, epoch: int) -> Iterator[Batch]:
-    """Yield the batches of a local epoch and count their steps; with ``--local-steps`` it ends with the last step.
+    """Yield the batches of a local epoch, and count their steps. With ``--local-steps`` it ends after the last step.
 
-    Batches that are too small are left out, but numbered.
+    Batches that are too small are left out, but they have a number.
     """
     data, work = session.data, session.work
     order = torch.randperm(len(data), generator=session.generator(f"shuffle/{epoch}"))
@@ -103,13 +103,13 @@ def run_steps(session: LocalSession, batches: Iterable[Batch]) -> None:
 
 
 ViewOf = Callable[[Batch, Outputs], "BatchStep"]
-"""Makes what plugins see of a batch and the model's outputs on it."""
+"""Makes the step that plugins see, from a batch and the model's outputs on it."""
 
 
 def take_step(session: LocalSession, batch: Batch, view: ViewOf | None = None) -> None:
     """Take one optimizer step.
 
-    :param view: default :class:`BatchStep`.
+    :param view: makes the step that plugins see; default :class:`BatchStep`.
     """
     view, plugins, training = view or BatchStep, session.plugins, session.training
     changes = plugins.implements("gradients")
@@ -134,14 +134,14 @@ def take_step(session: LocalSession, batch: Batch, view: ViewOf | None = None) -
 
 
 def _forward(session: LocalSession, batch: Batch, view: ViewOf, *, record: bool = True) -> tuple[BatchStep, Tensor]:
-    """Take the forward pass of a batch; returns what plugins see of it, and its objective."""
+    """Take the forward pass of a batch; return the step that plugins see, and the objective."""
     with session.autocast():
         step = view(batch, Outputs(*session.working.module(batch.x)))
         return step, objective(session, step, record=record)
 
 
 def _edited(session: LocalSession) -> PluginContractError:
-    """Return what to say where autograd finds a tensor edited that it needs; it does not know by whom."""
+    """Return the error for a tensor that autograd needs and that was edited. Autograd does not know who edited it."""
     hooks = [
         f"plugin {plugin.name!r} hook {hook}"
         for hook in ("task_loss", "local_loss")
@@ -165,7 +165,7 @@ def _change_gradients(session: LocalSession, step: BatchStep) -> None:
 
 
 class BatchStep(View, Step):
-    """What a plugin sees of one mini-batch; documented in :class:`fedcore.hooks.contexts.Step`."""
+    """One mini-batch, as one plugin sees it; see :class:`fedcore.hooks.contexts.Step`."""
 
     _argument = "step"
     _instead = "compute with a variable of your own, and return a loss from task_loss or local_loss"
@@ -190,7 +190,7 @@ class BatchStep(View, Step):
 
     def _with(self, **changes: Any) -> BatchStep:
         view = object.__new__(type(self))
-        vars(view).update(vars(self), **changes)  # not one by one: made for each batch and hook
+        vars(view).update(vars(self), **changes)  # at once, for speed: a view is made for each batch and hook
         return view
 
     @property
@@ -232,7 +232,7 @@ class BatchStep(View, Step):
     @override
     def parameters(self) -> list[nn.Parameter]:
         session = self._batch.session
-        if not session.training.shared:  # none in this epoch, or in the whole run
+        if not session.training.shared:  # in this epoch, or in the whole run
             require_shared(session.plugins, session.working.layout, self._plugin)
         return session.training.shared
 

@@ -1,9 +1,8 @@
-"""What the server and its clients send each other, and the protocol of the engines that carry it.
+"""The messages between the server and its clients, and the protocol of the engines that carry them.
 
-In the server's process a message is handed over as it is. An engine whose clients are in other processes packs it into
-named tensors and JSON, sends these, and unpacks them there: once each, by the functions below, where each packing
-function stands next to its inverse. Groups of tensors are joined into names ``group/name`` by
-:func:`fedcore.base.tensors.flatten`.
+In the server's process a message is handed over unchanged. An engine whose clients are in other processes packs it into
+named tensors and JSON once, sends these, and unpacks them once in the other process. Each packing function below stands
+next to its inverse. :func:`fedcore.base.tensors.flatten` joins groups of tensors into names ``group/name``.
 """
 
 from __future__ import annotations
@@ -32,53 +31,51 @@ FailureKind = Literal[
     "dropped",
     "deadline",
 ]
-"""Why a task has no result; ``diverged`` is a loss or a model that is not finite. The last three come from
-the simulated system (:mod:`fedcore.server.system`)."""
+"""Why a task has no result.
+
+``diverged`` is a loss or a model that is not finite. The last three kinds come from the simulated system
+(:mod:`fedcore.server.system`).
+"""
 
 
 @dataclass(frozen=True)
 class ClientTask:
-    """One piece of work for one client.
-
-    :param id: unique in a run; the server finds the task of an outcome by it.
-    :param session: name of the client's training between ``fit_begin`` and its last ``fit_resume``.
-    :param version: of the client's state to start from; None for the empty one.
-    :param shared: key of the shared payload, which the engine received with ``share``.
-    :param tensors: what goes to this client alone.
-    :param compute: makes the tensors when an engine sends the task, so that no more tasks' tensors are in memory than
-        are sent at once; see :meth:`complete`.
-    """
+    """One piece of work for one client."""
 
     id: str
+    """Unique in a run. The server uses it to find the task of an outcome."""
     kind: TaskKind
     client: int
     round: int
     session: str | None = None
+    """The name of the client's training from ``fit_begin`` to its last ``fit_resume``."""
     version: int | None = None
+    """The version of the client's state to start from; None for the empty state."""
     shared: str | None = None
+    """The key of the shared payload, which the engine received with ``share``."""
     tensors: Tensors = field(default_factory=dict)
+    """The tensors for this client alone."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     compute: Callable[[], Tensors] | None = None
+    """Makes the tensors when an engine sends the task, so that only the tensors of tasks in flight take memory."""
 
     def complete(self) -> ClientTask:
-        """Return the task with its tensors; an engine calls this once, when it sends the task."""
+        """Return the task with its tensors. An engine calls this once, when it sends the task."""
         return self if self.compute is None else replace(self, tensors=self.compute(), compute=None)
 
 
 @dataclass(frozen=True)
 class SharedPayload:
-    """What a round or an evaluation sends to all clients.
-
-    :param model: the shared parameters and buffers.
-    :param received: the broadcasts, by plugin.
-    :param lr: the round's learning rate.
-    :param fixed: digest of the parameters that do not travel; empty without any.
-    """
+    """The tensors that a round or an evaluation sends to all clients."""
 
     model: Tensors
+    """The shared parameters and buffers."""
     received: Mapping[str, Tensors]
+    """The broadcasts, by plugin."""
     lr: float
+    """The learning rate of the round."""
     fixed: str = ""
+    """The digest of the parameters that do not travel; empty if all travel."""
 
     def copy_to(self, placement: Placement) -> SharedPayload:
         """Return a copy in the device's own memory."""
@@ -92,7 +89,7 @@ class SharedPayload:
 
 @dataclass(frozen=True)
 class Pause:
-    """A client waits at an exchange, before a local epoch, and shows these tensors of its model."""
+    """A client waits at an exchange, before a local epoch. It sends these tensors of its model."""
 
     epoch: int
     tensors: Tensors
@@ -107,10 +104,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A client's counts by protocol, and why its own model has none; empty where it has."""
+    """A client's counts by protocol."""
 
     counts: dict[str, Any]
     failed: str = ""
+    """Why the client's own model could not be evaluated; empty if it could."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class ClientFailure:
 
 
 Outcome = ClientUpdate | Pause | Reply | Evaluation | ClientFailure
-"""What becomes of a task: the first two of training, then of a question and of an evaluation, the last of any."""
+"""The outcome of a task: of training, an update or a pause; of a question, a reply; an evaluation; or a failure."""
 Pair = tuple[ClientTask, Outcome]
 
 
@@ -130,22 +128,22 @@ class Engine(Protocol):
     """Runs client tasks: exactly one outcome per task. A failure of a client is an outcome, never an exception."""
 
     workers: int
-    """How many tasks run side by side."""
+    """The number of tasks that run side by side."""
 
     def share(self, key: str, payload: SharedPayload) -> None:
-        """Make a payload available to all clients under a key, sent once."""
+        """Make a payload available to all clients under a key. It is sent once."""
 
     def unshare(self, key: str) -> None:
-        """Drop a shared payload; idempotent."""
+        """Drop a shared payload. A second call does nothing."""
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
-        """Run tasks in the given order of dispatch and yield each with its outcome as it finishes.
+        """Dispatch tasks in the given order; yield each with its outcome when it finishes.
 
-        :param window: dispatch pauses while this many finished tasks wait for an earlier one; None: never.
+        :param window: dispatch pauses while this many finished tasks wait for an earlier one. None: it never pauses.
         """
 
     def close(self) -> None:
-        """Stop all workers and free the shared payloads; idempotent."""
+        """Stop all workers and free the shared payloads. A second call does nothing."""
 
 
 def pack_task(task: ClientTask) -> tuple[Tensors, dict[str, Any]]:
@@ -156,7 +154,7 @@ def pack_task(task: ClientTask) -> tuple[Tensors, dict[str, Any]]:
 
 
 def unpack_task(tensors: Tensors, meta: Mapping[str, Any]) -> ClientTask:
-    """Join what :func:`pack_task` split."""
+    """Join a task that :func:`pack_task` split."""
     return ClientTask(**meta, tensors=tensors)
 
 
@@ -167,7 +165,7 @@ def pack_shared(payload: SharedPayload) -> tuple[Tensors, dict[str, Any]]:
 
 
 def unpack_shared(tensors: Tensors, meta: Mapping[str, Any]) -> SharedPayload:
-    """Join what :func:`pack_shared` split."""
+    """Join a payload that :func:`pack_shared` split."""
     groups = unflatten(tensors)
     return SharedPayload(groups.get("model", {}), unflatten(groups.get("received", {})), meta["lr"], meta["fixed"])
 
@@ -186,9 +184,9 @@ def pack_outcome(outcome: Outcome) -> tuple[Tensors, dict[str, Any]]:
 
 
 def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
-    """Join what :func:`pack_outcome` split; the server checks what the outcome says (:mod:`fedcore.server.validation`).
+    """Join an outcome that :func:`pack_outcome` split. :mod:`fedcore.server.validation` checks its content.
 
-    :raises ValueError: these are no parts of an outcome.
+    :raises ValueError: these are not the parts of an outcome.
     """
     groups, values = unflatten(tensors), dict(meta)
     try:
@@ -199,8 +197,8 @@ def unpack_outcome(tensors: Tensors, meta: Mapping[str, Any]) -> Outcome:
         elif cls in (Pause, Reply):
             groups.setdefault("tensors", {})
         outcome: Outcome = cls(**groups, **values)
-    except (KeyError, TypeError) as error:  # a name is missing, unknown or there twice
-        raise ValueError(f"no outcome of a task: {error}") from error
+    except (KeyError, TypeError) as error:  # a name is missing, unknown or repeated
+        raise ValueError(f"not an outcome of a task: {error}") from error
     return outcome
 
 
@@ -208,13 +206,13 @@ _STORAGE = {cls.__name__: cls for cls in (RunDirectoryError, StorageError)}
 
 
 def pack_error(error: FedcoreError) -> dict[str, Any]:
-    """Return an error that ends the run as JSON."""
+    """Return an error that ends the run, as JSON."""
     where = {"plugin": getattr(error, "plugin", None), "hook": getattr(error, "hook", None)}
     return {"type": type(error).__name__, "message": str(error), **where}
 
 
 def unpack_error(meta: Mapping[str, Any]) -> FedcoreError:
-    """Return the error that :func:`pack_error` was given; a type other than those of storage is a contract error."""
+    """Return an error that :func:`pack_error` packed. Any type but an error of storage becomes a contract error."""
     if meta["type"] in _STORAGE:
         return _STORAGE[meta["type"]](meta["message"])
     return PluginContractError(meta["message"], plugin=meta["plugin"], hook=meta["hook"])

@@ -1,4 +1,4 @@
-"""The local objective of a step, checked and added up, and its gradient at other weights or on some rows of a batch."""
+"""The local objective of a step, with checks of its terms, and its gradient at other weights or on some rows."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SHARED = ("y", "features", "logits")
 
 
 def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tensor:
-    """Return task_scale * task + sum of weight * value; a part of weight exactly 0 is left out, and not recorded.
+    """Return task_scale * task + sum of weight * value. A part with weight 0 is left out, and is not recorded.
 
-    :param record: whether the parts are added to the client's losses.
-    :raises PluginContractError: a hook returned something else, or edited a tensor that other plugins see.
+    :param record: whether to add the parts to the client's losses.
+    :raises PluginContractError: a hook returned a wrong type or shape, or edited a tensor that other plugins see.
     """
     versions = _versions(step)
     task = _task_loss(session, step, versions)
@@ -52,7 +52,7 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
 
 
 def _task_loss(session: LocalSession, step: Step, versions: list[int]) -> Tensor:
-    """Return the task loss of the one plugin that replaces it, or cross-entropy."""
+    """Return the task loss of the plugin that replaces it, or cross-entropy."""
     for plugin, value in session.plugins.each("task_loss", step=step):
         _check_unedited(plugin, "task_loss", step, versions)
         if value is not None:
@@ -63,7 +63,7 @@ def _task_loss(session: LocalSession, step: Step, versions: list[int]) -> Tensor
 
 
 def _versions(step: Step) -> list[int]:
-    """Return how often torch saw the shared tensors edited; it costs no look at their values."""
+    """Return how often the shared tensors were edited. torch counts this, so that nobody reads their values."""
     return [step.y._version, step.features._version, step.logits._version]
 
 
@@ -97,16 +97,16 @@ def _broken(plugin: Plugin, hook: str, step: Step, found: str, **more: str) -> P
 
 
 Rows = Tensor | slice | None
-"""Positions in a batch; None for all."""
+"""Positions in a batch; None for the whole batch."""
 
 
 class SecondPass:
     """Takes further passes of one step, for the hook ``gradients``.
 
-    A pass leaves no trace: weights, buffers, the plugins' notes and the random stream are afterwards as the first pass
-    left them. All of it is copied on the device, so the whole step can be captured.
+    A pass leaves no trace: afterwards the weights, the buffers, the plugins' notes and the random stream are as after
+    the first pass. All copies are on the device, so that the whole step can be captured.
 
-    :param evaluate: takes the forward pass on rows of the batch; returns the objective, of which nothing is recorded.
+    :param evaluate: takes the forward pass on rows of the batch; returns the objective without recording it.
     :param before: the :func:`random_state` before the first pass.
     """
 
@@ -118,11 +118,11 @@ class SecondPass:
 
     @property
     def draws(self) -> bool:
-        """Whether the first pass drew random numbers; a graph cannot set their state, so no such step is captured."""
+        """Whether the first pass drew random numbers. A graph cannot set their state: such a step is not captured."""
         return self._before is not None
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
-        """Return the gradient of the whole objective by name; documented in :class:`fedcore.hooks.contexts.Step`."""
+        """Return the gradient of the whole objective by name; see :class:`fedcore.hooks.contexts.Step`."""
         trained = trained_parameters(self._session)
         self._check(weights, trained)
         with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
@@ -141,7 +141,7 @@ class SecondPass:
 
     @contextmanager
     def _undisturbed(self, trained: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Load weights for a block; afterwards they, the buffers and the plugins' notes are as they were."""
+        """Load weights for a block. Afterwards restore the weights, the buffers and the plugins' notes."""
         session = self._session
         notes = {plugin: dict(values) for plugin, values in session.scratch.items()}
         replaced = [trained[name] for name in weights]
@@ -155,7 +155,7 @@ class SecondPass:
         finally:
             with torch.no_grad():
                 for tensor, (value, version) in zip(kept, values):
-                    # A tensor on another device is touched only if a term edited it: a capture takes edits for changes.
+                    # On another device only edited tensors are restored: a capture would see each copy as a change.
                     if tensor.device == session.working.device or tensor._version != version:
                         tensor.copy_(value)
             for plugin, noted in session.scratch.items():
@@ -164,7 +164,7 @@ class SecondPass:
 
     @contextmanager
     def _same_numbers(self) -> Iterator[None]:
-        """Draw the first pass's random numbers again in a block, so that dropout drops the same."""
+        """Draw the random numbers of the first pass again in a block, so that dropout drops the same units."""
         if self._before is None:
             yield
             return
@@ -178,14 +178,14 @@ class SecondPass:
 
 
 def trained_parameters(session: LocalSession) -> dict[str, nn.Parameter]:
-    """Return the model's parameters that the current step trains, by name, in the model's order."""
+    """Return the parameters of the model that the current step trains, by name, in the model's order."""
     return {name: p for name, p in session.working.parameters.items() if p.requires_grad}
 
 
 def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str, Tensor]) -> None:
-    """Replace the model's gradients by a plugin's; a parameter that is left out is not updated.
+    """Replace the model's gradients by a plugin's gradients. Parameters that it leaves out are not updated.
 
-    :raises PluginContractError: a name or a shape that does not fit.
+    :raises PluginContractError: a name or a shape does not fit.
     """
     trained = {name: p for name, p in trained_parameters(session).items() if p.grad is not None}
     names = "the names that it was given"
@@ -198,7 +198,7 @@ def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str,
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested mappings and sequences that can be edited in place."""
+    """Yield the tensors in nested mappings and sequences; expanded tensors, which cannot be edited, are left out."""
     if isinstance(value, Tensor):
         if not any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape)):
             yield value
@@ -208,11 +208,11 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def random_state(device: torch.device) -> Tensor | None:
-    """Return the state of a device's global generator; None where a step is being captured."""
+    """Return the state of a device's global generator; None while a step is being captured."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return None if capturing else global_generators(device)[-1].get_state()
 
 
 def _bytes(state: Tensor) -> bytes:
-    """Return a generator's state, which is on the CPU whatever the device is, so that reading it waits for none."""
+    """Return a generator's state. It is on the CPU for every device, so that reading it waits for no device."""
     return ctypes.string_at(state.data_ptr(), state.numel())

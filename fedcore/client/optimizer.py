@@ -1,7 +1,7 @@
 """The optimizers of local training: torch's fused SGD, Adam and AdamW, called as functions.
 
-Creating an object of ``torch.optim.SGD`` imports torch's compiler: about 2 s and 70 MB in every process, as long as
-importing torch takes. The functions under those classes take the same steps without it.
+Creating an object of ``torch.optim.SGD`` imports torch's compiler. This takes about 2 s and 70 MB in every process, as
+long as importing torch. The functions under these classes take the same steps without it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ParameterGroup:
 
 
 class Optimizer:
-    """Steps groups of parameters as a run's configuration says; a parameter without a gradient is not changed."""
+    """The optimizer of a run's configuration, for groups of parameters. Parameters without a gradient do not change."""
 
     def __init__(self, config: RunConfig, groups: Iterable[ParameterGroup]) -> None:
         self.config = config
         self.groups = list(groups)
-        # By a parameter's id, as a tensor's own hash takes ten times as long.
+        # The keys are ids of parameters: a tensor's own hash takes ten times as long.
         self._state: dict[int, dict[str, Tensor]] = {}
 
     @property
@@ -41,9 +41,10 @@ class Optimizer:
         return [parameter for group in self.groups for parameter in group.parameters]
 
     def begin(self, parameters: Iterable[nn.Parameter], memory: dict[int, dict[str, Tensor]]) -> None:
-        """Give parameters the state of before the first step: all zeros, which for momentum equals torch's missing one.
+        """Give parameters the state before the first step: all zeros. For momentum this equals torch's missing state.
 
-        :param memory: state of earlier optimizers by a parameter's id; its tensors are used again, and it is added to.
+        :param memory: the state of earlier optimizers by a parameter's id. Its tensors are used again; new state is
+            added to it.
         """
         for parameter in parameters:
             state = memory.get(id(parameter))

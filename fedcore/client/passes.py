@@ -1,6 +1,6 @@
 """Passes over a client's samples outside of its training steps: outputs, mean gradients, and frozen models.
 
-All take the samples in fixed chunks of the client's sample order, so that the bits do not depend on who asks first.
+Each pass takes the samples in fixed chunks of the given order, so that the bits do not depend on who asks first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cross_entropy(outputs: Outputs, labels: Tensor) -> Tensor:
 
 
 def _order(data: ClientData, positions: Tensor | None) -> Tensor:
-    """Return the positions of a pass, default all of the client's."""
+    """Return the positions of a pass; default all of the client's samples."""
     return (torch.arange(len(data)) if positions is None else positions).to(data.labels.device)
 
 
@@ -48,7 +48,7 @@ def mean_gradients(
 ) -> Tensors:
     """Return the gradient of a mean loss over a client's samples (default all), in the given order.
 
-    :param names: of the parameters; one that the loss does not depend on has gradient 0.
+    :param names: the names of the parameters. A parameter that the loss does not depend on has gradient 0.
     """
     order = _order(data, positions)
     own = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if name in names}
@@ -67,7 +67,7 @@ def mean_gradients(
 class FrozenModel:
     """A copy of the model in eval mode without parameter gradients, reused from client to client.
 
-    Without augmentation a sample's outputs do not change within a round, so they are computed once per sample.
+    Without augmentation a sample's outputs do not change within a round. They are then computed once per sample.
     """
 
     def __init__(self, template: SplitModel) -> None:
@@ -77,7 +77,10 @@ class FrozenModel:
         self.present = False
 
     def load(self, tensors: Mapping[str, Tensor] | None) -> None:
-        """Load the weights for another client or round; None if there is no previous model."""
+        """Load the weights for another client or round.
+
+        :param tensors: the weights; None if there is no previous model.
+        """
         self._cache = None
         self.present = tensors is not None
         copy_into(self._state, tensors or {})
@@ -88,7 +91,10 @@ class FrozenModel:
             return Outputs(*self.module(x))
 
     def cached_outputs(self, positions: Tensor, data: ClientData) -> Outputs:
-        """Return features and logits of a client's samples by position (an index on the device)."""
+        """Return features and logits of a client's samples.
+
+        :param positions: the samples' positions; an index on the device.
+        """
         if self._cache is None:
             self._cache = all_outputs(self.module, data)
         return Outputs(self._cache.features[positions], self._cache.logits[positions])

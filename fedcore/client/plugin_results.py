@@ -1,4 +1,4 @@
-"""What plugins return on a client, checked: tensors by the names of the model."""
+"""Checks of the tensors that plugins return on a client, by names of the model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def check_tensors_fit(
     hook: str,
     names: str,
 ) -> None:
-    """Refuse tensors that have other names or shapes than those of the model that a hook may return.
+    """Refuse tensors whose names or shapes do not fit the model.
 
-    :param expected: the model's tensors with these names; some may be left out.
-    :param names: which names these are, for the error.
-    :raises PluginContractError: names the tensor and the expectation.
+    :param expected: the model's tensors that the hook may return. The hook may leave some of them out.
+    :param names: a description of these names, for the error.
+    :raises PluginContractError: with the tensor and the expectation.
     """
     for name, tensor in returned.items():
         shape = expected[name].shape if name in expected else None
@@ -43,9 +43,9 @@ def check_tensors_fit(
 
 
 def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
-    """Call ``begin_local``; returns what plugins let the client start from, on the device.
+    """Call ``begin_local``; return the weights with which plugins start the client, on the device.
 
-    :raises PluginContractError: a name that a plugin does not declare, another shape, or an edit of the model.
+    :raises PluginContractError: a plugin returned an undeclared name or a wrong shape, or it edited the model.
     """
     like, starts = session.working.state, Tensors()
     before = {name: tensor._version for name, tensor in like.items()}

@@ -1,4 +1,4 @@
-"""CUDA graphs: the operations of functions, recorded once and repeated in one launch."""
+"""CUDA graphs: operations of functions are recorded once and repeated in one launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Launch = Callable[[], None]
 """Repeats recorded operations on the device."""
 Streams = Sequence[RandomStream]
 LaunchBranches = Callable[[Streams], None]
-"""Repeats the operations of several functions side by side, each with its random numbers."""
+"""Repeats the recorded operations of several functions side by side, each with random numbers of its own."""
 
 
 class Recorder(Protocol):
@@ -25,7 +25,7 @@ class Recorder(Protocol):
         """Run a block where recording is possible."""
 
     def record(self, function: Callable[[], object]) -> Launch:
-        """Call a function and record its device operations without executing them; returns their launch.
+        """Call a function and record its device operations without executing them; return their launch.
 
         :raises RuntimeError: an operation of the function cannot be recorded.
         """
@@ -33,7 +33,7 @@ class Recorder(Protocol):
     def record_branches(self, branches: Sequence[Callable[[], object]], streams: Streams) -> LaunchBranches:
         """Record functions that may run side by side: none writes to what another one reads or writes.
 
-        :param streams: from which each of them draws its random numbers.
+        :param streams: for each function, the stream from which it draws random numbers.
         :raises RuntimeError: an operation cannot be recorded.
         """
 
@@ -48,7 +48,7 @@ class CudaRecorder:
         self._begin()
 
     def _begin(self) -> None:
-        """Create a new memory pool; this also restores torch's generator after a failed capture."""
+        """Create a new memory pool. This also restores torch's generator after a failed capture."""
         self._pool = torch.cuda.graph_pool_handle()
         # torch releases a pool with its last graph, and a released pool cannot be captured into again.
         self._anchor = torch.cuda.CUDAGraph()
@@ -67,7 +67,7 @@ class CudaRecorder:
         current.wait_stream(self._stream)
 
     def record(self, function: Callable[[], object]) -> Launch:
-        """Capture a graph; returns its launch."""
+        """Capture a graph; return its launch."""
         graph = torch.cuda.CUDAGraph()
         self._capture(graph, function)
         return graph.replay
@@ -78,7 +78,7 @@ class CudaRecorder:
             try:
                 function()
             except BaseException:
-                with suppress(RuntimeError):  # it says that the capture is invalid
+                with suppress(RuntimeError):  # it only says that the capture is invalid
                     graph.capture_end()
                 self._begin()
                 raise
@@ -97,7 +97,7 @@ class CudaRecorder:
             graph.register_generator_state(generator)
 
         def run() -> None:
-            # All part before the first one begins, or the graph would run them one after the other.
+            # All branches part before the first one begins. Otherwise the graph would run them one after the other.
             for stream, _ in used:
                 stream.wait_stream(self._stream)
             for (stream, generator), branch in zip(used, branches, strict=True):
@@ -118,7 +118,7 @@ class CudaRecorder:
 
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        """Let the operations of a block that is captured draw from a registered generator."""
+        """Let the captured operations of a block draw from a registered generator."""
         default = torch.cuda.default_generators[self._stream.device_index]
         before = default.graphsafe_get_state()
         default.graphsafe_set_state(generator.graphsafe_get_state())

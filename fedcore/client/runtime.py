@@ -44,7 +44,7 @@ from fedcore.models.placement import Placement
 
 
 class Failed(Exception):
-    """Ends a task with a failure of this kind."""
+    """Raised to end a task with a failure of this kind."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -53,16 +53,15 @@ class Failed(Exception):
 
 @dataclass
 class Answer:
-    """What became of a task, once it is done."""
+    """A place for the outcome of a task."""
 
     outcome: Outcome = field(init=False)
 
 
 class ClientRuntime:
-    """Turns tasks into results; one working model, reused from client to client.
+    """Turns tasks into results, with one working model that is reused from client to client.
 
-    :param recorder: records training steps, where they are captured; default a new one.
-    :ivar updates_on: the device of finished updates; all else that is sent is on the CPU.
+    :param recorder: records training steps, if they are captured; default a new recorder.
     """
 
     def __init__(self, site: ClientSite, recorder: Recorder | None = None) -> None:
@@ -79,30 +78,31 @@ class ClientRuntime:
         self.working = WorkingModel(self.setup, self.placement, captured=captured)
         self.store = ClientStore(site.state_dir)
         self.updates_on = torch.device("cpu")
+        """The device of finished updates. Everything else that is sent is on the CPU."""
         self._sessions: dict[str, LocalSession] = {}
         self._spent: dict[str, tuple[float, dict[str, float]]] = {}
 
     def keep_updates_on_device(self) -> None:
-        """Leave updates where they were trained, for a server in this process, unless a plugin there reads them."""
+        """Leave updates on the device, for a server in this process, unless a plugin on the server reads them."""
         if not any(map(self.setup.plugins.implementers, READ_UPDATES)):
             self.updates_on = self.working.device
 
     def handle(self, task: ClientTask, shared: SharedPayload | None) -> Outcome:
-        """Run one task; a failure of the client is returned as a value.
+        """Run one task. A failure of the client is an outcome.
 
-        :raises FedcoreError: a broken contract or run directory, which would fail every other client, too.
+        :raises FedcoreError: a contract or the run directory is broken, so that every other client would fail, too.
         """
         with self.recording(), self.answering(task) as answer:
             answer.outcome = TASKS[task.kind](self, task, shared)
         return answer.outcome
 
     def recording(self) -> AbstractContextManager[None]:
-        """Run a block where steps can be captured, as all work on tasks needs it."""
+        """Run a block in which steps can be captured. All work on tasks needs this."""
         return self.graphs.recorder.running() if self.graphs else nullcontext()
 
     @contextmanager
     def answering(self, task: ClientTask) -> Iterator[Answer]:
-        """Run a block that works on a task and notes its result; a failure of the client takes the result's place.
+        """Run a block that works on a task and sets its outcome. If the client fails, the outcome is its failure.
 
         :raises FedcoreError: as :meth:`handle`.
         """
@@ -122,7 +122,7 @@ class ClientRuntime:
         answer.outcome = self._timed(task, answer.outcome, time.perf_counter() - began, spent)
 
     def _timed(self, task: ClientTask, outcome: Outcome, seconds: float, by_plugin: dict[str, float]) -> Outcome:
-        """Note in an update how long the client took, the parts before its pauses included, in total and by plugin."""
+        """Note in an update the seconds of the client, in total and by plugin, with the parts before its pauses."""
         earlier, earlier_by_plugin = self._spent.pop(task.session or "", (0.0, {}))
         seconds += earlier
         by_plugin = {name: value + earlier_by_plugin.get(name, 0.0) for name, value in by_plugin.items()}
@@ -139,9 +139,9 @@ class ClientRuntime:
         return ClientFailure(kind, message)
 
     def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:
-        """Return the session of a task, with the weights that it starts from in the working model.
+        """Return the session of a task; the working model holds its first weights.
 
-        :param read_only: the hook that may not write to the plugins' states.
+        :param read_only: the hook in which the plugins' states are read-only; empty for none.
         """
         assert shared is not None
         if shared.fixed != self.setup.fixed_digest:
@@ -186,9 +186,9 @@ class ClientRuntime:
 
     @contextmanager
     def training(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[tuple[LocalSession, range]]:
-        """Begin a client's training or go on with it; gives its session and its local epochs up to the next pause.
+        """Begin a client's training or go on with it; yield its session and its local epochs up to the next pause.
 
-        Unless it pauses at the end of the block, the session is over, whatever ended it.
+        The session ends with the block unless it pauses, also if the block raises.
         """
         session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
         start = int(task.meta["epoch"]) if session.is_paused else 0
@@ -208,7 +208,7 @@ class ClientRuntime:
 
     def _begun(self, task: ClientTask, shared: SharedPayload | None) -> LocalSession:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
-            self._end(self._sessions.pop(key))  # abandoned in an earlier round
+            self._end(self._sessions.pop(key))  # it paused in an earlier round, and the server gave it up
         self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
         if self.graphs and shared is not None:
             self.graphs.begin_round(task.round, shared.lr)
@@ -221,7 +221,7 @@ class ClientRuntime:
         return session
 
     def trained(self, task: ClientTask, session: LocalSession, epochs: range) -> ClientUpdate | Pause:
-        """Return the outcome of a training that took its epochs: the pause that follows them, or the update."""
+        """Return the outcome after these epochs: a pause, or the update if they were the last."""
         if epochs.stop < session.work.epochs:
             assert task.session is not None
             self._sessions[task.session] = session
@@ -238,7 +238,7 @@ class ClientRuntime:
             session.close()
 
     def close(self) -> None:
-        """End the trainings that pause, when the run is over before they go on."""
+        """End the trainings that still pause when the run is over."""
         while self._sessions:
             self._end(self._sessions.popitem()[1])
 
@@ -284,7 +284,7 @@ class ClientRuntime:
         return replace(update, model=self._sent("", update.model), payload=sent, version=version)
 
     def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
-        """Return tensors of an update as they are sent.
+        """Return tensors of an update on the device from which they are sent.
 
         :raises PluginContractError: a plugin's payload holds something other than tensors.
         """
@@ -309,7 +309,7 @@ class ClientRuntime:
 
     @contextmanager
     def own_model(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[nn.Module]:
-        """Lend the model that an evaluation by this task would take as the client's own; it is on the device."""
+        """Yield the client's own model, as an evaluation by this task would use it; it is on the device."""
         with closing(self._session(task, shared, read_only="personal_model")) as session:
             yield own_model(session, took_part=task.meta["took_part"])
 
@@ -327,4 +327,4 @@ TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], Out
     "ask": ClientRuntime._ask,
     "evaluate": ClientRuntime._evaluate,
 }
-"""What does a task of each kind; no bound methods, with which a runtime would refer to itself and outlive its run."""
+"""Kind of task -> the function that runs it. With bound methods a runtime would refer to itself and outlive its run."""

@@ -1,4 +1,4 @@
-"""One client's work on one task: how long it trains, what it trains, and the losses of its training."""
+"""One client's work on one task: the length of its training, the parameters that it trains, and its losses."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ from fedcore.hooks.plugins import PluginSet
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How long one client trains in a round."""
+    """The work of one client in a round."""
 
-    # Passes over the client's samples; the last is cut short after `most_steps`.
     epochs: int
-    # Limit on optimizer steps; None where the work is given in epochs.
+    """The number of passes over the client's samples. The last pass is cut short after ``most_steps``."""
     most_steps: int | None
-    # Smaller batches are skipped.
+    """The limit on optimizer steps; None if the work is given in epochs."""
     smallest_batch: int
-    # Whether every sample is in some batch.
+    """Smaller batches are skipped."""
     sees_all_samples: bool
+    """Whether every sample is in some batch."""
 
     @classmethod
     def of(cls, config: RunConfig, samples: int, needed: int, asked: Mapping[str, Any]) -> LocalWork:
-        """Return the work of a client that holds so many samples.
+        """Return the work of a client.
 
-        :param needed: samples that the model needs in a batch.
-        :param asked: a task's ``epochs`` or ``steps``, where it deviates from the configuration.
+        :param samples: the number of its samples.
+        :param needed: the number of samples that the model needs in a batch.
+        :param asked: the task's ``epochs`` or ``steps``, if they differ from the configuration.
         """
         smallest_batch = config.smallest_batch(samples, needed)
         unit, configured = config.local_work
@@ -56,15 +57,15 @@ class LocalWork:
 
 
 class LossTotals:
-    """Sums of losses by name on the device, read once, after the last epoch.
+    """Sums of losses by name, on the device. They are read once, after the last epoch.
 
-    :param sums: tensors to add into, set to 0 here; captured steps need them at fixed addresses.
+    :param sums: tensors for the sums, which are set to 0. Captured steps need them at fixed addresses.
     """
 
     def __init__(self, sums: dict[str, Tensor]) -> None:
         self.sums = sums
-        # By name, in how many batches a loss took part.
         self.counts: dict[str, int] = {}
+        """The number of batches with each loss, by its name."""
         for total in sums.values():
             total.zero_()
 
@@ -76,14 +77,14 @@ class LossTotals:
         self.count([name])
 
     def count(self, names: Iterable[str]) -> None:
-        """Count one more batch, whose values a captured step has added."""
+        """Count one more batch for these losses; a captured step has added their values."""
         for name in names:
             self.counts[name] = self.counts.get(name, 0) + 1
 
     def means(self) -> dict[str, float]:
-        """Return the mean over the batches in which each loss took part; syncs with the host, once."""
+        """Return the mean of each loss over its batches; syncs with the host once."""
         sums = [self.sums[name].double() for name in self.counts]
-        # Constants are on the CPU: move all sums to the device of the others.
+        # A loss that is a constant is on the CPU. All sums move to the device of the others, for one sync.
         device = max((total.device for total in sums), key=lambda device: device.type != "cpu", default=None)
         totals: list[float] = torch.stack([total.to(device) for total in sums]).tolist() if sums else []
         return {name: total / count for total, (name, count) in zip(totals, self.counts.items(), strict=True)}
@@ -91,32 +92,37 @@ class LossTotals:
 
 @dataclass
 class TrainingRequests:
-    """What plugins ask of a round's training in ``begin_local``."""
+    """The requests of plugins in ``begin_local`` about a round's training."""
 
-    # Whether ``begin_local`` runs, the only time when something can be asked.
     open: bool = False
-    # Parameters that are trained next to the model's, by plugin and name, and their groups for the optimizer.
+    """Whether ``begin_local`` runs. Plugins can make requests only then."""
     added: dict[str, dict[str, nn.Parameter]] = field(default_factory=dict)
+    """Parameters that are trained next to the model's parameters, by plugin and name."""
     groups: list[ParameterGroup] = field(default_factory=list)
-    # Names of parameters of the model that are not trained, and the local epochs in which they are not.
+    """The optimizer's groups of the added parameters."""
     frozen: list[tuple[frozenset[str], slice]] = field(default_factory=list)
+    """Names of parameters of the model, with the local epochs in which they are not trained."""
 
     def excluded(self, epoch: int, epochs: int) -> frozenset[str]:
-        """Return the names that are not trained in one of so many local epochs."""
+        """Return the names that are not trained in a local epoch.
+
+        :param epochs: the number of local epochs.
+        """
         return frozenset().union(*(names for names, when in self.frozen if epoch in range(epochs)[when]))
 
 
 @dataclass(frozen=True)
 class TrainedParameters:
-    """What a local epoch trains."""
+    """The parameters that a local epoch trains."""
 
-    # Those of the model, and the ones among them that travel.
     parameters: list[nn.Parameter]
+    """The parameters of the model."""
     shared: list[nn.Parameter]
-    # The values of `shared` at the start of the round.
+    """The parameters of the model that travel."""
     reference: list[Tensor]
-    # The round's optimizer: it steps all that some epoch trains, and the added parameters.
+    """The values of ``shared`` at the start of the round."""
     optimizer: Optimizer
+    """The round's optimizer. It has all parameters that some epoch trains, and the added parameters."""
 
 
 @dataclass(eq=False)
@@ -130,80 +136,81 @@ class LocalSession:
     working: WorkingModel
     data: ClientData
     work: LocalWork
-    # The learning rate of the round.
     lr: float
-    # The round's broadcasts, by plugin.
+    """The learning rate of the round."""
     received: Mapping[str, Tensors]
-    # The weights that the client starts from, shared and personal.
+    """The round's broadcasts, by plugin."""
     start: Tensors
-    # The client's model after its last committed participation; empty where there is none.
+    """The weights from which the client starts, shared and personal."""
     previous: Tensors
-    # The plugins' states, by plugin.
+    """The client's model after its last committed participation; empty before the first."""
     states: States
-    # Whether the training pauses; other clients use the working model in between.
+    """The plugins' states, by plugin."""
     pauses: bool
-    # The public samples of the run.
+    """Whether the training pauses. Other clients use the working model in between."""
     public: PublicSamples | None = None
+    """The public samples of the run."""
     losses: LossTotals = field(init=False)
     requests: TrainingRequests = field(default_factory=TrainingRequests)
-    # What the current epoch trains; set by `prepare_training`.
     training: TrainedParameters = field(init=False)
-    # The parameters that plugins froze in this epoch; outside of epochs, in all of them.
+    """The parameters that the current epoch trains; ``prepare_training`` sets them."""
     excluded: frozenset[str] = frozenset()
-    # Optimizer steps so far.
+    """The parameters that plugins froze in the current epoch. Outside of epochs: those frozen in all epochs."""
     steps: int = 0
-    # The plugins' values for this round, by plugin, and what they see of the client.
+    """The number of optimizer steps so far."""
     scratch: defaultdict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    """The plugins' values for this round, by plugin."""
     contexts: dict[str, ClientContext] = field(default_factory=dict)
+    """The client as each plugin sees it."""
     _throughout: frozenset[str] = frozenset()
     _parked: Tensors | None = None
 
     def __post_init__(self) -> None:
-        """Choose where the losses are summed."""
+        """Make the sums of the losses, in fixed memory if steps are captured for several clients."""
         self.losses = LossTotals({} if self.fixed is None else self.fixed.losses)
 
     def close(self) -> None:
-        """Forget what plugins see of the client; it refers back to the session, which would outlive its use."""
+        """Drop the contexts. They refer back to the session, which would outlive its use."""
         self.contexts.clear()
 
     @property
     def own_tensors(self) -> bool:
-        """Whether the session needs tensors that no other one writes to, so that its captured steps serve it alone."""
+        """Whether the session needs tensors that no other session writes to. Its captured steps then serve it alone."""
         return self.pauses or bool(self.requests.groups)
 
     @property
     def fixed(self) -> FixedTensors | None:
-        """Memory that captured steps of several clients work on; None where no step is captured for more than one."""
+        """The memory for captured steps of several clients; None if no step is captured for more than one client."""
         return None if self.own_tensors else self.working.fixed
 
     def derive_seed(self, purpose: str) -> int:
-        """Return the seed of this client's and round's stream for a purpose."""
+        """Return the seed of this client's random stream in this round for a purpose."""
         return derive_seed(self.config.seed, purpose, round=self.round, client=self.client)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return this client's and round's stream for a purpose."""
+        """Return this client's random stream in this round for a purpose."""
         return generator(self.config.seed, purpose, round=self.round, client=self.client)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the arithmetic that the run's ``precision`` asks for."""
+        """Return the context of the arithmetic that the run's ``precision`` asks for."""
         if self.config.precision == "bf16":
             return torch.autocast(self.working.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
     def load(self) -> None:
-        """Load the weights that the client starts from into the working model, and the frozen models."""
+        """Load the client's first weights into the working model and the frozen models."""
         self.working.load(self.start)
         self.working.load_frozen(self.start, self.previous)
 
     def start_from(self, tensors: Tensors) -> None:
-        """Load the weights that plugins chose to start from; they replace received or kept ones of the same names."""
+        """Load the starts that plugins chose; they replace received or kept weights of the same names."""
         if tensors:
             self.start = {**self.start, **tensors}
             copy_into(self.working.state, tensors)
             self.working.load_frozen(self.start, self.previous)
 
     def prepare_training(self) -> None:
-        """Set the optimizer up for all that is trained in some epoch of this round, after ``begin_local``."""
+        """Set up the optimizer for the parameters that some epoch of this round trains, after ``begin_local``."""
         epochs = self.work.epochs
         self._throughout = frozenset.intersection(*(self.requests.excluded(e, epochs) for e in range(epochs or 1)))
         self.working.set_trainable(self._throughout)
@@ -219,14 +226,14 @@ class LocalSession:
         return self.derive_seed(f"epoch/{epoch}")
 
     def begin_epoch(self, epoch: int) -> None:
-        """Switch the model to training mode, and train what the epoch trains."""
+        """Switch the model to training mode, and exclude the parameters that are frozen in the epoch."""
         self._exclude(self.requests.excluded(epoch, self.work.epochs))
         self.working.module.train()
         for module in self.working.excluded_modules(self.excluded):
-            module.eval()  # else BatchNorm's statistics would change
+            module.eval()  # otherwise BatchNorm's statistics would change
 
     def end_epochs(self) -> None:
-        """Switch the model to eval mode; what no epoch trains stays excluded."""
+        """Switch the model to eval mode. Parameters that no epoch trains stay excluded."""
         self._exclude(self._throughout)
         self.working.module.eval()
 
@@ -244,7 +251,7 @@ class LocalSession:
         return TrainedParameters(list(trained.values()), list(shared.values()), reference, optimizer)
 
     def _reset_optimizer(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give parameters a new state of the optimizer, in the memory of the client before where that is possible."""
+        """Give parameters a new state of the optimizer, in the memory of the previous client if possible."""
         self.training.optimizer.begin(parameters, {} if self.own_tensors else self.working.optimizer_state)
 
     @property
@@ -253,12 +260,12 @@ class LocalSession:
         return self._parked is not None
 
     def pause(self) -> Tensors:
-        """Take the weights out of the working model until the training goes on; returns them."""
+        """Park the weights outside of the working model until the training goes on; return them."""
         self._parked = self.working.snapshot()
         return self._parked
 
     def resume(self, patches: Mapping[str, Tensor]) -> None:
-        """Load the weights again after a pause; patched parameters get fresh optimizer state."""
+        """Load the weights again after a pause. Patched parameters get fresh optimizer state."""
         assert self._parked is not None
         self.working.load({**self._parked, **patches}, self.excluded)
         self.working.load_frozen(self.start, self.previous)

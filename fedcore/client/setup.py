@@ -1,4 +1,4 @@
-"""The set-up of a run: plugins, model and layout, built alike by server and clients from the configuration."""
+"""The set-up of a run: plugins, model and layout. Server and clients build the same one from the configuration."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ from fedcore.models.layout import FlatLayout, Layout
 Tune = Callable[[RunConfig, SplitModel], RunConfig]
 
 READ_UPDATES = ("pre_aggregate", "weight", "accumulate", "aggregate")
-"""The server's hooks that get the tensors of updates."""
+"""The hooks of the server that see the tensors of updates."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The set-up of a run on one side, server or client.
-
-    :param breaks: epoch -> the plugins that exchange at its start, in user order.
-    """
+    """The set-up of a run on one side, server or client."""
 
     config: RunConfig
     plugins: PluginSet
@@ -38,6 +35,7 @@ class Setup:
     task: ModelTask
     layout: Layout
     breaks: dict[int, list[str]]
+    """Epoch -> the plugins that exchange at its start, in user order."""
     public: PublicSamples | None = None
 
     @classmethod
@@ -46,9 +44,10 @@ class Setup:
     ) -> Setup:
         """Build the model as all plugins configure it, and check that everything fits.
 
-        :param plugins: of the configuration, not in use elsewhere; default fresh ones.
-        :param tune: called with configuration and model, returns the configuration to use from there on.
-        :raises ConfigError: plugins, model and data set cannot be combined; PluginConflictError for two plugins.
+        :param plugins: the configuration's plugins, not in use elsewhere; default fresh ones.
+        :param tune: takes configuration and model, returns the configuration to use from then on.
+        :raises ConfigError: plugins, model and data set cannot be combined.
+        :raises PluginConflictError: two plugins cannot be combined.
         :raises PluginContractError: a plugin or the model breaks its contract.
         """
         plugins = PluginSet.create(config.plugins) if plugins is None else plugins
@@ -90,20 +89,22 @@ class Setup:
 
     @cached_property
     def uploads(self) -> Layout:
-        """The layout of updates: by name where plugins read them, else with the parameters in one flat tensor."""
+        """The layout of updates: by name if plugins read updates, else with the parameters in one flat tensor."""
         read = any(map(self.plugins.implementers, ("pre_upload", "guard_upload", *READ_UPDATES)))
         return self.layout if read else FlatLayout.flat(self.layout)
 
     @cached_property
     def fixed_digest(self) -> str:
-        """SHA-256 of the parameters that do not travel, in hex: server and clients must agree; empty without any."""
+        """SHA-256, in hex, of the parameters that do not travel; empty if all travel. Server and clients must agree."""
         state = self.model.state_dict()
         return digest_of({name: state[name] for name in sorted(self.layout.fixed)}) if self.layout.fixed else ""
 
     def claimed(self, plugin: Plugin, declaration: str, *, personal: bool = False) -> list[str]:
-        """Return the names under a plugin's ``owns``, ``starts``, ``exchanges`` or ``corrects``, without fixed ones.
+        """Return the names that a plugin ``owns``, ``starts``, ``exchanges``, ``corrects`` or ``encodes``.
 
-        :param personal: also those that stay on the clients.
+        Parameters that are not trained are left out.
+
+        :param personal: include names that stay on the clients.
         """
         names = match(patterns_of(plugin, declaration), self.layout.shapes, plugin, declaration)
         left_out = self.layout.fixed if personal else self.layout.fixed | self.layout.personal
@@ -113,7 +114,7 @@ class Setup:
 def _check_forward(
     config: RunConfig, model: SplitModel, task: ModelTask, dataset: Dataset, configured: list[str]
 ) -> None:
-    """Try the first sample, so that a model that does not fit the data fails before the run starts.
+    """Try the first sample: a model that does not fit the data fails before the run starts.
 
     :param configured: the plugins that configured the model.
     """
@@ -140,7 +141,7 @@ def _check_forward(
             config.model,
             f"gives features of width {features.shape[1]}{by} but its feature_dim is {model.feature_dim}",
             kind="model",
-            hint="what changes the encoder's width sets model.feature_dim, or calls model.renew_classifier(width)",
+            hint="after a change of the encoder's width set model.feature_dim, or call model.renew_classifier(width)",
         )
 
 
@@ -154,7 +155,7 @@ def _check_public(setup: Setup) -> None:
 
 
 def _check_concurrency(setup: Setup) -> None:
-    """Refuse clients that do not wait for each other beside methods that assume that they do."""
+    """Refuse clients that do not wait for each other next to methods that assume that they do."""
     if setup.config.system is None or setup.config.system.concurrency is None:
         return
     if not setup.plugins.reads("staleness"):
@@ -172,7 +173,7 @@ def _check_concurrency(setup: Setup) -> None:
 
 
 def _check_fixed(setup: Setup) -> None:
-    """Refuse a plugin that works on parameters of which none is trained or travels."""
+    """Refuse a plugin that works only on parameters that are neither trained nor sent."""
     fixed = setup.layout.fixed
     for declaration in (declaration for declaration in TABLE.values() if declaration.shared):
         for plugin in setup.plugins if fixed else ():
@@ -186,9 +187,9 @@ def _check_fixed(setup: Setup) -> None:
 
 
 def require_shared(plugins: PluginSet, layout: Layout, plugin: str) -> None:
-    """Refuse a plugin that works on trained shared parameters where all stay on the clients: it would do nothing.
+    """Refuse a plugin that works on trained shared parameters if all of them stay on the clients: it would do nothing.
 
-    :raises PluginConflictError: names the plugin that keeps them.
+    :raises PluginConflictError: names the plugin that keeps the parameters on the clients.
     """
     keeper = next((keeper.name for keeper in plugins.implementers(KEEPS)), None)
     if keeper is not None and not layout.trainable - layout.personal:
@@ -197,7 +198,7 @@ def require_shared(plugins: PluginSet, layout: Layout, plugin: str) -> None:
 
 
 def _check_aggregates(plugins: PluginSet) -> None:
-    """Refuse an aggregation without parameters; what options decide (``owns`` set in ``__init__``) may be empty."""
+    """Refuse a hook ``aggregate`` without owned parameters. If ``__init__`` sets ``owns``, it may be empty."""
     for plugin in plugins.implementers("aggregate"):
         if not plugin.owns and "owns" not in vars(plugin):
             raise PluginContractError.of(
@@ -212,8 +213,8 @@ def _check_optimizer(config: RunConfig, plugins: PluginSet) -> None:
     for plugin in plugins:
         if "sgd" in plugin.assumes and config.optimizer != "sgd":
             raise ConfigError(
-                f"plugin {plugin.name!r} derives gradients from how far SGD's steps lead (assumes sgd), and "
-                f"{config.optimizer}'s are of another length; leave out --optimizer"
+                f"plugin {plugin.name!r} derives gradients from the length of SGD's steps (assumes sgd), but "
+                f"steps of {config.optimizer} have another length; leave out --optimizer"
             )
 
 

@@ -1,4 +1,4 @@
-"""What a worker is set up with, packed so that worker processes map the same memory instead of loading data again."""
+"""The site that a worker is set up with. It is packed so that worker processes map the same memory for the data."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from fedcore.data.assign import public_rows
 
 @dataclass(frozen=True)
 class ClientSite:
-    """What an engine needs to set up clients in any process.
-
-    :param state_dir: folder of the clients' states.
-    """
+    """Everything that an engine needs to set up clients in any process."""
 
     config: RunConfig
     dataset: Dataset
     partition: Partition
     state_dir: Path
+    """The folder of the clients' states."""
 
 
 PARTS = ("train", "test")
@@ -38,7 +36,7 @@ SAMPLES = "samples"
 
 
 def pack_site(site: ClientSite) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Split a site into tensors and JSON; :func:`pack_objects` has what is neither."""
+    """Split a site into tensors and JSON. :func:`pack_objects` packs the objects that are neither."""
     lists = dict(zip(PARTS, (site.partition.train, site.partition.test), strict=True))
     partition = {part: {"positions": each.positions, "offsets": each.offsets} for part, each in lists.items()}
     dataset, samples = site.dataset, _samples(site.dataset)
@@ -61,9 +59,9 @@ def pack_site(site: ClientSite) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def pack_objects(site: ClientSite) -> bytes:
-    """Return what a worker needs that is neither tensors nor JSON, for :func:`unpack_objects` of another process.
+    """Return the objects of a site that are neither tensors nor JSON, for :func:`unpack_objects` in another process.
 
-    These are the objects that a program gave to its run, and the classes of samples that no import finds.
+    They are the objects that a program passed to its run, and the classes of samples that no import finds.
     """
     samples = {part: type(each) for part, each in _samples(site.dataset).items()}
     own = {(SAMPLES, part): cls for part, cls in samples.items() if _import_name(cls) is None}
@@ -71,14 +69,14 @@ def pack_objects(site: ClientSite) -> bytes:
 
 
 def unpack_objects(sent: bytes) -> None:
-    """Make the objects of the process that started this one known here, see :func:`fedcore.base.objects.lend`."""
+    """Make the objects of the parent process known in this process; see :func:`fedcore.base.objects.lend`."""
     objects.lend(sent)
 
 
 def unpack_site(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> ClientSite:
-    """Join what :func:`pack_site` split, without copying.
+    """Join a site that :func:`pack_site` split, without copying.
 
-    :func:`fedcore.engines.unpack_objects` comes first.
+    Call :func:`fedcore.engines.unpack_objects` first.
     """
     config, groups = RunConfig.model_validate(meta["config"]), unflatten(tensors)
     dataset = _dataset(config, unflatten(groups.get("data", {})), meta["dataset"])
@@ -117,6 +115,6 @@ def _dataset(config: RunConfig, tensors: Mapping[str, Mapping[str, Tensor]], des
 
 
 def _import_name(cls: type) -> str | None:
-    """Return the name by which another process imports a class; None where it cannot."""
+    """Return the name with which another process can import a class; None if it cannot."""
     importable = cls.__module__ != "__main__" and getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
     return f"module:{cls.__module__}.{cls.__name__}" if importable else None

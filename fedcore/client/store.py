@@ -1,4 +1,4 @@
-"""The store of the clients' states: one file per client and version."""
+"""The store of the clients' states. Each version of a client's state is a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.base.tensors import flatten, unflatten
 
 SYNCING = 8
-"""Files that are made durable at once: a disk serves the waits together, some 20 times as fast as one by one."""
+"""The number of files that are synced at a time. A disk serves them together, some 20 times as fast as one by one."""
 
 
 class ClientStore:
@@ -27,12 +27,13 @@ class ClientStore:
         return self.root / f"{client:06d}" / f"{version:06d}.safetensors"
 
     def has(self, client: int, version: int) -> bool:
-        """Return whether a version is there, whole or not."""
+        """Return whether a version exists, whole or damaged."""
         return self.path(client, version).is_file()
 
     def read(self, client: int, version: int | None) -> dict[str, dict[str, Any]]:
-        """Return a version as plugin -> name -> value; None is the empty state.
+        """Return a version as plugin -> name -> value.
 
+        :param version: None for the empty state.
         :raises RunDirectoryError: the file is missing or damaged.
         """
         if version is None:
@@ -43,9 +44,9 @@ class ClientStore:
             raise RunDirectoryError(f"client {client}'s state of round {version} is lost: {error}") from error
 
     def write(self, client: int, version: int, namespaces: Mapping[str, Mapping[str, Any]]) -> int | None:
-        """Write a new version and return its name; an empty state takes no file and is None.
+        """Write a new version and return it. An empty state has no file; its version is None.
 
-        :raises StorageError: it cannot be written.
+        :raises StorageError: the file cannot be written.
         """
         if not namespaces:
             return None
@@ -56,9 +57,9 @@ class ClientStore:
         return version
 
     def settle(self, manifest: Mapping[int, int | None]) -> None:
-        """Make these versions and their names durable; call before the checkpoint that names them.
+        """Sync these versions and their folders to the disk. Call it before the checkpoint that names them.
 
-        :raises StorageError: it cannot be done.
+        :raises StorageError: they cannot be synced.
         """
         written = [self.path(client, version) for client, version in manifest.items() if version is not None]
         if not written:
@@ -80,8 +81,8 @@ class ClientStore:
     ) -> None:
         """Delete every version of these clients that no manifest names, and incomplete files.
 
-        :param training: the round in which clients may be writing versions. Files of this round and of later ones stay.
-            By default no client trains.
+        :param training: the round in which clients may be writing versions. Files of this round and of later rounds
+            stay. By default no client trains.
         """
         for client in clients:
             versions = [manifest.get(client) for manifest in kept]
@@ -94,9 +95,11 @@ class ClientStore:
             delete_others(self.path(client, 0).parent, stays)
 
     def check(self, named: Mapping[int, int | None], new: Iterable[int]) -> None:
-        """Check that every version that a checkpoint names is there, and read those of some clients.
+        """Check that every version that a checkpoint names exists, and that some of them can be read.
 
-        :raises RunDirectoryError: one is missing, or damaged.
+        :param named: client -> its version in the checkpoint.
+        :param new: the clients whose versions are read.
+        :raises RunDirectoryError: a version is missing or damaged.
         """
         new = set(new)
         for client, version in named.items():
@@ -112,19 +115,19 @@ class ClientStore:
 
 
 class RemoteClientStore(ClientStore):
-    """A stand-in for states that remote clients keep; the server can neither read nor delete them."""
+    """A stand-in for states that remote clients keep. The server can neither read nor delete them."""
 
     def has(self, client: int, version: int) -> bool:
         """Return True: the server cannot check."""
         return True
 
     def settle(self, manifest: Mapping[int, int | None]) -> None:
-        """Leave it to the clients."""
+        """Do nothing: the clients sync their states."""
 
     def prune(
         self, clients: Iterable[int], kept: Sequence[Mapping[int, int | None]], *, training: int | None = None
     ) -> None:
-        """Leave it to the clients."""
+        """Do nothing: the clients delete their old versions."""
 
     def check(self, named: Mapping[int, int | None], new: Iterable[int]) -> None:
-        """Check nothing: a task of a client that lost its state fails."""
+        """Do nothing: if a client lost its state, its task fails."""

@@ -140,7 +140,7 @@ def test_a_network_is_a_copy_with_other_weights(tmp_path):
             assert tensor.data_ptr() != client.model.state_dict()[key].data_ptr()
         assert all(torch.equal(tensor, before[key]) for key, tensor in client.network().state_dict().items())
         assert all(torch.equal(tensor, before[key]) for key, tensor in client.model.state_dict().items())
-        with pytest.raises(PluginContractError, match=r"gives client.network 'missing', which the model has not"):
+        with pytest.raises(PluginContractError, match=r"passes 'missing' to client.network, but the model has"):
             client.network({"missing": torch.zeros(1)})
 
     federate(tmp_path, looking(check, check), PersonalClassifier, model=with_batch_norm, **FEW)

@@ -107,7 +107,7 @@ def test_what_is_no_outcome_is_refused(tensors, meta):
     """A name that is unknown, missing or there twice; the values are checked by the server."""
     given, said = pack_outcome(update())
     said = {name: value for name, value in {**said, **meta}.items() if value is not None}
-    with pytest.raises(ValueError, match="no outcome of a task"):
+    with pytest.raises(ValueError, match="not an outcome of a task"):
         unpack_outcome({**given, **tensors}, said)
 
 

@@ -293,7 +293,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_with_residents_that_stayed(tmp_p
         (lambda task: {"head": wire.pack("need", {}, names=["the moon"])}, "asks for what there is not"),
         (lambda task: {"head": wire.dumps({}, {"op": "result", "protocol": 99})}, "speaks protocol 99"),
         (lambda task: {"head": wire.pack("outcome", {}, outcome={}, task="other")}, "an answer to task 'other'"),
-        (lambda task: {"head": wire.pack("outcome", {}, outcome={}, task=task)}, "no outcome of a task"),
+        (lambda task: {"head": wire.pack("outcome", {}, outcome={}, task=task)}, "not an outcome of a task"),
         (
             lambda task: {
                 "head": wire.pack(
