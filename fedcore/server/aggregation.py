@@ -22,17 +22,19 @@ from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Round
 
 BLOCK = {"cpu": 1 << 16, "cuda": 1 << 24}
-"""Numbers that are added at once: on a CPU few enough to stay in its cache, on CUDA many per kernel."""
+"""The number of values that are added at once: on a CPU few enough for its cache, on CUDA many per kernel."""
 
 
 def aggregate(
     current: Round, server: ServerContext, running: RunningMean, kept: Mapping[str, list[ClientUpdate]]
 ) -> None:
-    """Make w_{t+1} the round's model: owned parameters by ``aggregate``, the weighted mean for the rest, then every
-    ``server_step``; ``end_round`` sees it.
+    """Compute w_{t+1}, which becomes the model of the round, then call ``end_round``.
 
-    :param server: what hooks see of the round.
-    :param running: the mean of the accepted updates; ``kept`` those that plugins aggregate themselves, by plugin.
+    Owned parameters come from ``aggregate``, the others from the weighted mean. Then every ``server_step`` follows.
+
+    :param server: the round as hooks see it.
+    :param running: the mean of the accepted updates.
+    :param kept: by plugin, the updates that the plugin aggregates itself.
     :raises RoundFailedError: all weights are 0.
     :raises DivergedError: the new model is not finite.
     """
@@ -70,7 +72,7 @@ def require_enough(current: Round) -> None:
     """Refuse a round with fewer accepted updates than ``--min-clients``.
 
     :raises RoundFailedError: with the failures of the first clients.
-    :raises DivergedError: updates that were not finite are why.
+    :raises DivergedError: updates are missing because they were not finite.
     :raises PluginCallError: plugins raised for every client.
     """
     needed = current.federation.config.min_clients
@@ -91,7 +93,7 @@ def require_enough(current: Round) -> None:
     kinds = Counter(failure["kind"] for failure in current.failures)
 
     def missing(count: int) -> bool:
-        """Whether these are the clients that the round lacks: the other failures alone leave enough."""
+        """Whether the round lacks these clients: with so many more updates it would have enough."""
         return bool(count) and len(current.accepted) + count >= needed
 
     if missing(kinds["diverged"]):
@@ -101,7 +103,7 @@ def require_enough(current: Round) -> None:
 
 
 def _reasons(failures: Iterable[Mapping[str, Any]]) -> str:
-    """Return why clients failed: the first five reasons, each with the clients that it is true of."""
+    """Return why clients failed: the first five reasons, each with its clients."""
     clients: dict[str, list[int]] = {}
     for failure in failures:
         client, message = failure["client"], str(failure["message"])
@@ -124,7 +126,7 @@ def _checked(
 
 
 def _against_divergence(current: Round) -> str:
-    """Return which options make local steps smaller, with their current values."""
+    """Return a sentence about the options that make local steps smaller, with their current values."""
     config = current.federation.config
     clip = "off" if config.clip_norm is None else f"{config.clip_norm:g}"
     ways = [f"a smaller --lr ({config.lr:g} now)", f"a smaller bound on gradients, --clip-norm ({clip} now)"]
@@ -136,11 +138,11 @@ def _against_divergence(current: Round) -> str:
 
 
 class RunningMean:
-    """The weighted mean of models, added one by one in a fixed order.
+    """The weighted mean of models, which are added one by one in a fixed order.
 
-    One float64 sum of weight * tensor per name, divided once and rounded to the tensor's dtype: equal models
-    return exactly themselves. Floating buffers are weighted by samples;
-    integer buffers take the maximum. The sums are on the models' device.
+    Each name has a float64 sum of weight * tensor. It is divided once and rounded to the tensor's dtype, so that the
+    mean of equal models is exactly the model. Floating buffers are weighted by samples. Integer buffers take the
+    maximum. The sums are on the models' device.
     """
 
     def __init__(self, layout: Layout, names: Iterable[str]) -> None:
@@ -171,7 +173,7 @@ class RunningMean:
                 self._largest[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
 
     def mean(self) -> Tensors:
-        """Return the mean of what was added.
+        """Return the mean of the added models.
 
         :raises ZeroDivisionError: all weights are 0.
         """
@@ -183,24 +185,24 @@ class RunningMean:
 
 @dataclass(frozen=True)
 class _Block:
-    """A part of a sum.
-
-    :param total: the part, (n,) float64; ``scratch`` as many numbers, and ``places`` for each piece among them.
-    :param pieces: what is added here: names and positions in the flattened tensors.
-    """
+    """A part of a sum."""
 
     total: Tensor
+    """This part of the sum, (n,) float64."""
     scratch: Tensor
+    """Memory for the same part of a model, (n,) float64."""
     places: tuple[Tensor, ...]
+    """The place of each piece in ``scratch`` (views)."""
     pieces: list[tuple[str, int, int]]
+    """The pieces of tensors in this part: name, first and last position in the flattened tensor."""
 
     def of(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the pieces of flattened tensors."""
+        """Return the pieces of this part in flattened tensors (views)."""
         return [flat[name][begin:end] for name, begin, end in self.pieces]
 
 
 class _Sum:
-    """The float64 sum of factor * tensor for several names, in one flat tensor that is added to block by block."""
+    """The float64 sum of factor * tensor for several names. It is one flat tensor, to which models add by blocks."""
 
     def __init__(self, layout: Layout, names: list[str]) -> None:
         self._layout, self._names = layout, names
@@ -248,7 +250,7 @@ class _Sum:
             yield _Block(part, held, held.split([end - begin for _, begin, end in own]), own)
 
     def _pieces(self, length: int) -> Iterator[tuple[str, int, int]]:
-        """Yield the parts of the tensors between the boundaries of tensors and of blocks."""
+        """Yield the pieces of the tensors: a piece ends where a tensor or a block ends."""
         position = 0
         for name, size in zip(self._names, self._sizes, strict=True):
             begin = 0

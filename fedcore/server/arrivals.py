@@ -1,7 +1,7 @@
-"""Clients that train without waiting for each other: which updates the server has for a step, and how old they are.
+"""Clients that train without waiting for each other: the updates of each server step, and their staleness.
 
-How long a virtual client takes is known before it trains, so the order of arrival is a pure function of the
-configuration and the clients' sizes: nothing waits, and no result depends on the machine.
+The time of a virtual client is known before it trains. The order of arrival is therefore a pure function of the
+configuration and the clients' sizes. Nothing waits, and no result depends on the machine.
 """
 
 from __future__ import annotations
@@ -16,36 +16,35 @@ from fedcore.base.seeding import numpy_generator
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """The updates of one server step.
-
-    :param staleness: client -> server steps that were taken since it got its model, in ascending client id.
-    :param clock: virtual seconds from the run's start to the arrival of the last of them.
-    """
+    """The updates of one server step."""
 
     staleness: dict[int, int]
+    """Client -> server steps since it received its model, in ascending order of client ids."""
     clock: float
+    """Virtual seconds from the run's start to the arrival of the last update."""
 
 
 class Arrivals:
     """The buffers of a run with ``--system concurrency``, by server step.
 
-    So many clients train at any time. Whenever one's update arrives, another client, drawn uniformly from those that
-    neither train nor wait in the buffer, gets the newest model; when a cohort's number of updates is there, the server
-    steps first.
+    ``concurrency`` clients train at any time. When an update arrives, another client receives the newest model. It is
+    drawn uniformly from the clients that neither train nor wait in the buffer. If the buffer then holds as many updates
+    as a cohort has clients, the server steps first.
 
     :source: Nguyen et al., AISTATS 2022, arXiv 2106.06639, Algorithm 1, with its concurrency.
     """
 
     def __init__(self, config: RunConfig, concurrency: int, seconds: Callable[[int, int], float]) -> None:
-        """Begin with the first clients, all of which get w_0.
+        """Begin with the first clients, which all receive w_0.
 
-        :param seconds: (server step, client) -> how long a client that gets that step's model takes.
+        :param concurrency: the number of clients that train at any time.
+        :param seconds: (server step, client) -> the seconds that the client takes with the model of this step.
         """
         self._clients, self._size, self._seconds = config.clients, config.cohort_size, seconds
         self._draws = numpy_generator(config.seed, "system/arrivals")
         self._buffers: list[Buffer] = []
         self._waiting: dict[int, int] = {}
-        self._training: list[tuple[float, int, int]] = []  # a heap: arrival, client, the step whose model it has
+        self._training: list[tuple[float, int, int]] = []  # a heap of arrival, client, the step of the client's model
         self._busy: set[int] = set()
         for _ in range(concurrency):
             self._start(0.0)
@@ -57,7 +56,7 @@ class Arrivals:
         return self._buffers[step]
 
     def _take(self, clock: float, client: int, begun: int) -> None:
-        """Put an update into the buffer, step if that is full, and let another client start."""
+        """Put an update into the buffer, step if the buffer is full, and start another client."""
         step = len(self._buffers)
         self._waiting[client] = step - begun
         if len(self._waiting) == self._size:

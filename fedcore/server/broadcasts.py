@@ -1,4 +1,4 @@
-"""What plugins send down beside the model: once for all clients, or to each client its own."""
+"""The tensors that plugins send to clients next to the model: the same ones to all, or each client's own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from fedcore.server.scope import Round, ServerScope
 
 
 class Broadcasts:
-    """The broadcasts of one round or evaluation, shared under a key when this is made.
+    """The broadcasts of one round or evaluation. ``__init__`` shares them under a key.
 
-    ``broadcast_to`` is called when an engine sends a client's task, so that no more messages are in memory than tasks
-    are sent at once. Updates arrive in the meantime: the hook sees the server as it is when
-    this is made, whenever it is called.
+    ``broadcast_to`` is called when an engine sends a client's task, so that only the messages of tasks in flight take
+    memory. Updates arrive in the meantime. The hook sees the server as of ``__init__``, whenever it is called.
     """
 
     def __init__(self, scope: ServerScope, key: str) -> None:
@@ -32,17 +31,20 @@ class Broadcasts:
         self._sizes: dict[int, dict[str, int]] = {}
         if self._own:
             self._state = scope.states.snapshot()
-            scope.states = States(self._state)  # what is written from here on reaches copies
+            scope.states = States(self._state)  # later writes reach copies, not this snapshot
             self._seen = copy.copy(scope)
             if isinstance(self._seen, Round):
                 self._seen.accepted = []
 
     def to(self, client: int) -> Callable[[], Tensors] | None:
-        """Return what makes the tensors of a client's task, named ``plugin/name``; None without any."""
+        """Return a function that makes the tensors of a client's task, named ``plugin/name``.
+
+        :returns: None if no plugin has ``broadcast_to``.
+        """
         return partial(self._message, client) if self._own else None
 
     def count(self, clients: Iterable[int]) -> None:
-        """Count the bytes of these clients' own messages, each once; those that no engine has read are computed."""
+        """Count the bytes of these clients' own messages. Messages that no engine has sent are computed first."""
         for client in clients if self._own else ():
             if client not in self._sizes:
                 self._message(client)
@@ -50,7 +52,8 @@ class Broadcasts:
                 self._scope.ledger.down(plugin, size)
 
     def _message(self, client: int) -> Tensors:
-        self._seen.states = States(self._state, read_only="broadcast_to")  # anew, so that no call sees an earlier one's
+        # New states for each call: an edit in place must not reach the next call.
+        self._seen.states = States(self._state, read_only="broadcast_to")
         context = _context(self._seen)
         found = self._plugins.each("broadcast_to", server=context, client=client)
         sent = {plugin.name: tensors or {} for plugin, tensors in found}

@@ -1,4 +1,4 @@
-"""Training a cohort: one task per client, with pauses in which plugins exchange layers between clients."""
+"""Training of a cohort: one task per client, with pauses in which plugins exchange layers between clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from fedcore.server.scope import Round
 
 
 def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tuple[ClientTask, Outcome]]:
-    """Train the cohort with its pauses; yields each client's last outcome.
+    """Train the cohort with its pauses; yield each client's last outcome.
 
-    The longest work is dispatched first, ties by id: a pure function of the cohort, and the workers end together.
+    The longest work is dispatched first, and ties go by id. This order is a pure function of the cohort, and it lets
+    the workers end at about the same time.
 
-    :param broadcasts: None where no client can be reached.
+    :param broadcasts: None if no client can be reached.
     """
     federation = current.federation
     tasks = _first_tasks(current, broadcasts)
@@ -79,7 +80,7 @@ def _first_tasks(current: Round, broadcasts: Broadcasts | None) -> list[ClientTa
 
 
 def dispatch_order(current: Round) -> list[int]:
-    """Return the cohort in the order in which its tasks are sent and its updates are taken."""
+    """Return the cohort in dispatch order: its tasks are sent and its updates are taken in this order."""
     sizes = current.federation.partition.train
     return sorted(current.cohort, key=lambda client: (-sizes.size(client), client))
 
@@ -87,7 +88,7 @@ def dispatch_order(current: Round) -> list[int]:
 def _train_until(
     current: Round, tasks: list[ClientTask], epoch: int, names: list[str]
 ) -> Iterator[tuple[ClientTask, Tensors | ClientFailure]]:
-    """Train clients up to the pause before an epoch; yields what each sends for the exchange.
+    """Train clients up to the pause before an epoch; yield the tensors that each sends for the exchange.
 
     :param names: the plugins that exchange.
     """
@@ -110,11 +111,12 @@ def _train_until(
 def _without_lost(
     current: Round, tasks: list[ClientTask], *, before: int | None
 ) -> tuple[list[ClientTask], list[tuple[ClientTask, Outcome]]]:
-    """Take out the tasks of clients that the simulated system loses before an epoch.
+    """Separate the tasks of clients that the simulated system loses before an epoch.
 
     Their work would not be used, so it is not done.
 
-    :param before: None is the end of the training.
+    :param before: the epoch; None for the end of the training.
+    :returns: the tasks that stay, and the lost ones with their failures.
     """
     kept: list[ClientTask] = []
     failed: list[tuple[ClientTask, Outcome]] = []
@@ -128,7 +130,7 @@ def _without_lost(
 
 
 def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[int, Tensors]) -> dict[int, Tensors]:
-    """Return by client the tensors that plugins put into its model before it goes on."""
+    """Let plugins exchange; return by client the tensors to load into its model before it goes on."""
     setup = current.federation.setup
     patches: dict[int, Tensors] = {client: {} for client in snapshots}
     for plugin in [plugin for plugin in setup.plugins if plugin.name in names]:

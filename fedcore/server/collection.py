@@ -1,4 +1,4 @@
-"""Collection: updates are validated, passed to plugins and added up as they arrive, in dispatch order."""
+"""Collection: each arriving update is validated, passed to plugins and added up, in dispatch order."""
 
 from __future__ import annotations
 
@@ -23,17 +23,12 @@ from fedcore.server.scope import Round
 
 
 class Collector:
-    """Takes outcomes in dispatch order.
-
-    :ivar server: what hooks see of the round.
-    :ivar running_mean: of the accepted models; ``kept`` what plugins that own parameters aggregate themselves.
-    :ivar versions: the version of each accepted client's state, None where it keeps nothing.
-    :ivar seconds: spent here; ``client_seconds`` by clients, ``plugin_seconds`` by plugin on clients.
-    """
+    """Takes outcomes in dispatch order."""
 
     def __init__(self, current: Round) -> None:
         self._current, self._federation = current, current.federation
         self.server = RoundContext(current)
+        """The round as hooks see it."""
         setup = current.federation.setup
         self._owners = {
             plugin.name: setup.claimed(plugin, "owns")
@@ -43,17 +38,24 @@ class Collector:
         touching = {p.name: None for hook in REJECTING for p in setup.plugins.implementers(hook)}
         self._touching = list(touching)
         self.running_mean = RunningMean(setup.uploads, setup.uploads.shared)
+        """The mean of the accepted models."""
         self.kept: dict[str, list[ClientUpdate]] = {plugin: [] for plugin in self._owners}
+        """By plugin that owns parameters, the updates that it aggregates itself."""
         self.versions: dict[int, int | None] = {}
+        """The version of each accepted client's state; None if the client keeps nothing."""
         self.seconds = 0.0
+        """The seconds spent in the collector."""
         self.client_seconds = 0.0
+        """The seconds spent on clients."""
         self.plugin_seconds: dict[str, float] = {}
+        """The seconds spent on clients in hooks, by plugin."""
         self._losses: list[tuple[int, Mapping[str, float]]] = []
 
     def take(self, task: ClientTask, outcome: Outcome) -> bool:
-        """Accept one outcome, or record why not; returns whether it was accepted. A rejected update changes nothing.
+        """Accept one outcome, or record why it is rejected; return whether it was accepted.
 
-        An update for which a plugin raises is rejected, too; :func:`require_enough` ends a round in which all are.
+        A rejected update changes nothing. An update for which a plugin raises is rejected, too. If plugins raise for
+        all updates of a round, :func:`require_enough` ends it.
         """
         began, accepted = time.perf_counter(), False
         if isinstance(outcome, ClientFailure):
@@ -73,7 +75,7 @@ class Collector:
         return accepted
 
     def _undone_on_error(self) -> AbstractContextManager[None]:
-        """Undo what plugins write about an update inside the block if it raises."""
+        """If the block raises, roll back what plugins wrote for this update."""
         return self._current.states.undone_on_error(self._touching) if self._touching else nullcontext()
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
@@ -103,7 +105,7 @@ class Collector:
             self.plugin_seconds[name] = self.plugin_seconds.get(name, 0.0) + seconds
 
     def _inspected(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
-        """Return the update as every ``pre_aggregate`` leaves it."""
+        """Return the update after every ``pre_aggregate``."""
         plugins, validator = self._federation.setup.plugins, self._federation.validator
         implementers = plugins.implementers("pre_aggregate")
         for plugin in (plugin for plugin in implementers if plugin.encodes):
@@ -121,7 +123,7 @@ class Collector:
     def _check_changed(self, task: ClientTask, update: ClientUpdate, *plugins: str) -> None:
         """Validate an update that ``pre_aggregate`` of these plugins changed.
 
-        :raises RejectUpdate: names the plugins.
+        :raises RejectUpdate: with the names of the plugins.
         """
         try:
             self._federation.validator.check(task, update)
@@ -132,7 +134,7 @@ class Collector:
     def _weight(self, update: ClientUpdate) -> float:
         """Return an update's weight in the mean.
 
-        :raises RejectUpdate: it is negative or not finite; names the plugin.
+        :raises RejectUpdate: the weight is negative or not finite; with the name of the plugin.
         """
         for plugin, found in self._federation.setup.plugins.each("weight", server=self.server, update=update):
             if found is None:
@@ -162,12 +164,13 @@ class Collector:
 
 
 def _kept(update: ClientUpdate, names: Iterable[str]) -> ClientUpdate:
-    """Return the part of an update that its owner aggregates, in memory of its own where the whole update is larger.
+    """Return the part of an update that its owner aggregates.
 
-    Tensors of workers are parts of one buffer, which is not free as long as one of them is kept.
+    The tensors of an update are views of one buffer, which is not freed as long as one view is kept. If the buffer is
+    much larger than the part, the part gets memory of its own.
     """
     model = {name: update.model[name] for name in names}
-    # Hooks may have put other values beside what the client sent.
+    # Hooks may have added values that are not tensors.
     sent = {n: t for n, t in update.payload.items() if isinstance(t, Tensor) and t.layout == torch.strided}
     if memory_of([*model.values(), *sent.values()]) <= 2 * (bytes_of(model) + bytes_of(sent)):
         return replace(update, model=model)

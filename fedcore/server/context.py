@@ -1,4 +1,4 @@
-"""The server as hooks see it, in a round and outside of one, with the questions that they put to clients."""
+"""The server as hooks see it, in a round and outside of a round, with the questions that hooks put to clients."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Phase, Round, ServerScope
 
 ASKING: tuple[Phase, ...] = ("select_clients", "begin_round", "aggregate", "end_round", "post_train")
-"""Where ``server.ask`` works."""
+"""The phases in which ``server.ask`` works."""
 
 
 class ScopeContext(View, ServerContext):
-    """One plugin's view of the server outside of a round: no cohort, no update.
+    """One plugin's view of the server outside of a round; see :class:`fedcore.hooks.contexts.ServerContext`.
 
-    Documented in :class:`fedcore.hooks.contexts.ServerContext`.
-
-    :param plugin: whose view it is; hooks get theirs by :meth:`scoped`.
+    :param plugin: the plugin's name. :meth:`scoped` gives each plugin its view.
     """
 
     _argument = "server"
@@ -54,7 +52,7 @@ class ScopeContext(View, ServerContext):
         self._sealed = True
 
     def scoped(self, plugin: str) -> Self:
-        """Return the view of one plugin, the same at every call."""
+        """Return the view of one plugin. The object is the same at every call."""
         if plugin not in self._views:
             self._views[plugin] = type(self)(self._scope, plugin)
         return self._views[plugin]
@@ -184,7 +182,8 @@ class ScopeContext(View, ServerContext):
         weights = {**self._scope.model, **(tensors or {})}
         unknown = sorted(set(weights) - set(setup.layout.shapes))
         if unknown:
-            raise PluginContractError.of(self._plugin, f"gives server.network {unknown[0]!r}, which the model has not")
+            found = f"passes {unknown[0]!r} to server.network, but the model has no such tensor"
+            raise PluginContractError.of(self._plugin, found)
         model = Placement.of(self.config, setup.model).model(copy.deepcopy(setup.model))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in setup.layout.trainable)

@@ -1,4 +1,4 @@
-"""Checks of what plugins return on the server: partial states and cohorts."""
+"""Checks of plugins' results on the server: partial states and cohorts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedcore.hooks.checks import whole_numbers
 
 
 def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:
-    """Refuse a partial state that a plugin returned: names it may not set, a wrong layout, values not finite.
+    """Refuse tensors of a plugin with names that it may not set, a wrong layout, or values that are not finite.
 
-    :raises PluginContractError: says which tensor, and what is wrong with it.
+    :raises PluginContractError: with the tensor's name and the problem.
     """
     extra = sorted(set(tensors) - set(allowed))
     if extra:
@@ -27,10 +27,10 @@ def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable
 
 
 def check_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, int | None]:
-    """Return a cohort in ascending order: client -> its local epochs, None for the run's.
+    """Return a cohort in ascending order: client -> its local epochs, or None for the run's local epochs.
 
-    :raises PluginContractError: an unknown id, a repeated id, or no id, a number that is not whole; epochs that a
-        client cannot train.
+    :raises PluginContractError: the cohort is empty, an id is unknown or repeated, a number is not whole, or a client
+        cannot train so many epochs.
     """
     ids, clients = whole_numbers(cohort, plugin, "select_clients"), setup.config.clients
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= clients:

@@ -17,28 +17,26 @@ from fedcore.server.scope import Federation, Round, ServerScope
 from fedcore.server.state import Manifest, ServerState
 
 Notify = Callable[[str, Mapping[str, Any]], None]
-"""Called with an event's name and its details."""
+"""A callback that takes an event's name and its details."""
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A finished round.
-
-    :param state: to be committed.
-    :param record: its line of metrics.jsonl, but for what is evaluated and reported after it.
-    :param seconds: measured times by name, and by plugin under ``plugin_terms``.
-    """
+    """A finished round."""
 
     state: ServerState
+    """The state to commit."""
     record: dict[str, Any]
+    """The round's line of metrics.jsonl, without its evaluation and reports."""
     seconds: dict[str, Any]
+    """Measured times by name, and by plugin under ``plugin_terms``."""
 
 
 def run_round(federation: Federation, committed: ServerState, notify: Notify | None = None) -> RoundResult:
-    """Run one round from the committed state; nothing outside the result changes.
+    """Run one round from the committed state. It changes nothing outside of the result.
 
     :raises RoundFailedError: fewer than ``min_clients`` updates were accepted.
-    :raises DivergedError: the same because updates were not finite, or the new model is not finite.
+    :raises DivergedError: updates are missing because they were not finite, or the new model is not finite.
     """
     with Round(federation, committed, committed.round) as current:
         began = time.perf_counter()
@@ -76,9 +74,9 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
 
 
 def _select(current: Round) -> None:
-    """Select the cohort and simulate its outcomes; without an available client no plugin is asked.
+    """Select the cohort and simulate its outcomes. If no client is available, no hook is called.
 
-    With ``--system concurrency`` the cohort are the clients whose updates arrive.
+    With ``--system concurrency`` the cohort consists of the clients whose updates arrive.
     """
     setup, arrivals = current.federation.setup, current.federation.simulator.arrivals
     if arrivals is not None:
@@ -102,7 +100,7 @@ def _begin(current: Round) -> None:
 
 
 def _next_state(current: Round, collector: Collector) -> ServerState:
-    """Return the state to commit; without an accepted update model and plugins' states stay unchanged."""
+    """Return the state to commit. Without an accepted update the model and the plugins' states do not change."""
     committed, simulator = current.committed, current.federation.simulator
     versions = {client: collector.versions[client] for client in current.accepted}
     return current.commit(
@@ -132,7 +130,7 @@ def _record(current: Round, collector: Collector, state: ServerState) -> dict[st
 
 
 def _participation(current: Round) -> dict[str, Any]:
-    """Return the record of the simulated system: who was available, who took part, with how much work."""
+    """Return the record of the simulated system: how many clients were available, who took part, with how much work."""
     config, simulator = current.federation.config, current.federation.simulator
     _, everything = config.local_work
     took_part, staleness = sorted(current.accepted), current.staleness
@@ -152,7 +150,7 @@ def _participation(current: Round) -> dict[str, Any]:
 def run_post_train(
     federation: Federation, committed: ServerState
 ) -> tuple[ServerState, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Run every ``post_train``; returns the state to commit, the clients' failures and the ignored outcomes."""
+    """Run every ``post_train``; return the state to commit, the clients' failures and the ignored outcomes."""
     with ServerScope(federation, committed, committed.round, "post_train") as scope:
         federation.setup.plugins.call_all("post_train", server=ScopeContext(scope))
     return scope.commit(), scope.failures, scope.ignored

@@ -1,4 +1,4 @@
-"""What the server works with: the federation during a whole run, a scope between two commits."""
+"""The objects that the server works with: the federation during a whole run, a scope between two commits."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Federation:
-    """Set-up, data and engine of a run, with the validator and the simulator made from them.
-
-    :param store: the clients' states.
-    """
+    """Set-up, data and engine of a run, with the validator and the simulator made from them."""
 
     setup: Setup
     dataset: Dataset
     partition: Partition
     engine: Engine
     store: ClientStore
+    """The clients' states."""
 
     @property
     def config(self) -> RunConfig:
@@ -52,42 +50,43 @@ class Federation:
 
     @cached_property
     def validator(self) -> UpdateValidator:
-        """Validates what clients send."""
+        """Validates the outcomes that clients send."""
         read = any(map(self.setup.plugins.implementers, READ_UPDATES))
         device = torch.device("cpu") if read else resolve_device(self.config.device)
         return UpdateValidator(self.setup, self.partition, self.store, device)
 
     @cached_property
     def simulator(self) -> Simulator:
-        """Draws which clients are available, lost, late and slow; without ``--system`` all take part."""
+        """Draws which clients are available, lost, late and slow. Without ``--system`` all clients take part."""
         return Simulator(self.config, self.partition.train.size, self.setup.breaks)
 
 
 @dataclass
 class ServerScope:
-    """The server's work outside of a round (evaluation, reports, ``post_train``); a context manager.
-
-    :param committed: the state it starts from, which it never changes.
-    :param number: the round that hooks see, from 0.
-    :param model: the global model; ``states`` the plugins' server state: both may change before they are committed.
-    :param ledger: bytes sent and received here.
-    :param largest: the largest magnitude in the tensors of each client that were used.
-    :param failures: clients that gave nothing usable; ``ignored`` outcomes that changed nothing.
-    :param shared_keys: what the engine holds for all clients until this scope is closed.
-    """
+    """The server's work outside of a round: evaluation, reports, ``post_train``. It is a context manager."""
 
     federation: Federation
     committed: ServerState
+    """The state from which the scope starts. It never changes."""
     number: int
+    """The round that hooks see, from 0."""
     phase: Phase
     model: Tensors = field(init=False)
+    """The global model. It may change before it is committed."""
     states: States = field(init=False)
+    """The plugins' server states. They may change before they are committed."""
     ledger: Ledger = field(default_factory=Ledger)
+    """The bytes sent and received in this scope."""
     largest: dict[int, float] = field(default_factory=dict)
+    """Client -> the largest magnitude in its tensors that were used."""
     failures: list[dict[str, Any]] = field(default_factory=list)
+    """The clients without a usable outcome."""
     ignored: list[dict[str, Any]] = field(default_factory=list)
+    """The outcomes that changed nothing."""
     shared_keys: list[str] = field(default_factory=list)
+    """The keys of the payloads that the engine holds until this scope is closed."""
     asked: int = 0
+    """The number of questions so far."""
     _down: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,7 +96,7 @@ class ServerScope:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free what was shared."""
+        """Free the shared payloads."""
         for key in self.shared_keys:
             self.federation.engine.unshare(key)
         self.shared_keys.clear()
@@ -113,9 +112,9 @@ class ServerScope:
         return self.federation.config.learning_rate(self.number)
 
     def commit(self, **more: Any) -> ServerState:
-        """Return the state to commit: with this model, the plugins' states, and the bytes sent and received here.
+        """Return the state to commit: this scope's model and plugins' states, and the bytes sent and received in it.
 
-        :param more: its other fields that change, or these where they stay unchanged.
+        :param more: other fields that change, or other values for these fields.
         :raises DivergedError: a plugin's state is not finite.
         """
         ledger = Ledger(self.committed.ledger).add(self.ledger).as_json()
@@ -132,12 +131,12 @@ class ServerScope:
         return replace(self.committed, **{"model": self.model, **own, **more})
 
     def note_largest(self, client: int, value: float) -> None:
-        """Note the largest magnitude in tensors of a client that are used."""
+        """Note the largest magnitude in the used tensors of a client."""
         self.largest[client] = max(value, self.largest.get(client, 0.0))
 
     @property
     def outlier(self) -> str:
-        """A sentence about the client whose values were by far larger than all others'; empty without one."""
+        """A sentence about the client whose values are far larger than all others' values; empty without one."""
         found = outlier(self.largest)
         if found is None:
             return ""
@@ -148,7 +147,7 @@ class ServerScope:
         )
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
-        """Send the model and broadcasts to the engine once; clients' tasks name them by the key."""
+        """Send the model and the broadcasts to the engine once. The clients' tasks refer to them by the key."""
         setup = self.federation.setup
         model = {name: self.model[name] for name in setup.layout.shared}
         self.federation.engine.share(key, SharedPayload(model, broadcast, self.lr, setup.fixed_digest))
@@ -158,24 +157,24 @@ class ServerScope:
         return key
 
     def count_down(self) -> None:
-        """Count the bytes of what was shared last, for one client."""
+        """Count the bytes of the last shared payload, for one client."""
         for sender, size in self._down.items():
             self.ledger.down(sender, size)
 
     def reachable(self, clients: Iterable[int]) -> Iterator[int]:
-        """Yield the clients that a question reaches: outside of a round the server waits for all of them."""
+        """Yield the clients that a question reaches. Outside of a round the server waits for all of them."""
         yield from clients
 
     def outcomes(self, tasks: list[ClientTask], *, window: int | None = None) -> Iterator[tuple[ClientTask, Outcome]]:
-        """Run tasks; yields exactly one outcome of each, in the order of the tasks."""
+        """Run tasks; yield exactly one outcome of each, in the order of the tasks."""
         return in_order(tasks, self.federation.engine.run(tasks, window=window), self.ignore)
 
     def answers(
         self, tasks: list[ClientTask], parse: Callable[[ClientTask, Outcome], Answer], *, window: int | None = None
     ) -> Iterator[tuple[ClientTask, Answer | None]]:
-        """Run tasks; yields what ``parse`` makes of each result, None where the client is recorded as failed.
+        """Run tasks; yield each with the result of ``parse``, or with None if the client is recorded as failed.
 
-        :param parse: raises RejectUpdate for a result that is not usable.
+        :param parse: takes a task and its outcome; raises RejectUpdate for an outcome that is not usable.
         """
         for task, outcome in self.outcomes(tasks, window=window):
             answer = None
@@ -189,7 +188,7 @@ class ServerScope:
             yield task, answer
 
     def fail(self, client: int, kind: str, message: str) -> None:
-        """Record a client that gave nothing usable; the message is truncated to MESSAGE_LENGTH."""
+        """Record a client without a usable outcome. The message is cut to MESSAGE_LENGTH characters."""
         self.failures.append(_entry(client, kind, message))
 
     def ignore(self, client: int, kind: str, message: str) -> None:
@@ -199,27 +198,27 @@ class ServerScope:
 
 @dataclass
 class Round(ServerScope):
-    """A round in progress.
-
-    :param cohort: the selected clients; ``simulated`` what the simulated system makes of each.
-    :param accepted: clients whose updates were accepted so far; ``frozen`` what none of them trained.
-    :param raised: by a plugin, about updates that are left out for it.
-    :param weights: of the accepted updates in the mean, by client.
-    :param buffers: of the next model, once they are averaged.
-    :param staleness: of the cohort's clients, where they train without waiting for each other.
-    :param epochs: the local epochs of clients that ``select_clients`` gave another number than the run's.
-    """
+    """A round in progress."""
 
     phase: Phase = "round"
     cohort: list[int] = field(default_factory=list)
+    """The selected clients."""
     simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
+    """Client -> its outcome in the simulated system."""
     accepted: list[int] = field(default_factory=list)
+    """The clients whose updates were accepted so far."""
     raised: list[PluginCallError] = field(default_factory=list)
+    """The errors of plugins for which updates are left out."""
     frozen: frozenset[str] = frozenset()
+    """The parameters that no accepted client trained."""
     weights: dict[int, float] = field(default_factory=dict)
+    """Client -> the weight of its accepted update in the mean."""
     buffers: Tensors = field(default_factory=dict)
+    """The buffers of the next model, once they are averaged."""
     staleness: dict[int, int] = field(default_factory=dict)
+    """Client -> its staleness, if clients train without waiting for each other."""
     epochs: dict[int, int] = field(default_factory=dict)
+    """Client -> its local epochs, if ``select_clients`` chose them."""
     _away: set[int] = field(default_factory=set)
 
     def reachable(self, clients: Iterable[int]) -> Iterator[int]:
@@ -227,15 +226,15 @@ class Round(ServerScope):
         for client in clients:
             if self.federation.simulator.reachable(self.number, client):
                 yield client
-            elif self.phase == "select_clients":  # recorded by :meth:`select`, unless it is selected
+            elif self.phase == "select_clients":  # :meth:`select` records it, unless it is in the cohort
                 self._away.add(client)
-            elif client not in self.simulated:  # a client of the cohort is recorded when it does not train
+            elif client not in self.simulated:  # a client of the cohort is recorded when its training fails
                 self.fail(client, "unavailable", UNREACHED)
 
     def select(self, cohort: Mapping[int, int | None]) -> None:
         """Fix the cohort and simulate its outcomes.
 
-        :param cohort: client -> its local epochs; None for the run's.
+        :param cohort: client -> its local epochs, or None for the run's local epochs.
         """
         self.cohort += cohort
         self.epochs = {client: epochs for client, epochs in cohort.items() if epochs is not None}
@@ -256,9 +255,10 @@ def in_order(
     outcomes: Iterable[tuple[ClientTask, Outcome]],
     ignore: Callable[[int, str, str], None] = lambda client, kind, message: None,
 ) -> Iterator[tuple[ClientTask, Outcome]]:
-    """Yield exactly one outcome of every task, in the order of the tasks; early outcomes are held back.
+    """Yield exactly one outcome of every task, in the order of the tasks. Early outcomes are held back.
 
-    A second outcome of a task is dropped, as is an outcome of an unknown task; a task without an outcome is a failure.
+    A second outcome of a task is dropped. An outcome of an unknown task is dropped, too. If a task has no outcome, it
+    fails.
 
     :param ignore: called with client, kind and message of each dropped outcome.
     """

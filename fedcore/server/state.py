@@ -17,32 +17,30 @@ _ABSENT, _EMPTY = -2, -1
 
 @dataclass
 class ServerState:
-    """What a round commits; a checkpoint holds it.
-
-    :param round: the next round to run.
-    :param phase: ``train``, ``post_train`` or ``done``.
-    :param model: the global model w_t, personal names at their initial values.
-    :param plugins: server state by plugin.
-    :param manifest: for every client that took part, the version of its state; None where it keeps nothing.
-    :param ledger: totals of bytes, see :meth:`Ledger.as_json`.
-    :param best: the best round so far by the validation protocol.
-    :param before_correction: metrics of the global model before ``post_train`` changed it.
-    :param virtual_time: seconds on the clock of the simulated system.
-    :param outlier: a sentence about a client whose values were by far the largest in the last round; in no checkpoint.
-    :param metrics_bytes: length of metrics.jsonl that belongs to the committed rounds.
-    """
+    """The state that a round commits. A checkpoint holds it."""
 
     model: dict[str, Tensor]
+    """The global model w_t. Personal parameters have their initial values."""
     round: int = 0
+    """The next round to run."""
     phase: str = "train"
+    """``train``, ``post_train`` or ``done``."""
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The server states, by plugin."""
     manifest: Mapping[int, int | None] = field(default_factory=dict)
+    """Client that took part -> the version of its state; None if it keeps nothing."""
     ledger: dict[str, Any] = field(default_factory=dict)
+    """Totals of bytes; see :meth:`Ledger.as_json`."""
     best: dict[str, Any] = field(default_factory=dict)
+    """The best round so far by the validation protocol."""
     before_correction: dict[str, Any] | None = None
+    """The metrics of the global model before ``post_train`` changed it."""
     metrics_bytes: int = 0
+    """The length of the part of metrics.jsonl that belongs to the committed rounds."""
     virtual_time: float = 0.0
+    """Seconds on the clock of the simulated system."""
     outlier: str = ""
+    """A sentence about a client whose values were far the largest in the last round. Checkpoints do not hold it."""
 
 
 class Ledger:
@@ -70,7 +68,7 @@ class Ledger:
         return self
 
     def as_json(self) -> dict[str, Any]:
-        """Return totals and the split by sender; the traffic of the model itself is under ``model``."""
+        """Return totals and counts by sender. The sender of the model's own traffic is ``model``."""
         by_plugin = {sender: dict(counts) for sender, counts in sorted(self._by.items()) if any(counts.values())}
         return {
             "down": sum(counts["down"] for counts in by_plugin.values()),
@@ -80,9 +78,9 @@ class Ledger:
 
 
 class Manifest(Mapping[int, "int | None"]):
-    """Client -> version of its state, None where it keeps nothing; read-only, in ascending order of clients.
+    """Client -> version of its state, or None if it keeps nothing; read-only, in ascending order of clients.
 
-    :param versions: by client, (n,) int32; 4 bytes for each client up to the highest that took part.
+    :param versions: the versions by client, (n,) int32: 4 bytes for each client up to the highest that took part.
     """
 
     def __init__(self, versions: npt.NDArray[np.int32]) -> None:
@@ -94,30 +92,30 @@ class Manifest(Mapping[int, "int | None"]):
         return versions if isinstance(versions, Manifest) else cls(np.empty(0, np.int32)).updated(versions)
 
     def updated(self, versions: Mapping[int, int | None]) -> Manifest:
-        """Return a new manifest in which these versions count."""
+        """Return a new manifest with these versions."""
         new = self._padded(max(versions, default=-1) + 1)
         for client, version in versions.items():
             new[client] = _EMPTY if version is None else version
         return Manifest(new)
 
     def _padded(self, size: int) -> npt.NDArray[np.int32]:
-        """Return a copy for at least so many clients."""
+        """Return a copy of the versions for at least ``size`` clients."""
         return np.pad(self._versions, (0, max(0, size - len(self._versions))), constant_values=_ABSENT)
 
     def changed(self, other: Manifest) -> list[int]:
-        """Return the clients with different versions in the two, in ascending order."""
+        """Return the clients whose versions differ in the two manifests, in ascending order."""
         differ = self._padded(len(other._versions)) != other._padded(len(self._versions))
         return [int(client) for client in np.flatnonzero(differ)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the clients that took part and their versions, each (n,) int32, as :meth:`from_tensors` reads them."""
+        """Return the clients that took part and their versions, each (n,) int32, for :meth:`from_tensors`."""
         clients = np.flatnonzero(self._versions != _ABSENT)
         found = {"clients": clients.astype(np.int32), "versions": self._versions[clients]}
         return {name: torch.from_numpy(array) for name, array in found.items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Manifest:
-        """Return what :meth:`tensors` gave."""
+        """Return the manifest that :meth:`tensors` split."""
         clients, versions = (tensors[name].numpy() for name in ("clients", "versions"))
         rows = np.full(clients.max(initial=-1) + 1, _ABSENT, np.int32)
         rows[clients] = versions

@@ -1,6 +1,6 @@
 """The simulated system: availability, loss and delay of clients as pure functions of seed, round and client.
 
-Nothing here depends on earlier rounds, on the engine or on the number of workers, and nothing waits: time is virtual.
+Nothing depends on earlier rounds, on the engine or on the number of workers. Nothing waits, because time is virtual.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from fedcore.client.messages import FailureKind
 from fedcore.server.arrivals import Arrivals
 
 UNREACHED = "could not be reached when the round began"
-"""Message of the failures ``unavailable``."""
+"""The message of the failure ``unavailable``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutcome:
-    """The simulated outcome of one selected client in one round.
-
-    :param completed: whole local epochs that it completes; with ``--local-steps`` optimizer steps.
-    :param seconds: virtual seconds until the server has the update, or knows that there will be none.
-    :param failure: why there is no update, a kind and a message; None where there is one.
-    """
+    """The simulated outcome of one selected client in one round."""
 
     completed: int
+    """The number of whole local epochs that the client completes; with ``--local-steps``, of optimizer steps."""
     seconds: float
+    """Virtual seconds until the server has the update, or knows that there will be no update."""
     failure: tuple[FailureKind, str] | None = None
+    """Why there is no update, as a kind and a message; None if there is an update."""
 
     @property
     def reached(self) -> bool:
@@ -41,18 +39,18 @@ class SimulatedOutcome:
         return self.failure is None or self.failure[0] != "unavailable"
 
     def lost_before(self, epoch: int | None) -> bool:
-        """Whether the client is lost before the start of an epoch; None is the end of its training."""
+        """Whether the client is lost before the start of an epoch; None means the end of its training."""
         return self.failure is not None and (epoch is None or self.completed < epoch)
 
 
 class Simulator:
-    """Draws which clients are available, and the outcomes of those that were selected."""
+    """Draws which clients are available, and the outcomes of the selected clients."""
 
     def __init__(self, config: RunConfig, samples: Callable[[int], int], breaks: Collection[int] = ()) -> None:
-        """Draw what holds for the whole run: the slow clients, and with ``concurrency`` who arrives when.
+        """Draw the values of the whole run: the slow clients, and with ``concurrency`` the arrivals.
 
         :param samples: returns the number of a client's training samples.
-        :param breaks: local epochs at whose start the cohort pauses for an exchange.
+        :param breaks: the local epochs at whose start the cohort pauses for an exchange.
         """
         self.options = config.system or SystemOptions()
         self._config, self._samples, self._last_break = config, samples, max(breaks, default=0)
@@ -82,9 +80,9 @@ class Simulator:
         return here and not self._happens(options.no_show, "no-show", round, client)
 
     def simulated(self, round: int, client: int, epochs: int | None = None) -> SimulatedOutcome:
-        """Return the outcome of a client that was selected.
+        """Return the outcome of a selected client.
 
-        :param epochs: its local epochs, where ``select_clients`` gave it a number.
+        :param epochs: its local epochs, if ``select_clients`` chose them.
         """
         options = self.options
         unit, everything = self._config.local_work
@@ -121,21 +119,21 @@ class Simulator:
     def round_seconds(self, round: int, simulated: Iterable[SimulatedOutcome]) -> float:
         """Return the seconds of a round: until the last client answered or is known to be lost, at most the deadline.
 
-        A round without clients lasts until the deadline; without a deadline it takes no time. With ``concurrency`` it
-        lasts from the server's last step to the arrival of its last update.
+        A round without clients lasts until the deadline; without a deadline it takes no time. With ``concurrency`` a
+        round lasts from the server's last step to the arrival of the round's last update.
         """
         if self.arrivals is not None:
             return self.arrivals[round].clock - (self.arrivals[round - 1].clock if round else 0.0)
         return max((outcome.seconds for outcome in simulated), default=self.options.deadline or 0.0)
 
     def _unit_seconds(self, client: int) -> float:
-        """Return the seconds of a client's local epoch, or of a step with ``--local-steps``."""
+        """Return the seconds of a client's local epoch; with ``--local-steps``, of an optimizer step."""
         epoch = self._config.batches(self._samples(client))
         batches = epoch if self._config.local_steps is None else 1
         return batches * self.options.step_seconds * (self.options.slow_factor if self._slow[client] else 1.0)
 
     def _presence(self, round: int) -> NDArray[np.bool_]:
-        """Return for each client whether it is available; cached for the latest round."""
+        """Return for each client whether it is available. The result for the latest round is cached."""
         if self._present is None or self._present[0] != round:
             self._present = (round, self._draw_presence(round))
         return self._present[1]
@@ -151,7 +149,7 @@ class Simulator:
         return numpy_generator(self._config.seed, f"system/{purpose}", round=round)
 
     def _uniform(self, purpose: str, round: int, client: int) -> float:
-        """Return a number in [0, 1) of a client's and round's own stream."""
+        """Return a number in [0, 1) from a stream of this round and client."""
         drawn = derive_seed(self._config.seed, f"system/{purpose}", round=round, client=client)
         return (drawn >> 10) / (1 << 53)  # 63 bits would round up to 1
 

@@ -1,4 +1,4 @@
-"""Validation of what clients send, before anything uses it."""
+"""Validation of the outcomes that clients send, before anything uses them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedcore.data import Partition
 
 MIB = 1 << 20
 PAYLOAD_FACTOR = 16
-"""One plugin may upload this many times the model's bytes: C covariances are wider than a small model."""
+"""One plugin may upload this many times the model's bytes: C covariance matrices are larger than a small model."""
 PAYLOAD_FLOOR = 64 * MIB
 METRICS_BYTES = 1 << 16
 CPU = torch.device("cpu")
-LARGEST_LOSS = float(torch.finfo(torch.float32).max)  # sums of more could overflow, which JSON cannot hold
+LARGEST_LOSS = float(torch.finfo(torch.float32).max)  # sums of larger losses could become inf, which JSON lacks
 
 PLAIN = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 )
-"""Accepted dtypes: those that can be summed and tested for nan."""
+"""The accepted dtypes. They can be summed and tested for nan."""
 
 _FINITE_JSON = json.JSONEncoder(allow_nan=False)
 
@@ -50,13 +50,13 @@ class _Strict(BaseModel):
 
 
 class _Metrics(_Strict):
-    """What plugins report in JSON; the core's own part of it."""
+    """The core's own part of an update's metrics. The other metrics are free JSON."""
 
     losses: dict[str, Loss] = {}
 
 
 class _Claims(_Strict):
-    """What an update says besides its tensors. Strict: True is not a number, 3.0 is not a count."""
+    """The fields of an update next to its tensors. They are strict: True is not a number, 3.0 is not a count."""
 
     client: Count
     samples: Positive
@@ -83,14 +83,13 @@ class _Evaluation(_Strict):
 
 
 class UpdateValidator:
-    """Validates what clients send against what the server asked for and knows about them.
+    """Validates outcomes of clients against the server's tasks and against its knowledge of the clients.
 
-    Every method raises ``RejectUpdate``, which names the client, what it sent and what was expected. The content of a
-    plugin's payload is not validated here: the collector rejects an update that makes the plugin's hooks raise.
+    Every method raises ``RejectUpdate`` with the client, the value that it sent and the expectation. The validator does
+    not check the content of a plugin's payload: the collector rejects an update for which the plugin's hooks raise.
 
-    :param store: where clients keep their state.
-    :param updates_on: the device on which updates' tensors may be as well; all others are on the CPU.
-    :ivar encoded: the parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them.
+    :param store: the store of the clients' states.
+    :param updates_on: the device on which tensors of updates may be, next to the CPU. All other tensors are on the CPU.
     """
 
     def __init__(self, setup: Setup, partition: Partition, store: ClientStore, updates_on: torch.device) -> None:
@@ -101,6 +100,7 @@ class UpdateValidator:
         self._shared = frozenset(setup.uploads.shared)
         self._plugins = {plugin.name for plugin in setup.plugins}
         self.encoded = {name for plugin in setup.plugins for name in setup.claimed(plugin, "encodes")}
+        """The parameters that an update may lack until ``pre_aggregate`` of the plugin that ``encodes`` them."""
         hooks = ("end_local", "pre_upload", "guard_upload")
         self._senders = {plugin.name for hook in hooks for plugin in setup.plugins.implementers(hook)}
         shapes = setup.layout.shapes.values()
@@ -120,18 +120,18 @@ class UpdateValidator:
         self._check_claims(claims, task, lr)
         self._check_metrics(update.metrics, claims.metrics.losses, what)
         for plugin in sorted(set(update.payload) & self._plugins - self._senders):
-            raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, whose clients send none")
+            raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, which has no hook that sends tensors")
         return update, self.check(task, update, encoded=True)
 
     def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> float:
-        """Validate an update as it is aggregated, after server-side hooks changed it.
+        """Validate an update before it is aggregated; hooks of the server may have changed it.
 
         :param encoded: whether parameters that plugins encode may be absent.
         :returns: the largest magnitude of a value.
         """
         what = f"client {task.client}"
         if update.client != task.client:
-            raise RejectUpdate(f"{what}: the update says that it is client {update.client}'s")
+            raise RejectUpdate(f"{what}: the update says that it comes from client {update.client}")
         for name, number in (("samples", update.samples), ("steps", update.steps)):
             if type(number) is not int or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
@@ -139,7 +139,7 @@ class UpdateValidator:
         largest = [self._uploads.check(update.model, self._shared - absent, what)]
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
-                raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is no plugin of this run")
+                raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is not a plugin of this run")
             largest.append(self._check_extra(tensors, what, f"plugin {plugin!r}"))
         return max(largest)
 
@@ -161,12 +161,12 @@ class UpdateValidator:
     def evaluation(
         self, task: ClientTask, outcome: Outcome, totals: Mapping[str, int], classes: int
     ) -> tuple[dict[str, Any], str]:
-        """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` gives them.
+        """Return a client's counts by protocol, as :func:`fedcore.client.evaluation.evaluate` returns them.
 
-        The second value says why the client's own model cannot be evaluated; its protocols are absent then.
+        The second value says why the client's own model cannot be evaluated. The counts then lack its protocols. They
+        have a confusion matrix for the client's own model if the task asks for it.
 
-        :param totals: protocol -> number of samples that it is evaluated on; exactly these protocols are expected.
-            A confusion matrix is there where the task asks for it, for the client's own model.
+        :param totals: protocol -> the number of samples of its evaluation. Exactly these protocols are expected.
         """
         found, sent = {}, _parsed(_Evaluation, _expected(Evaluation, outcome, task), f"client {task.client}")
         for protocol, samples in totals.items():
@@ -176,7 +176,7 @@ class UpdateValidator:
             counts = _parsed(_Counts, sent.counts.get(protocol), what)
             fits = len(counts.correct) == len(counts.total) == classes and sum(counts.total) == samples
             if not fits or any(c > t for c, t in zip(counts.correct, counts.total)):
-                raise RejectUpdate(f"{what}: is no count of {samples} samples of {classes} classes")
+                raise RejectUpdate(f"{what}: the counts do not fit {samples} samples of {classes} classes")
             asked = task.meta["confusion"] and PROTOCOLS[protocol].own_model
             if asked and not _is_confusion_of(counts):
                 raise RejectUpdate(f"{what}: its confusion matrix does not match its counts of {classes} classes")
@@ -209,13 +209,13 @@ class UpdateValidator:
             raise _unexpected(task, "version", claims.version, states)
 
     def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
-        """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of plugins that the run has not."""
+        """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of unknown plugins."""
         try:
             size = len(_FINITE_JSON.encode(given))
         except (TypeError, ValueError, RecursionError) as error:
-            raise RejectUpdate(f"{what}: metrics are no JSON of finite numbers ({error})") from None
+            raise RejectUpdate(f"{what}: metrics are not JSON with finite numbers ({error})") from None
         if size > METRICS_BYTES:
-            raise RejectUpdate(f"{what}: metrics take {size} bytes, at most {METRICS_BYTES} are taken")
+            raise RejectUpdate(f"{what}: metrics take {size} bytes, at most {METRICS_BYTES} are allowed")
         for name in losses:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
                 raise RejectUpdate(f"{what}: loss {_short(name)} belongs to no plugin of this run")
@@ -225,7 +225,7 @@ class UpdateValidator:
         if size > self._limit:
             raise RejectUpdate(
                 f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
-                "taken; --max-payload allows more"
+                "allowed; --max-payload sets this limit"
             )
         largest = largest_values(tensors)
         broken = out_of_range(largest)
@@ -241,7 +241,7 @@ def _expected(kind: type[Expected], outcome: Outcome, task: ClientTask) -> Expec
 
 
 def _check_plain(tensors: Mapping[str, Tensor], what: str, device: torch.device = CPU) -> None:
-    """Refuse what is no mapping from names to dense tensors of a common dtype, on the CPU or this device."""
+    """Refuse anything but a mapping of names to dense tensors of a common dtype, on the CPU or this device."""
     if not isinstance(tensors, dict):
         raise RejectUpdate(f"{what}: sent a {type(tensors).__name__}, expected tensors by name")
     for name, tensor in tensors.items():
@@ -256,7 +256,7 @@ def _check_plain(tensors: Mapping[str, Tensor], what: str, device: torch.device 
 
 
 def _is_confusion_of(counts: _Counts) -> bool:
-    """Whether the matrix is square, has the samples of each class in its rows and the correct ones on its diagonal."""
+    """Whether the matrix is square, its rows add up to the classes' samples, and its diagonal is the correct ones."""
     rows, classes = counts.confusion, len(counts.total)
     if len(rows) != classes or any(len(row) != classes for row in rows):
         return False
@@ -270,7 +270,7 @@ def _parsed(model: type[Model], value: Any, what: str) -> Model:
         first = error.errors(include_url=False)[0]
         where = "".join(f" {part}" for part in first["loc"][:3])
         given = "" if first["type"] == "missing" else f" (given: {_short(first['input'])})"
-        problem = first["msg"].partition(" or instance of ")[0]  # of a class that no client knows
+        problem = first["msg"].partition(" or instance of ")[0]  # the rest names a private class
         raise RejectUpdate(f"{what}:{where}: {lower_first(problem)}{given}") from None
 
 
@@ -283,4 +283,4 @@ def _short(value: Any) -> str:
     try:
         return reprlib.repr(value)
     except ValueError:  # an integer of thousands of digits
-        return f"a {type(value).__name__} beyond writing"
+        return f"a {type(value).__name__} too large to show"

@@ -136,5 +136,5 @@ def test_a_network_of_unknown_names(go):
         def begin_round(self, server):
             server.network({"classifier.wait": torch.zeros(1)})
 
-    with pytest.raises(PluginContractError, match=r"'classifier.wait', which the model has not"):
+    with pytest.raises(PluginContractError, match=r"passes 'classifier.wait' to server.network, but the model has"):
         go(Wrong)
