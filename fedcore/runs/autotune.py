@@ -1,4 +1,4 @@
-"""Choose the memory format of images and convolutions by measurement, in place of a fixed rule."""
+"""Choose the memory format of images and convolutions by measurement instead of a fixed rule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARM_UP, TURNS, STEPS = 2, 5, 3
 def tuned(config: RunConfig, model: SplitModel, dataset: Dataset) -> RunConfig:
     """Return the configuration with the memory format in which training steps are faster on this machine.
 
-    A format that the user chose stays; so does ``auto`` where a model or data set has no choice.
+    A format that the user chose stays. ``auto`` stays, too, if the model or the data set leaves no choice.
     """
     if config.memory_format != "auto" or not convolves(model) or not isinstance(dataset.train, ResidentSamples):
         return config
@@ -56,7 +56,7 @@ class _Steps:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6, momentum=config.momentum)
 
     def take(self, count: int) -> float:
-        """Take steps; returns seconds."""
+        """Take steps; return their seconds."""
         began = time.perf_counter()
         for _ in range(count):
             self._optimizer.zero_grad(set_to_none=True)

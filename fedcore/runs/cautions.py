@@ -1,5 +1,7 @@
-"""What a user should know as a run begins or goes on: options without effect, figures it will not have, a schedule
-that restarts."""
+"""Cautions for the user when a run begins or goes on.
+
+They are about options without effect, figures that the run will not have, other versions, and a changed schedule.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from fedcore.runs.saved import code_in
 
 
 def data_cautions(dataset: Dataset) -> list[str]:
-    """Return what is to be said of a data set: its own notes, and where accuracy means nothing on it."""
+    """Return the cautions about a data set: its own notes, and whether accuracy means anything on it."""
     if dataset.num_classes > 1:
         return [*dataset.notes]
     return [
@@ -27,10 +29,10 @@ def data_cautions(dataset: Dataset) -> list[str]:
 
 
 def option_cautions(config: RunConfig) -> list[str]:
-    """Return what is to be said of options that have no effect, or not the wanted one."""
+    """Return the cautions about options without effect, or with another effect than the user may want."""
     found, processors = [], cores()
     if config.local_steps is not None and config.local_epochs != RunConfig.model_fields["local_epochs"].default:
-        found.append(f"--local-epochs {config.local_epochs} has no effect beside --local-steps {config.local_steps}")
+        found.append(f"--local-epochs {config.local_epochs} has no effect next to --local-steps {config.local_steps}")
     if config.engine == "local" and config.workers is not None and config.workers > 2 * processors:
         found.append(
             f"--workers {config.workers} on {processors} core{'s' * (processors > 1)}: more workers than cores take "
@@ -40,14 +42,14 @@ def option_cautions(config: RunConfig) -> list[str]:
 
 
 def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
-    """Return what is to be said where no client has a held-out part, though the run is about clients' own figures."""
+    """Return the cautions about a run on clients' own figures in which no client has a held-out part."""
     share = setup.config.client_test_fraction
     if partition.is_declared or setup.config.partition.endswith(".json") or partition.test.sizes.any():
-        return []  # the split is another's, or there is nothing to say
+        return []  # the split was made elsewhere, or clients do hold samples out
     if share:
         return [
-            "no client has a held-out sample, and the run no figures on held-out parts: --client-test-fraction "
-            f"{share:g} of {len(partition.train.positions)} samples among {partition.num_clients} clients leaves none"
+            "no client has a held-out sample, so the run has no figures on held-out parts: --client-test-fraction "
+            f"{share:g} is too small for {len(partition.train.positions)} samples among {partition.num_clients} clients"
         ]
     if setup.layout.personal or setup.plugins.implementers("personal_model"):
         return [
@@ -58,11 +60,12 @@ def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:
 
 
 def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[str]:
-    """Return what is to be said where a run goes on with other versions than it was begun with.
+    """Return the cautions about a run that goes on with other versions than it was begun with.
 
-    They are those of fedcore, torch and its plugins' packages, the CPU's instruction set, and the user's own code.
+    The versions are of fedcore, torch, the plugins' packages, the CPU's instruction set, and the user's own code.
 
-    :param begun_with: what :func:`fedcore.runs.provenance.versions` returned then; what is no text says nothing.
+    :param begun_with: the result of :func:`fedcore.runs.provenance.versions` at the beginning. Values of other types
+        than text are ignored.
     """
     points, now = registry.available("plugin"), versions(config)
     used = [point.dist.name for name in config.plugins if (point := points.get(name)) is not None and point.dist]
@@ -77,9 +80,10 @@ def version_cautions(config: RunConfig, begun_with: Mapping[str, Any]) -> list[s
 
 
 def schedule_cautions(before: int, config: RunConfig, trained: int) -> list[str]:
-    """Return what is to be said where the number of rounds changes and the learning rate depends on it.
+    """Return the cautions about a changed number of rounds on which the learning rate depends.
 
-    :param before: the number of rounds that the run was to have; it has ``trained`` some of them.
+    :param before: the number of rounds before the change.
+    :param trained: the number of rounds that the run has trained.
     """
     if config.lr_schedule != "cosine" or not 0 < trained < config.rounds or before == config.rounds:
         return []

@@ -1,7 +1,7 @@
-"""Checkpoints: the last two, each one file written atomically, with the clients' states that they name.
+"""The last two checkpoints, with the clients' states that they name. Each is a file that is written atomically.
 
-A checkpoint is only as good as what it names. Clients' states are on the disk before it is written, and nothing
-that one of the two names is deleted, so that a run can go on from the older one when the newer is damaged.
+A checkpoint is only as good as the states that it names. These are on the disk before the checkpoint is written. No
+state that one of the two names is deleted, so that a run can go on from the older one if the newer one is damaged.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ KEPT = 2
 PHASES = {"train": 0, "post_train": 1, "done": 2}
 
 _PLAIN = ("round", "phase", "ledger", "best", "before_correction", "metrics_bytes", "virtual_time")
-"""What of a server's state goes into a checkpoint's JSON as it is."""
+"""The fields of a server's state that go into a checkpoint's JSON unchanged."""
 
 Note = Callable[[str], None]
-"""Called with a message for the user, as ``notify`` is with the event ``note``."""
+"""A callback that takes a message for the user."""
 
 Check = Callable[[ServerState, Mapping[str, Any]], object]
 
@@ -36,7 +36,7 @@ _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, OSError, RunDirecto
 
 
 class CheckpointStore:
-    """The checkpoints of a run: saved, found again, the old ones deleted.
+    """The checkpoints of a run. It saves and loads them, and deletes the old ones.
 
     :param clients: the clients' states.
     """
@@ -44,19 +44,19 @@ class CheckpointStore:
     def __init__(self, root: Path, clients: ClientStore) -> None:
         self.root, self.clients = root, clients
         self.binding: Mapping[str, Any] | None = None
-        """What every checkpoint that is written is bound to, see :attr:`fedcore.runs.saved.SavedConfig.binding`."""
+        """The binding that every new checkpoint carries, see :attr:`fedcore.runs.saved.SavedConfig.binding`."""
         self.found: Mapping[str, Any] = {}
         """The JSON part of the checkpoint that was loaded."""
         self._kept: dict[Path, Manifest] = {}  # oldest first
 
     def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
-        """Write a checkpoint, its clients' states first; then delete what neither it nor the one before names.
+        """Write a checkpoint, after the clients' states. Then delete states that neither of the last two names.
 
-        Clients may train the next round meanwhile: their versions are left.
+        Clients may train the next round meanwhile. The versions that they write stay.
 
-        :param touched: clients that may have written versions since the last checkpoint, accepted or not.
-        :param metrics: SHA-256, in hex, of the part of metrics.jsonl that the state counts.
-        :raises StorageError: it cannot be written; what was there before stays.
+        :param touched: the clients that may have written versions since the last checkpoint, accepted or not.
+        :param metrics: SHA-256, in hex, of the part of metrics.jsonl that belongs to the state.
+        :raises StorageError: the checkpoint cannot be written. The earlier files stay.
         """
         path = self.root / f"{state.round:06d}-{PHASES[state.phase]}-{state.phase}.safetensors"
         manifest = Manifest.of(state.manifest)
@@ -76,14 +76,14 @@ class CheckpointStore:
     def load(
         self, *, check: Check | None = None, note: Note | None = None, phase: str | None = None
     ) -> ServerState | None:
-        """Return the newest checkpoint that is whole with all that it names; None where there is none. Writes nothing.
+        """Return the newest checkpoint that is whole, with the states that it names; None if there is no checkpoint.
 
-        Of the clients' states it reads those that the checkpoint before has in another version: for the others, an
-        older checkpoint does not help, and their readers check them.
+        It writes nothing. It reads the clients' states whose version differs in the checkpoint before. For other
+        states an older checkpoint would not help; they are checked when a client reads them.
 
-        :param check: raises RunDirectoryError for what else has to fit; it is given the JSON part, too.
-        :param note: told of damaged ones that were passed over.
-        :param phase: of the run, whose checkpoints alone count; default all.
+        :param check: takes the state and the JSON part; raises RunDirectoryError if another condition fails.
+        :param note: called with a message about damaged checkpoints that were skipped.
+        :param phase: consider only checkpoints of this phase of the run; default all.
         :raises RunDirectoryError: there are checkpoints, but none is whole.
         """
         files, problems = self._files(phase), []
@@ -110,17 +110,20 @@ class CheckpointStore:
             return state
         if problems:
             raise RunDirectoryError(
-                f"no checkpoint in {self.root} can be used: {'; '.join(problems)}. Start the run again, its options "
-                f"give the same bits: fedcore train --config {self.root.parent / 'config.yaml'} --out NEW_FOLDER"
+                f"no checkpoint in {self.root} can be used: {'; '.join(problems)}. Start the run again; it gives the "
+                f"same bits: fedcore train --config {self.root.parent / 'config.yaml'} --out NEW_FOLDER"
             )
         return None
 
     def tidy(self) -> None:
-        """Delete what a killed process left: all but what :meth:`load` found, the one before it, and what they name."""
+        """Delete the leftovers of a killed process.
+
+        The checkpoint that :meth:`load` found and the one before it stay, with the states that they name.
+        """
         self._prune(self.clients.everyone())
 
     def step_back(self, round: int) -> int:
-        """Delete the checkpoint of a round, if there is one; returns the round of the last one that is left, else 0."""
+        """Delete the checkpoints from a round on; return the round of the last checkpoint that is left, or 0."""
         self._kept = {path: named for path, named in self._kept.items() if _round_of(path) < round}
         self._prune(())
         return max(map(_round_of, self._kept), default=0)
@@ -136,7 +139,7 @@ class CheckpointStore:
         self.clients.prune(clients, list(self._kept.values()), training=training)
 
     def binding_found(self) -> Any:
-        """Return what the newest readable checkpoint says that it belongs to; None where none says so."""
+        """Return the binding in the newest readable checkpoint; None if there is none."""
         for path in reversed(self._files()):
             with contextlib.suppress(*_DAMAGED):
                 return read_tensors(path)[1]["binding"]
@@ -164,7 +167,7 @@ def _read(path: Path) -> tuple[ServerState, dict[str, Any]]:
     groups: dict[str, Tensors] = {"model": {}, "plugins": {}, "manifest": {}}
     for name, tensor in tensors.items():
         group, _, key = name.partition(SEPARATOR)
-        groups[group][key] = tensor.clone()  # in memory of its own, as torch allocates it
+        groups[group][key] = tensor.clone()  # the file's buffer is one block, which a single tensor would keep
     state = ServerState(
         model=groups["model"],
         plugins=unflatten(groups["plugins"], meta["plugins"]),

@@ -40,17 +40,17 @@ from fedcore.server.state import ServerState
 class RunDirectory:
     """Paths and files of one run.
 
-    ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round),
-    ``sessions.jsonl`` (a line per process that trained it), ``summary.json``, ``model.safetensors``, ``checkpoint/``,
-    ``clients/``.
+    They are ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round),
+    ``sessions.jsonl`` (a line per process that trained the run), ``summary.json``, ``model.safetensors``,
+    ``checkpoint/`` and ``clients/``.
 
-    :param with_clients: whether the clients' states are in it; not where the clients keep them themselves.
+    :param with_clients: whether the directory holds the clients' states. Remote clients keep their states themselves.
     """
 
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
         self._locked = False
-        self._missing: list[Path] = []  # folders that were not there before, innermost first
+        self._missing: list[Path] = []  # the folders that this object made, innermost first
         self.metrics = RecordFile(path / "metrics.jsonl")
         self.sessions = RecordFile(path / "sessions.jsonl")
         self.clients = (ClientStore if with_clients else RemoteClientStore)(path / "clients")
@@ -62,9 +62,9 @@ class RunDirectory:
 
     @staticmethod
     def choose(out: Path) -> Path:
-        """Return the path of a new run directory that the user names; makes nothing.
+        """Return the path of a new run directory that the user names. It does not make the directory.
 
-        :raises RunDirectoryError: it exists and holds something.
+        :raises RunDirectoryError: the directory exists and is not empty.
         """
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise _exists(out)
@@ -73,11 +73,11 @@ class RunDirectory:
     @staticmethod
     @contextlib.contextmanager
     def reserve(plugins: list[str]) -> Iterator[Path]:
-        """Make an empty folder below ``runs`` that is named after time and plugins, which no other process is given.
+        """Make an empty folder below ``runs``, named after time and plugins. No other process gets the same folder.
 
-        It is deleted again where the block raises and nothing is in it.
+        If the block raises and the folder is empty, it is deleted again.
 
-        :raises RunDirectoryError: it cannot be made.
+        :raises RunDirectoryError: the folder cannot be made.
         """
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
@@ -103,7 +103,7 @@ class RunDirectory:
     def create(cls, out: Path, *, with_clients: bool = True) -> Iterator[RunDirectory]:
         """Make a new, empty run directory, and keep other processes from it until the block ends.
 
-        :raises RunDirectoryError: it cannot be made, or another process has begun a run there since it was chosen.
+        :raises RunDirectoryError: the directory cannot be made, or another process began a run there meanwhile.
         """
         try:
             missing = make_folders(out)
@@ -117,7 +117,7 @@ class RunDirectory:
             yield made
 
     def discard(self) -> None:
-        """Delete what :meth:`create` made and all that is in it; for a run without a finished round."""
+        """Delete the folders that :meth:`create` made, with their content. It is for a run without a finished round."""
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         _remove_empty(self._missing)
@@ -126,11 +126,11 @@ class RunDirectory:
     def open(cls, path: Path) -> RunDirectory:
         """Open the directory of an earlier run.
 
-        :raises RunDirectoryError: there is no run in it, or there is a link in it.
+        :raises RunDirectoryError: the directory holds no run, or it holds a link.
         """
         if not os.path.lexists(path / "config.yaml"):
             raise RunDirectoryError(
-                f"{path} is no run directory: it has no config.yaml. Name the folder that train printed."
+                f"{path} is not a run directory: it has no config.yaml. Name the folder that train printed."
             )
         refuse_links(path)
         return cls(path.resolve())
@@ -170,16 +170,16 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from going on with this run until the block ends; may be entered again inside.
+        """Keep other processes from training this run until the block ends. The block may take the lock again.
 
-        :raises RunDirectoryError: one is at work.
+        :raises RunDirectoryError: another process trains this run.
         """
         if self._locked:
             yield
             return
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
-        except OSError as error:  # a process that could not begin a run here has deleted it
+        except OSError as error:  # another process could not begin its run here, and deleted the directory
             raise RunDirectoryError(f"{self.path} cannot be opened: {error.strerror or error}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,7 +198,7 @@ class RunDirectory:
             os.close(descriptor)
 
     def append_metrics(self, record: dict[str, Any]) -> int:
-        """Append a line to metrics.jsonl; returns and raises as :meth:`RecordFile.append`."""
+        """Append a line to metrics.jsonl; see :meth:`RecordFile.append`."""
         return self.metrics.append(record)
 
     def read_metrics(self, note: Note = lambda message: None) -> list[dict[str, Any]]:
@@ -206,9 +206,9 @@ class RunDirectory:
         return self.metrics.read(note)
 
     def checkpoint(self, state: ServerState, touched: Iterable[int] = ()) -> Callable[[], None]:
-        """Return what saves a checkpoint, see :meth:`CheckpointStore.save`, in this thread or another.
+        """Return a function that saves a checkpoint, in any thread; see :meth:`CheckpointStore.save`.
 
-        It counts the records as they are now, and they are on the disk before it.
+        The checkpoint belongs to the records as of this call. They are on the disk before the checkpoint.
         """
         metrics = self.metrics.digest(state.metrics_bytes)
 
@@ -223,10 +223,10 @@ class RunDirectory:
     def recover(
         self, note: Note, check: Callable[[ServerState], None] = lambda state: None, *, phase: str | None = None
     ) -> ServerState | None:
-        """Return what the run goes on from, None for the start, and put the directory back to it.
+        """Return the state from which the run goes on, or None for the start, and restore the directory to it.
 
-        :param note: told of damaged files that were passed over.
-        :param check: raises an error for a state that is none of this run, before anything is written.
+        :param note: called with a message about damaged files that were skipped.
+        :param check: raises an error if the state belongs to another run. Nothing has been written by then.
         :param phase: go on from a checkpoint of this phase only.
         :raises RunDirectoryError: there are checkpoints, but none can be used.
         """
@@ -236,14 +236,14 @@ class RunDirectory:
                 note=note,
                 phase=phase,
             )
-        except RunDirectoryError:  # somebody may have edited the records, which training does not read
+        except RunDirectoryError:  # somebody may have edited the records; training does not need them
             state = self.checkpoints.load(
                 check=lambda state, meta: self.metrics.check(state.metrics_bytes), note=note, phase=phase
             )
             note(f"{self.metrics.path} was changed since it was written; its lines are kept, and the run goes on")
         if state is not None:
             check(state)
-        self.metrics.restore(state.metrics_bytes if state else 0)  # what came after it will be written again
+        self.metrics.restore(state.metrics_bytes if state else 0)  # later records will be written again
         self.sessions.restore()
         self.checkpoints.tidy()
         for path in self.path.glob(f".*{TEMPORARY}"):
@@ -267,9 +267,9 @@ class RunDirectory:
             raise RunDirectoryError(f"{file} {what}. {self.how_to_resume} writes it again") from error
 
     def read_summary(self, note: Note | None = None) -> dict[str, Any] | None:
-        """Return summary.json, or None where there is none that is whole.
+        """Return summary.json, or None if it is missing or damaged.
 
-        :param note: told where there is one that is damaged.
+        :param note: called with a message if it is damaged.
         """
         file = self.path / "summary.json"
         try:
@@ -290,14 +290,14 @@ class RunDirectory:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json."""
         text = json.dumps(summary, indent=2)
-        # A row of numbers in one line: a confusion matrix of 100 classes has 10,000 of them.
+        # A row of numbers takes one line: a confusion matrix of 100 classes has 10,000 numbers.
         rows = re.sub(r"\[\n[\s\d.,eE+-]+\]", lambda row: "[" + " ".join(row[0][1:-1].split()) + "]", text)
         write_text(self.path / "summary.json", rows + "\n")
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
-        with contextlib.suppress(OSError):  # something is in it
+        with contextlib.suppress(OSError):  # the folder is not empty
             folder.rmdir()
 
 
@@ -306,7 +306,7 @@ def _encodable(out: Path) -> Path:
     try:
         str(out).encode()
     except UnicodeEncodeError:
-        raise RunDirectoryError(f"--out {str(out)!a} is no text in UTF-8; choose another directory") from None
+        raise RunDirectoryError(f"--out {str(out)!a} is not valid UTF-8; choose another directory") from None
     return out
 
 

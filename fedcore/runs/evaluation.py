@@ -1,4 +1,4 @@
-"""Which evaluation protocols a run has, and their figures for a committed state."""
+"""The evaluation protocols of a run, and their figures for a committed state."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from fedcore.server.state import ServerState
 
 
 class Evaluator:
-    """Evaluates committed states; changes nothing.
-
-    :ivar confusions: protocol -> confusion matrix that the last evaluation counted, a row per class: of the global
-        model on the test set, and of the clients' own models, all clients added up. Empty where the evaluation
-        was not asked for them, and for more than ``MAX_CONFUSION`` classes.
-    """
+    """Evaluates committed states, without changing them."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.placement = Placement.of(federation.config, federation.setup.model)
         self.device = self.placement.device
         self.confusions: dict[str, npt.NDArray[np.int64]] = {}
+        """Protocol -> the confusion matrix of the last evaluation, a row per class.
+
+        The matrices are of the global model on the test set, and of the clients' own models, summed over the clients.
+        The mapping is empty if the evaluation was not asked for them, or for more than ``MAX_CONFUSION`` classes.
+        """
 
     @cached_property
     def overlaps(self) -> bool:
-        """Whether the device evaluates while the next round trains: on CUDA, where only the global model is evaluated.
+        """Whether the device evaluates while the next round trains: on CUDA, if only the global model is evaluated.
 
-        Not where a hook or ``--patience`` looks at a round's figures before the next one.
+        It does not if a hook or ``--patience`` needs the figures of a round before the next round.
         """
         waits = self.federation.setup.plugins.implements("report") or self.federation.config.patience is not None
         return self.device.type == "cuda" and not waits and self._global and not self._on_clients
@@ -52,7 +52,7 @@ class Evaluator:
         return self.begin(state, with_confusion=with_confusion)()
 
     def begin(self, state: ServerState, *, with_confusion: bool = False) -> Callable[[], dict[str, Any]]:
-        """Begin an evaluation; returns a function that waits for it and returns the figures."""
+        """Begin an evaluation; return a function that waits for it and returns the figures."""
         with_confusion = with_confusion and self.federation.dataset.num_classes <= MAX_CONFUSION
         with torch.cuda.stream(self._stream):
             counted = self._count(state, with_confusion) if self._global else None
@@ -68,14 +68,14 @@ class Evaluator:
                     self.confusions["global"] = np.array(counts["confusion"], dtype=np.int64)
             else:
                 example = sorted(self.federation.setup.layout.personal)[0]
-                metrics["global_reason"] = f"no global model: {example!r} and the like stay on the clients"
+                metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
             metrics.update(self.evaluate_clients(state, with_confusion=with_confusion))
             return metrics
 
         return figures
 
     def _count(self, state: ServerState, with_confusion: bool) -> Counted:
-        """Count on the server's test set; on CUDA the counts may still be computed."""
+        """Count on the server's test set. On CUDA the device may still compute the counts."""
         model = loaded(self._twin, state) if self.overlaps else self.load_model(state)
         threads = cores() if self.device.type == "cpu" else 1
         classes = self.federation.dataset.num_classes
@@ -83,12 +83,12 @@ class Evaluator:
 
     @cached_property
     def _twin(self) -> SplitModel:
-        """A model for evaluation alone, whose weights nobody else loads while the device reads them."""
+        """A model for evaluation alone: nothing else loads weights into it while the device reads them."""
         return self.placement.model(copy.deepcopy(self.federation.setup.model))
 
     @cached_property
     def _test(self) -> Samples:
-        """The server's test set, on a GPU moved there once."""
+        """The server's test set. It is moved to a GPU once."""
         test = self.federation.dataset.test
         return test if self.device.type == "cpu" else test.to(self.device, self.placement.memory_format)
 
@@ -110,7 +110,7 @@ class Evaluator:
         possible = {
             "global_local": self._held_out and self._global,
             "personal": self._held_out and personal,
-            "personal_global": personal and not federation.partition.is_declared,  # else no client holds it
+            "personal_global": personal and not federation.partition.is_declared,  # such clients lack the test set
         }
         return [name for name in ON_CLIENTS if possible[name]]
 
@@ -149,9 +149,9 @@ class Evaluator:
         return summary
 
     def _add_confusions(self, counts: Mapping[str, dict[str, Any]]) -> None:
-        """Move the confusion matrices out of a client's counts into the sums over all clients.
+        """Move the confusion matrices from a client's counts to the sums over all clients.
 
-        Those of all clients together would take more memory than all other counts.
+        The matrices of all clients together would take more memory than all other counts.
         """
         for protocol, counted in counts.items():
             if "confusion" in counted:
@@ -159,13 +159,13 @@ class Evaluator:
                 self.confusions[protocol] = matrix + self.confusions.get(protocol, np.int64(0))
 
     def _samples(self, task: ClientTask) -> dict[str, int]:
-        """Return how many samples a client has for each protocol that its task asks for."""
+        """Return the number of a client's samples for each protocol of its task."""
         held_out, test = self.federation.partition.test.size(task.client), len(self.federation.dataset.test)
         sizes = {name: held_out if PROTOCOLS[name].held_out else test for name in task.meta["protocols"]}
         return {protocol: sizes[protocol] for protocol in sizes if sizes[protocol]}
 
     def best(self, state: ServerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the best round so far by accuracy on the clients' held-out parts; empty without those."""
+        """Return the best round so far by accuracy on the clients' held-out parts; empty if there are none."""
         protocol = next((name for name in VALIDATION if name in self._on_clients), None)
         if protocol is None or protocol not in metrics:  # no client's own model could be evaluated
             return state.best
@@ -183,15 +183,15 @@ class Evaluator:
 
 
 def loaded(model: SplitModel, state: ServerState) -> SplitModel:
-    """Load the committed weights into a model; returns it in eval mode."""
+    """Load the committed weights into a model; return it in eval mode."""
     copy_into(model.state_dict(), state.model)
     return model.eval()
 
 
 def evaluation_tasks(scope: ServerScope, clients: Iterable[int], **meta: Any) -> list[ClientTask]:
-    """Return tasks that evaluate the committed state on clients, after the broadcasts that they need.
+    """Send the broadcasts of an evaluation; return the tasks that evaluate the committed state on clients.
 
-    :param meta: what :func:`fedcore.client.evaluation.evaluate_client` reads beside ``took_part``.
+    :param meta: the values that :func:`fedcore.client.evaluation.evaluate_client` reads next to ``took_part``.
     """
     state = scope.committed
     key = f"evaluate-{state.round}-{state.phase}"

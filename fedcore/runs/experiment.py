@@ -44,26 +44,26 @@ def run(
     """Train as configured, in a new run directory.
 
     A run uses torch's global random generator and number of threads, which belong to the whole process. Threads of one
-    program that call fedcore take turns, with a warning. What else the program does meanwhile is to draw from a
-    ``torch.Generator`` of its own: a draw from the global one can change the run's numbers, so that the same seed gives
-    other results. After each round fedcore compares the generator's state with the one that it left, and a note says
-    where they differ; a draw while fedcore itself uses the generator leaves no trace.
+    program that call fedcore take turns, with a warning. Other code of the program should draw from a
+    ``torch.Generator`` of its own meanwhile: a draw from the global generator can change the run's numbers, so that the
+    same seed gives other results. After each round fedcore compares the generator's state with the state that it left.
+    A note tells if they differ. A draw while fedcore itself uses the generator leaves no trace.
 
     :param config: default a configuration without any option.
-    :param model: in place of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a network. If
-        it is no ``SplitModel``, its last linear layer becomes the classifier.
-    :param plugins: plugin classes, in a list or as a mapping to their options; names may stand among them.
+    :param model: an object instead of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a
+        network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier.
+    :param plugins: plugin classes or names, in a list or as a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
-    :param partition: who holds which samples, in place of the configured partition. A :meth:`Partition.declared` one is
-        of clients that hold their own data; ``engine`` has to reach them.
-    :param engine: makes the engine in place of the configured one; for engines that are objects of the caller's.
-    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``); by default a
+    :param partition: a partition instead of the configured one. In a :meth:`Partition.declared` partition the clients
+        hold their own data; ``engine`` has to reach them.
+    :param engine: makes the engine instead of the configured one; for engines that are objects of the caller.
+    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``). By default a
         notebook shows the progress.
     :raises ConfigError: or a subclass. Nothing has been written by then.
-    :raises RoundFailedError: too few usable updates; the directory holds the last finished round.
-    :raises Interrupted: Ctrl-C; the directory holds the last finished round, too. Without a finished round no error
-        leaves a directory.
+    :raises RoundFailedError: a round has too few usable updates. The directory holds the last finished round.
+    :raises Interrupted: Ctrl-C. The directory holds the last finished round, too. Before the first finished round every
+        error deletes the directory.
     """
     refuse_while_importing()
     config, given, notify = RunConfig() if config is None else config, Given(), notify or notebook_display()
@@ -87,7 +87,7 @@ def run(
 def started(
     config: RunConfig, *, notify: Notify | None = None, engine: Make | None = None, partition: Partition | None = None
 ) -> Iterator[tuple[Experiment, ServerState]]:
-    """Prepare a run in a new run directory and start its engine; for callers that go round by round."""
+    """Prepare a run in a new run directory and start its engine. It is for callers that go round by round."""
     with one_thread(), Run.new(config, partition=partition, reached=engine is not None) as new:
         initial = new.initial()
         with new.started(initial, notify, engine) as experiment:
@@ -109,22 +109,24 @@ def resume(
 ) -> RunResult:
     """Go on with a run from its last checkpoint, with the same options and to the same bits.
 
-    A checkpoint that is damaged, or names a client's state that is, is passed over for the one before it.
+    If the last checkpoint or a client's state that it names is damaged, the run goes on from the checkpoint before.
 
-    :param model: the object that :func:`run` was given, likewise ``plugins`` and ``dataset``; needed for those that
-        config.yaml names ``object:...``.
+    :param model: the object that was passed to :func:`run`. It is needed if config.yaml names it ``object:...``.
+    :param plugins: the plugins that were passed to :func:`run`, as for ``model``.
+    :param dataset: the data set that was passed to :func:`run`, as for ``model``.
     :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
-    :param allow_code: import what its configuration names as ``module:...``; do so for a directory that you trust.
-    :param allow_outside: let its trackers write, and its engine connect, where its configuration says, outside of the
-        directory.
+    :param allow_code: import code that the run's configuration names as ``module:...``. Use it only for a directory
+        that you trust.
+    :param allow_outside: let the run's trackers write, and its engine connect, outside of the directory, as its
+        configuration says.
     :param engine: as in :func:`run`.
-    :param changes: options of :data:`fedcore.base.identity.CHANGEABLE` with other values from here on, recorded in
-        config.yaml. With more rounds the bits are those of a run of so many if neither the learning rate's schedule
-        nor a method looks at their number.
+    :param changes: new values for options of :data:`fedcore.base.identity.CHANGEABLE`; config.yaml records them. A run
+        with more rounds has the same bits as a new run with so many rounds, if neither the learning rate's schedule nor
+        a method depends on their number.
     :param out: copy the run to this new directory and resume the copy; ``path`` stays unchanged.
-    :raises RunDirectoryError: there is no run in ``path``, none of its checkpoints is whole, its files do not belong
-        together, or it is being trained.
-    :raises ConfigError: it needs one of the permissions.
+    :raises RunDirectoryError: ``path`` holds no run, none of its checkpoints is whole, its files do not belong
+        together, or another process trains it.
+    :raises ConfigError: the run needs one of the permissions.
     """
     path, notify = Path(path), notify or notebook_display()
     saved, given = given_again(path, model, plugins, dataset)
@@ -148,11 +150,11 @@ def evaluate_run(
     notify: Notify | None = None,
     allow_code: bool = False,
 ) -> dict[str, Any]:
-    """Recompute the metrics of a run's last checkpoint; writes nothing.
+    """Compute the metrics of a run's last checkpoint again. It writes nothing.
 
-    :param model: as for :func:`resume`, likewise ``plugins`` and ``dataset``.
-    :param notify: called with ``note`` and its message where a damaged checkpoint was passed over.
-    :param allow_code: as for :func:`resume`.
+    The other arguments are as for :func:`resume`.
+
+    :param notify: called with ``note`` and its message if a damaged checkpoint was skipped.
     :raises RunDirectoryError: there is no checkpoint.
     """
     with _reopened(path, model, plugins, dataset, allow_code) as reopened:
@@ -167,9 +169,10 @@ def load_run(
     dataset: DatasetObject | None = None,
     allow_code: bool = False,
 ) -> RunResult:
-    """Return a finished run as :func:`run` returned it: figures, history, configuration and model; writes nothing.
+    """Return a finished run as :func:`run` returned it: figures, history, configuration and model. It writes nothing.
 
-    :param model: as for :func:`resume`, likewise ``plugins``, ``dataset`` and ``allow_code``.
+    The arguments are as for :func:`resume`.
+
     :raises RunDirectoryError: there is no finished run in ``path``, or its files do not belong together.
     """
     with _reopened(path, model, plugins, dataset, allow_code) as reopened:
@@ -185,14 +188,13 @@ def client_model(
     dataset: DatasetObject | None = None,
     allow_code: bool = False,
 ) -> nn.Module:
-    """Return a client's own model after a run's last checkpoint, on the CPU, in eval mode; writes nothing.
+    """Return a client's own model after a run's last checkpoint, on the CPU, in eval mode. It writes nothing.
 
     It is the model of the protocol ``personal``, and returns (features, logits). A client that never trained has the
-    global one.
+    global model. The other arguments are as for :func:`resume`.
 
-    :param client: its number, from 0.
-    :param model: as for :func:`resume`, as are ``plugins``, ``dataset`` and ``allow_code``.
-    :raises ConfigError: the run's methods give clients no model of their own, or it has no such client.
+    :param client: the client's number, from 0.
+    :raises ConfigError: the clients of the run have no models of their own, or the run has no such client.
     :raises RunDirectoryError: there is no run in ``path``, or it has no checkpoint.
     :raises PluginCallError: ``personal_model`` raised.
     """
@@ -208,7 +210,7 @@ def _reopened(
     dataset: DatasetObject | None,
     allow_code: bool,
 ) -> Iterator[Run]:
-    """Open a run that is only looked at, with the objects that its configuration has names for."""
+    """Open a run for reading, with the objects that its configuration names."""
     path = Path(path)
     _, given = given_again(path, model, plugins, dataset)
     with one_thread(), given.lent():
@@ -217,20 +219,18 @@ def _reopened(
 
 @dataclass(frozen=True)
 class ClientModel:
-    """A client's own model on the CPU, contiguous, in eval mode.
-
-    :param took_part: whether the client trained; else its model is the global one, with first personal parameters.
-    """
+    """A client's own model on the CPU, contiguous, in eval mode."""
 
     network: nn.Module
     took_part: bool
+    """Whether the client trained. If it did not, the model is the global one with initial personal parameters."""
 
 
 def own_model(run: Run, client: int) -> ClientModel:
-    """Return a client's model of a run; raises as :func:`fedcore.client_model`."""
+    """Return a client's model of a run; see :func:`fedcore.client_model`."""
     setup, path = run.setup, run.directory.path
     if not setup.layout.personal and not setup.plugins.implementers("personal_model"):
-        raise ConfigError(f"{path} gives clients no model of their own, its global model is that of all")
+        raise ConfigError(f"the clients of {path} have no models of their own: all of them use the global model")
     if not 0 <= client < run.config.clients:
         raise ConfigError(f"{path} has no client {client}, its clients are 0 to {run.config.clients - 1}")
     state = run.last_state()

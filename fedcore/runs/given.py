@@ -1,4 +1,4 @@
-"""Objects in place of names: a model, plugins or a data set that the caller's program defines."""
+"""Objects instead of names: a model, plugins or a data set that the caller's program defines."""
 
 from __future__ import annotations
 
@@ -28,20 +28,17 @@ PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plug
 """Plugin classes (or names) with their options, or a list of them."""
 
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
-"""A data set, a loader, arrays or tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a
-name."""
+"""A data set, a loader, arrays, tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a name."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a program gave to a run.
-
-    :param objects: by kind and name.
-    :param only_here: the reason why no other process can have them; empty where all can.
-    """
+    """The objects that a program passed to a run."""
 
     objects: Mapping[Key, Any] = field(default_factory=dict)
+    """The objects by kind and name."""
     only_here: str = ""
+    """Why other processes cannot have the objects; empty if they can."""
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -50,9 +47,9 @@ class Given:
             yield
 
     def workers(self, config: RunConfig) -> dict[str, Any]:
-        """Return the option to change so that only this process needs the objects; empty if nothing is to change.
+        """Return the option to change so that only this process needs the objects; empty if it does not change.
 
-        :raises ConfigError: the engine runs clients elsewhere.
+        :raises ConfigError: the engine runs clients in other processes.
         """
         if not self.only_here or config.workers == 0:
             return {}
@@ -62,7 +59,7 @@ class Given:
 
     @property
     def note(self) -> str:
-        """What the user is told where :meth:`workers` changed something."""
+        """The message for the user if :meth:`workers` changed an option."""
         return f"{self.only_here}: this run uses this process only"
 
 
@@ -72,9 +69,9 @@ def name_objects(
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
 ) -> tuple[RunConfig, Given]:
-    """Return the configuration with the names of objects, and the objects under these names.
+    """Return the configuration with the names of objects, and the objects by these names.
 
-    :raises ConfigError: something is given both by the configuration and as an object.
+    :raises ConfigError: an option is given both in the configuration and as an object.
     """
     for option, value in (("model", model), ("plugins", plugins), ("dataset", dataset)):
         if value is not None and option in config.model_fields_set and getattr(config, option) not in ("auto", {}):
@@ -95,7 +92,7 @@ def name_objects(
 def given_again(
     path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
 ) -> tuple[RunConfig | None, Given]:
-    """Return a saved run's configuration and the objects that it has names for; none where no object is given."""
+    """Return a saved run's configuration and the objects by its names; None and no objects if no object is given."""
     if model is None and plugins is None and dataset is None:
         return None, Given()
     saved = RunDirectory.open(path).read_config()
@@ -108,9 +105,9 @@ def objects_again(
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
 ) -> Given:
-    """Return objects under the names that a saved configuration has for them; names are passed over.
+    """Return objects by the names that a saved configuration has for them. Arguments that are names are skipped.
 
-    :raises ConfigError: the saved run has no plugin of a class's name.
+    :raises ConfigError: the saved run has no plugin with the name of a class.
     """
     found: dict[Key, Any] = {}
     if model is not None and not isinstance(model, str):
@@ -134,7 +131,7 @@ def _listed(plugins: PluginObjects) -> list[Any]:
 
 
 def _add(found: dict[Key, Any], kind: str, value: Any) -> str:
-    """Add an object under a name and return the name; one that is installed or importable needs only the name."""
+    """Return the name of an object, and add the object under this name unless the name alone finds it."""
     if isinstance(value, str):
         return value
     path = import_name(value)
@@ -158,7 +155,7 @@ def _name_of_value(value: Any) -> str:
 
 
 def _given(found: Mapping[Key, Any]) -> Given:
-    """Return objects as the registry gives them, and why other processes cannot have them, if so."""
+    """Return objects in the form that the registry returns, with the reason if other processes cannot have them."""
     lent = {key: _usable(key, value) for key, value in found.items()}
     reason = ""
     for (kind, name), value in lent.items():
@@ -170,7 +167,7 @@ def _given(found: Mapping[Key, Any]) -> Given:
 
 
 def _usable(key: Key, value: Any) -> Any:
-    """Return what the registry gives: a factory of models, a loader of data."""
+    """Return an object in the form that the registry returns: a factory of models, a loader of data."""
     if key[0] == "model" and isinstance(value, nn.Module):
         return functools.partial(copy.deepcopy, value)
     if key[0] == "dataset" and not callable(value):

@@ -1,4 +1,4 @@
-"""A learning curve as an inline SVG, for notebooks; it takes the page's colour of text, so that it suits dark pages."""
+"""A learning curve as an inline SVG for notebooks. It uses the page's colour of text, so that it suits dark pages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ WIDTH, HEIGHT = 520, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 118, 10, 34
 COLORS = ("#3d7fd6", "#d9822b", "#3a9d62", "#b0569f")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
-"""By protocol, so that curves of the same values are seen beside each other."""
+"""Each protocol has its dashes, so that curves with the same values can be told apart."""
 
 Points = Sequence[tuple[int, float]]
 
 
 def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
-    """Return accuracy over rounds as an SVG element; an empty text where nothing was evaluated.
+    """Return accuracy over rounds as an SVG element; an empty text if nothing was evaluated.
 
-    :param curves: by protocol, the rounds (from 1) and accuracies (0..1).
-    :param rounds: of the whole run, the width of the picture.
+    :param curves: protocol -> pairs of a round (from 1) and an accuracy (0 to 1).
+    :param rounds: the number of rounds of the whole run, which is the width of the picture.
     """
     values = [100 * accuracy for points in curves.values() for _, accuracy in points]
     if not values:

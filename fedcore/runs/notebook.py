@@ -1,4 +1,4 @@
-"""Progress of a run in a notebook: one output that is redrawn, by IPython's own display; nothing else is needed."""
+"""Progress of a run in a notebook: one output that is redrawn with IPython's own display."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedcore.runs.learning_curve import learning_curve
 from fedcore.runs.result import accuracies, headline
 
 REDRAWN = 0.25
-"""Seconds between two redrawings within a round."""
+"""The least seconds between two drawings within a round."""
 
 
 def notebook_display() -> NotebookDisplay | None:
-    """Return a display where this process is a notebook's kernel; None in a terminal or a script."""
+    """Return a display if this process is a notebook's kernel; None in a terminal or a script."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     if getattr(shell, "kernel", None) is None:

@@ -1,4 +1,4 @@
-"""Participation of clients, read from the records of a run with a simulated system. Imports no torch."""
+"""Participation of clients, read from the records of a run with a simulated system. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SIMULATED = ("unavailable", "dropped", "deadline")
-"""Kinds of failures that the simulated system produces; they are results, not errors."""
+"""The kinds of failures that the simulated system produces. They are results, not errors."""
 
 
 def lost(record: Mapping[str, Any]) -> dict[str, int]:
-    """Return by kind how many selected clients of a round gave no update; each counts once."""
+    """Return the number of selected clients without an update in a round, by kind. Each client counts once."""
     cohort = set(record["cohort"])
     kinds = {failure["client"]: failure["kind"] for failure in record["failures"] if failure["client"] in cohort}
     return dict(sorted(Counter(kinds.values()).items()))
 
 
 def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums over a run's rounds: selections, updates used, how many of those were partial, and losses."""
+    """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
     selected = accepted = partial = 0
     kinds: Counter[str] = Counter()
     clock = 0.0
@@ -48,7 +48,7 @@ def in_words(selected: int, accepted: int, partial: int, losses: Mapping[str, in
 
 
 def not_evaluated(metrics: Mapping[str, Any]) -> str:
-    """Return how many clients an evaluation left out, with the first reason; empty where it has them all."""
+    """Return how many clients an evaluation left out, with the first reason; empty if it left out none."""
     failures = metrics.get("failures") or []
     if not failures:
         return ""

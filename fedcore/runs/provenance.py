@@ -1,4 +1,4 @@
-"""Provenance of a run's results: the code, model and machine that trained it, and when."""
+"""Provenance of a run's results: the code, the model, the machine and the time of its training."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fedcore.runs.saved import code_in
 
 RECORDED = ("torch", "torchvision", "numpy", "scikit-learn", "pluggy", "safetensors")
 INSTRUCTIONS = "instruction set"
-"""Name of the one that torch computes with on the CPU, among :func:`versions`."""
+"""The name, in :func:`versions`, of the instruction set with which torch computes on the CPU."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def session(config: RunConfig, model: SplitModel, device: torch.device) -> dict[str, Any]:
-    """Return what is recorded each time a process trains a run: plain values, without host name or paths.
+    """Return the record of a process that trains a run: plain values, without host name or paths.
 
-    :param device: the GPU is named where it is a CUDA device.
+    :param device: if it is a CUDA device, the record names the GPU.
     """
     return {
         "started": now(),
@@ -52,14 +52,14 @@ def session(config: RunConfig, model: SplitModel, device: torch.device) -> dict[
 
 
 def versions(config: RunConfig) -> dict[str, str]:
-    """Return the versions of what a run's bits depend on: packages, instruction set, a hash of the user's own code."""
+    """Return the versions on which a run's bits depend: packages, instruction set, a hash of the user's own code."""
     code = {name: _source(re.split("[.:]", name.removeprefix(CODE))[0]) for name in code_in(config)}
     return {**installed_versions(), INSTRUCTIONS: torch.backends.cpu.get_cpu_capability(), **code}
 
 
-@functools.cache  # that of the code which this process has imported
+@functools.cache  # the code that this process has imported does not change
 def _source(module: str) -> str:
-    """Return the SHA-256 of a module's source, of a package that of all of its modules; empty where it has none."""
+    """Return the SHA-256 of a module's source, or of all modules of a package; empty if there is no source."""
     digest = hashlib.sha256()
     try:
         spec = importlib.util.find_spec(module)
@@ -72,9 +72,9 @@ def _source(module: str) -> str:
     return digest.hexdigest()
 
 
-@functools.cache  # it reads every package's metadata, and they are those of this process
+@functools.cache  # it reads every package's metadata
 def installed_versions() -> dict[str, str]:
-    """Return the versions of fedcore, its plugins and what its numbers depend on."""
+    """Return the versions of fedcore, its plugins and the packages on which its numbers depend."""
     found = {}
     for distribution in distributions():
         name = distribution.name
@@ -92,10 +92,10 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-@functools.cache  # that of the code which this process has imported
+@functools.cache  # the code that this process has imported does not change
 def commit() -> str | None:
-    """Return ``git describe`` of the checkout that fedcore is imported from; None where it is installed otherwise."""
-    if not (_ROOT / ".git").exists():  # site-packages may lie inside of another project's checkout
+    """Return ``git describe`` of the checkout from which fedcore is imported; None if it is not from a checkout."""
+    if not (_ROOT / ".git").exists():  # git would find the checkout of another project around site-packages
         return None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

@@ -20,12 +20,12 @@ from fedcore.models.placement import resolve_device
 
 
 def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:
-    """Replace every ``auto`` and load the data; checks names before any long work.
+    """Replace every ``auto`` and load the data. Names are checked before any long work.
 
     :param dataset: the configured data set, if it is loaded already.
-    :returns: the configuration with all options of its plugins and engine, and the data set. ``auto`` is left of the
-        memory format alone, with ``autotune``.
-    :raises ConfigError: or a subclass: an unknown name or option, or options that cannot be combined.
+    :returns: the configuration with all options of its plugins and engine, and the data set. Only the memory format
+        stays ``auto``, with ``autotune``.
+    :raises ConfigError: or a subclass. A name or option is unknown, or options cannot be combined.
     """
     plugins = PluginSet.create(config.plugins)
     engine_options = resolve_engine(config)
@@ -52,9 +52,9 @@ def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfi
 
 
 def resolve_engine(config: RunConfig) -> dict[str, Any]:
-    """Return the engine's options, defaults included; an engine declares them in its ``Options``.
+    """Return the engine's options with their defaults. An engine declares them in its ``Options``.
 
-    :raises ConfigError: and its kin, an unknown engine or option, or a value out of bounds.
+    :raises ConfigError: or a subclass. The engine or an option is unknown, or a value is out of bounds.
     """
     engine = registry.resolve("engine", config.engine)
     if not hasattr(engine, "Options"):
@@ -68,7 +68,7 @@ def resolve_engine(config: RunConfig) -> dict[str, Any]:
 
 
 def plugin_options(config: RunConfig, plugins: PluginSet) -> dict[str, dict[str, Any]]:
-    """Return the options of a configuration's plugins, defaults included; without the built-in one."""
+    """Return the options of a configuration's plugins with their defaults, without the built-in plugin."""
     names = [name for name in config.plugins if name != BUILTIN]
     return {
         name: plugin.options.model_dump(mode="json", by_alias=True) for name, plugin in zip(names, plugins, strict=True)
@@ -95,7 +95,7 @@ def resolve_partition(config: RunConfig, dataset: Dataset) -> Partition:
                 f"clients; write --clients {partition.num_clients}"
             )
         if config.samples is not None:
-            raise ConfigError(f"--samples: {config.partition} fixes already which samples are used; leave it out")
+            raise ConfigError(f"--samples: {config.partition} already says which samples are used; leave it out")
         if config.client_test_fraction not in (0, partition.info["client_test_fraction"]):
             raise ConfigError(
                 f"--client-test-fraction is {config.client_test_fraction}, but {config.partition} was made with "

@@ -19,19 +19,18 @@ from fedcore.runs.learning_curve import learning_curve
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """A finished run.
-
-    :param metrics: final figures by protocol, as in ``summary.json``.
-    :param model: the global model, on the CPU, in eval mode.
-    :param directory: the run directory.
-    :param config: the options of the run, every ``auto`` resolved.
-    """
+    """A finished run."""
 
     metrics: dict[str, Any]
+    """The final figures by protocol, as in ``summary.json``."""
     model: SplitModel
+    """The global model, on the CPU, in eval mode."""
     directory: Path
+    """The run directory."""
     summary: dict[str, Any]
+    """The content of ``summary.json``."""
     config: RunConfig
+    """The options of the run; every ``auto`` is resolved."""
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -40,11 +39,11 @@ class RunResult:
 
     @property
     def history(self) -> Any:
-        """One row per round: losses, and where it was evaluated the figures of every protocol, bytes, seconds.
+        """One row per round: losses, bytes, seconds, and the figures of every protocol if the round was evaluated.
 
-        What a plugin's hook ``report`` gave is in ``report.PLUGIN.NAME``.
+        ``report.PLUGIN.NAME`` holds the result of a plugin's hook ``report``.
 
-        A pandas DataFrame indexed by round, from 1, where pandas is installed, else a list of dictionaries.
+        It is a pandas DataFrame indexed by round, from 1, if pandas is installed, else a list of dictionaries.
         """
         rows = history_rows(self.records)
         try:
@@ -86,7 +85,7 @@ def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return (round, accuracy) of every protocol that was evaluated in rounds, which count from 1."""
+    """Return pairs of a round (from 1) and an accuracy for every protocol that was evaluated in rounds."""
     found: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name in EVALUATED if record.get("metrics") else ():
@@ -97,11 +96,11 @@ def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int
 
 
 def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rounds of ``metrics.jsonl`` as flat rows; what a round has not is left out."""
+    """Return the rounds of ``metrics.jsonl`` as flat rows. Values that a round does not have are left out."""
     rows = []
     for record in records:
         if "round" not in record:
-            continue  # what post_train recorded
+            continue  # the record of post_train
         row: dict[str, Any] = {"round": record["round"] + 1}
         row |= {f"loss.{name}": value for name, value in record["losses"].items()}
         for name, figures in evaluated(record.get("metrics") or {}).items():

@@ -57,8 +57,8 @@ from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
 
 UNFINISHED = (
-    "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: what follows the "
-    "one before it is computed again"
+    "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: everything after "
+    "the checkpoint before is computed again"
 )
 
 Make = Callable[[ClientSite], Engine]
@@ -67,16 +67,16 @@ Make = Callable[[ClientSite], Engine]
 
 @dataclass(frozen=True)
 class Run:
-    """One run, in memory and on the disk. Make it with :meth:`new` or :meth:`open`."""
+    """One run, in memory and on the disk. :meth:`new` and :meth:`open` make it."""
 
     setup: Setup
     dataset: Dataset
     partition: Partition
     directory: RunDirectory
     file: SavedConfig
-    """The run's config.yaml, and what its other files have to agree with."""
+    """The run's config.yaml. The run's other files have to agree with it."""
     changes: tuple[str, ...] = ()
-    """Names of the options that take other values from here on."""
+    """The names of the options that have new values from here on."""
 
     @classmethod
     @contextmanager
@@ -94,8 +94,8 @@ class Run:
         round was finished.
 
         :param dataset: the configured data set, if it is loaded already.
-        :param partition: the partition, instead of the configured one.
-        :param reached: the caller has an engine that reaches clients which hold their own data.
+        :param partition: a partition instead of the configured one.
+        :param reached: whether the caller's engine reaches clients that hold their own data.
         :raises ConfigError: or a subclass. Nothing has been written by then.
         """
         refuse_while_importing()
@@ -134,13 +134,13 @@ class Run:
         """Read a run's directory and set the run up again.
 
         :param allow_code: see :func:`fedcore.resume`.
-        :param allow_outside: see :func:`fedcore.resume`. It makes no difference where no tracker is started.
+        :param allow_outside: see :func:`fedcore.resume`. It makes no difference if no tracker is started.
         :param reached: as for :meth:`new`.
-        :param changes: options that take other values than in its configuration.
+        :param changes: new values for options of the run's configuration.
         :param out: copy the run to this new directory and use the copy.
         :raises RunDirectoryError: there is no run in ``path``, its files do not belong together, or ``out`` is not
             empty.
-        :raises ConfigError: it needs one of the permissions, or an engine that reaches its clients.
+        :raises ConfigError: the run needs one of the permissions, or an engine that reaches its clients.
         """
         refuse_while_importing()
         directory = RunDirectory.open(path)
@@ -176,13 +176,13 @@ class Run:
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The options that take other values from here on, with the values before and after."""
+        """The options that have new values from here on, with the values before and after."""
         now = self.config.model_dump(mode="json")
         return {name: (self.file.values.get(name), now[name]) for name in sorted(self.changes)}
 
     @contextmanager
     def federation(self, make: Make | None = None) -> Iterator[Federation]:
-        """Start the configured engine, or the one that ``make`` returns, and close it when the block ends."""
+        """Start the configured engine, or the engine that ``make`` returns, and close it when the block ends."""
         dataset = Placement.of(self.config, self.setup.model).dataset(self.dataset)
         make = make or registry.resolve("engine", self.config.engine)
         site = ClientSite(self.config, dataset, self.partition, self.directory.clients.root)
@@ -211,7 +211,7 @@ class Run:
                 yield experiment
 
     def train(self, *, notify: Notify | None = None, make: Make | None = None) -> RunResult:
-        """Train what is left of the run: all of a new one. Raises as :func:`fedcore.run`."""
+        """Train the rest of the run; for a new run, all of it. It raises as :func:`fedcore.run`."""
         note = noting(notify)
         with one_thread(), self.directory.lock():
             finished = self.directory.read_summary(note) is not None
@@ -227,19 +227,19 @@ class Run:
                 return experiment.train(state)
 
     def evaluate(self, *, notify: Notify | None = None) -> dict[str, Any]:
-        """Return the metrics of the last checkpoint; writes nothing. Raises as :func:`fedcore.evaluate_run`."""
+        """Return the metrics of the last checkpoint. It writes nothing, and raises as :func:`fedcore.evaluate_run`."""
         note = noting(notify)
         state = self.last_state(note)
         recorded = sum("round" in record for record in self.directory.read_metrics())
         if state.phase != "done" and self.directory.read_summary(note) is not None:
             note(UNFINISHED)
         elif recorded > state.round:
-            note(f"{recorded} rounds are recorded, and the last checkpoint is of {state.round}: that one is evaluated")
+            note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
         with one_thread(), self.federation() as federation:
             return Experiment(federation, self.directory, _silent).final_metrics(state)
 
     def result(self) -> RunResult:
-        """Return what :meth:`train` returned when the run was finished. Raises as :func:`fedcore.load_run`."""
+        """Return the result of :meth:`train` of a finished run. It raises as :func:`fedcore.load_run`."""
         damage: list[str] = []
         summary = self.directory.read_summary(damage.append)
         if summary is None:
@@ -255,9 +255,9 @@ class Run:
         return ServerState(model=clone(self.setup.model.state_dict()))
 
     def last_state(self, note: Note = lambda message: None) -> ServerState:
-        """Return the state of the last checkpoint; writes nothing.
+        """Return the state of the last checkpoint. It writes nothing.
 
-        :param note: told of damaged files that were passed over.
+        :param note: called with a message about damaged files that were skipped.
         :raises RunDirectoryError: there is no checkpoint, or it belongs to another run.
         """
         state = self.directory.checkpoints.load(note=note)
@@ -269,11 +269,11 @@ class Run:
         return state
 
     def recover(self, note: Note) -> ServerState | None:
-        """Return the state to go on from, None for the start, and put the directory back to it.
+        """Return the state from which the run goes on, or None for the start, and restore the directory to it.
 
-        A finished run that gets more rounds, or more patience, goes on from where its training ended.
+        A finished run that gets more rounds, or more patience, goes on from the end of its training.
 
-        :raises RunDirectoryError: none of its checkpoints can be used, or it has had as many rounds already.
+        :raises RunDirectoryError: none of its checkpoints can be used, or it has more rounds than it should get.
         """
         state = self.directory.recover(note, self.check)
         if state is None or not {"rounds", "patience"}.intersection(self.changes):
@@ -287,28 +287,28 @@ class Run:
             state = self.directory.recover(note, self.check, phase="post_train")
         if state is None:
             raise RunDirectoryError(
-                f"--rounds {rounds}: {self.directory.path} is finished, and the checkpoint of before its end, from "
-                "which more rounds could go on, is missing"
+                f"--rounds {rounds}: {self.directory.path} is finished, but the checkpoint at the end of its training, "
+                "from which more rounds could go on, is missing"
             )
         self.directory.reopen_finished()
         return replace(state, phase="train")
 
     def _in_phase(self, state: ServerState) -> ServerState:
-        """Return a state in the phase that rounds and patience put it in, which may have changed since it was saved."""
+        """Return a state in the phase of the present rounds and patience, which may have changed since it was saved."""
         if state.phase == "train" and state.round >= self.config.rounds:
             return replace(state, phase="post_train")
         ended = state.round >= self.config.rounds or out_of_patience(self.config, state)
         return replace(state, phase="train") if state.phase == "post_train" and not ended else state
 
     def _record_changes(self, state: ServerState) -> None:
-        """Write the options that take other values from here on, and their values before, into config.yaml."""
+        """Write the changed options, with their values before and after, to config.yaml."""
         if self.changes:
             self.directory.write_config(self.file.changed(self.changed, state.round))
 
     def check(self, state: ServerState) -> None:
         """Refuse a checkpoint of another run, or of another model than the configuration's.
 
-        :raises RunDirectoryError: names what differs.
+        :raises RunDirectoryError: with the differences.
         """
         self.file.require_binding(self.directory.checkpoints.found["binding"], self.directory.path)
 
@@ -330,7 +330,7 @@ def noting(notify: Notify | None) -> Note:
 
 
 def only_notes(event: str, details: Mapping[str, Any]) -> None:
-    """Tell a caller that passed no ``notify``, for example that a tracker was switched off."""
+    """Warn a caller that passed no ``notify`` of notes, for example that a tracker was switched off."""
     if event == "note":
         warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
 
@@ -340,7 +340,7 @@ def _silent(event: str, details: Mapping[str, Any]) -> None:
 
 
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
-    """Build the set-up, with the memory format measured where ``autotune`` asks for it."""
+    """Build the set-up. With ``autotune``, measure which memory format is faster."""
 
     def tune(config: RunConfig, model: SplitModel) -> RunConfig:
         return tuned(config, model, dataset)
@@ -361,7 +361,7 @@ def _partitioned(
         if public_share(config.public) is not None:
             raise ConfigError(
                 f"--public {config.public} is a share of the training set that simulated clients split, but these "
-                "clients hold their own data; name a data set that the server and each of them have"
+                "clients hold their own data; name a data set that the server and every client have"
             )
         config = config.model_copy(update={"partition": DECLARED})
     return config, given
@@ -381,9 +381,9 @@ def _digest_of(partition: Partition) -> str:
 
 
 def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDirectory:
-    """Copy a run's directory, whose files can be written to in the copy even if the source is a read-only archive.
+    """Copy a run's directory. The files of the copy are writable, even if the source is a read-only archive.
 
-    :raises RunDirectoryError: it cannot be written, or a process trains in one of them.
+    :raises RunDirectoryError: the copy cannot be written, or a process trains in one of the two.
     """
     with RunDirectory.create(out, with_clients=with_clients) as made:
         try:

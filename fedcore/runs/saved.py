@@ -1,8 +1,8 @@
-"""A run's config.yaml: its options, the binding of the run's files, and what a file may do only if the user allows it.
+"""A run's config.yaml: its options, the binding of the run's files, and the permissions that the user has to give.
 
-The binding is the options that can change the bits, who holds which samples, and the content of the data set. It stands
-in ``config.yaml`` as digests and in every checkpoint. A resume refuses to break it: otherwise a configuration that was
-edited, or data that were exchanged, would make another run of what was begun. Imports no torch.
+The binding consists of the options that can change the bits, the partition, and the content of the data set.
+``config.yaml`` holds it as digests, and every checkpoint holds it, too. A resume refuses to break it: with an edited
+configuration or other data it would continue another run than the one that was begun. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping, write_yaml
 from fedcore.hooks.plugin import places
 
 HOW_TO_CHANGE = (
-    "Put back what it was. A change that is wanted is an option of fedcore resume, such as --rounds; any other is "
-    "a new run: fedcore train --config FILE --out NEW_FOLDER"
+    "Undo the change. Options that can change, such as --rounds, are options of fedcore resume; for any other change "
+    "start a new run: fedcore train --config FILE --out NEW_FOLDER"
 )
 
 _PARTS = {"partition": "who holds which samples (partition.json)", "data": "the data set's content"}
@@ -38,13 +38,13 @@ class SavedConfig:
     values: Mapping[str, Any]
     """The options, as plain values."""
     partition: str
-    """The digest of who holds which samples."""
+    """The digest of the partition: who holds which samples."""
     data: str
     """The digest of the data set's content."""
     versions: Mapping[str, Any]
-    """What was installed when the run was begun."""
+    """The versions that were installed when the run was begun."""
     changes: Sequence[Mapping[str, Any]] = ()
-    """Changes made on purpose at a resume, oldest first: the round, and by option the values before and after."""
+    """The changes made on purpose at a resume, oldest first: the round, and by option the values before and after."""
 
     @classmethod
     def of(cls, config: RunConfig, partition: str, data: str, versions: Mapping[str, Any]) -> SavedConfig:
@@ -53,19 +53,19 @@ class SavedConfig:
 
     @classmethod
     def read(cls, file: Path, checkpoint: Callable[[], Any] = lambda: None) -> SavedConfig:
-        """Read a run's own config.yaml, which has to be as it was written.
+        """Read a run's own config.yaml. Its options must not have changed since fedcore wrote it.
 
-        :param checkpoint: returns the binding in a checkpoint, from which a changed option is named.
-        :raises RunDirectoryError: the options differ from those that were written.
-        :raises ConfigError: it cannot be read, or holds an option that this fedcore does not know.
+        :param checkpoint: returns the binding in a checkpoint, which shows the option that changed.
+        :raises RunDirectoryError: the options have changed.
+        :raises ConfigError: the file cannot be read, or it holds an option that this fedcore does not know.
         """
         content = read_mapping(file)
         values = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
         if not values.keys() <= RunConfig.model_fields.keys():
-            RunConfig.create(values, source=str(file))  # says which it does not know
+            RunConfig.create(values, source=str(file))  # raises, with the unknown option
         digests, versions, changes = (content.get(name) for name in ("digests", "versions", "changes"))
         if not (isinstance(digests, dict) and set(digests) == {"settings", *_PARTS}):
-            raise RunDirectoryError(f"{file} is damaged: its digests are not whole. {HOW_TO_CHANGE}")
+            raise RunDirectoryError(f"{file} is damaged: `digests` is incomplete. {HOW_TO_CHANGE}")
         versions = versions if isinstance(versions, dict) else {}
         saved = cls(values, digests["partition"], digests["data"], versions, changes or ())
         if digests["settings"] != saved._digest():
@@ -80,8 +80,8 @@ class SavedConfig:
     def write(self, file: Path) -> None:
         """Write the file.
 
-        :raises ValueError: a text has no form in UTF-8, so that it could not be read back.
-        :raises StorageError: it cannot be written.
+        :raises ValueError: a text is not valid UTF-8, so that it could not be read back.
+        :raises StorageError: the file cannot be written.
         """
         digests = {"settings": self._digest(), "partition": self.partition, "data": self.data}
         content = {**self.values, "digests": digests, **({"changes": list(self.changes)} if self.changes else {})}
@@ -90,18 +90,24 @@ class SavedConfig:
         write_text(file, write_yaml(content))
 
     def config(self, out: Path) -> RunConfig:
-        """Return the options of a run whose directory is by now at ``out``; raises ConfigError."""
+        """Return the options of a run whose directory is now at ``out``.
+
+        :raises ConfigError: a value is out of bounds.
+        """
         return RunConfig.create({**self.values, "out": str(out)}, source=str(out / "config.yaml"))
 
     def changed(self, changes: Mapping[str, tuple[Any, Any]], round: int) -> SavedConfig:
-        """Return the file after options were changed on purpose: by option the values before and after."""
+        """Return the file with options changed on purpose.
+
+        :param changes: option -> its values before and after.
+        """
         values = {**self.values, **{name: after for name, (_, after) in changes.items()}}
         entry = {"round": round, **{name: list(pair) for name, pair in changes.items()}}
         return replace(self, values=values, changes=[*self.changes, entry])
 
     @property
     def binding(self) -> dict[str, Any]:
-        """What a checkpoint carries."""
+        """The binding, which checkpoints carry."""
         settings = {name: value for name, value in self.values.items() if name not in WITHOUT_EFFECT}
         return {"settings": settings, "partition": self.partition, "data": self.data}
 
@@ -109,36 +115,40 @@ class SavedConfig:
         return _sha256([sorted(self.binding["settings"].items()), self.changes])
 
     def require(self, partition: str, data: str, directory: Path) -> None:
-        """Refuse a partition or data that the run was not begun with, given by their digests.
+        """Refuse a partition or data with other digests than at the beginning of the run.
 
-        :raises RunDirectoryError: names what differs.
+        :raises RunDirectoryError: with the differences.
         """
         differing = [
             _PARTS[name] for name, found in (("partition", partition), ("data", data)) if getattr(self, name) != found
         ]
         if differing:
             raise RunDirectoryError(
-                f"{directory} does not hold together, it was begun with something else: {' and '.join(differing)}. "
+                f"{directory} does not hold together: {' and '.join(differing)} changed since the run was begun. "
                 f"{HOW_TO_CHANGE}"
             )
 
     def require_binding(self, binding: Mapping[str, Any], directory: Path) -> None:
-        """Refuse the binding of a checkpoint that belongs to another run. What a resume may change counts for none.
+        """Refuse the binding of a checkpoint that belongs to another run. Options that a resume may change can differ.
 
-        :raises RunDirectoryError: names what differs.
+        :raises RunDirectoryError: with the differences.
         """
         settings = {**binding["settings"], **{name: self.values.get(name) for name in CHANGEABLE}}
         differing = _differing(self.binding["settings"], settings)
         differing += [words for name, words in _PARTS.items() if getattr(self, name) != binding[name]]
         if differing:
             raise RunDirectoryError(
-                f"{directory} does not hold together, its checkpoint was written with something else: "
+                f"{directory} does not hold together, its checkpoint differs from config.yaml: "
                 f"{'; '.join(differing)}. {HOW_TO_CHANGE}"
             )
 
 
 def partition_digest(sha256: str, info: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of a partition: of the hash of its index lists, and of how it was made."""
+    """Return the SHA-256, in hex, of a partition.
+
+    :param sha256: the hash of its index lists.
+    :param info: how it was made.
+    """
     return _sha256([sha256, dict(sorted(info.items()))])
 
 
@@ -147,7 +157,7 @@ def _sha256(value: Any) -> str:
 
 
 def _differing(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    """Return in words which settings differ, among those that both have."""
+    """Return, in words, the settings of both mappings that differ."""
     names = [name for name in sorted(now.keys() & then.keys()) if now[name] != then[name]]
     return [f"{name} is {now[name]!r:.60}, the checkpoint was written with {then[name]!r:.60}" for name in names]
 
@@ -159,7 +169,7 @@ def code_in(config: RunConfig) -> list[str]:
 
 
 def objects_in(config: RunConfig) -> list[str]:
-    """Return the arguments of ``fedcore.resume`` for what a program gave as objects: ``model=Net``."""
+    """Return the arguments of ``fedcore.resume`` for objects that a program passed to the run: ``model=Net``."""
     given = [
         f"{kind}={name.removeprefix(OBJECT)}"
         for kind, name in (("model", config.model), ("dataset", config.dataset))
@@ -172,9 +182,9 @@ def objects_in(config: RunConfig) -> list[str]:
 def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:
     """Refuse code that a file names, unless the user allows it.
 
-    :param source: where the names were found, for the message.
-    :param own: names that the user gave directly.
-    :raises ConfigError: the first name, and the flag that allows it.
+    :param source: the place of the names, for the message.
+    :param own: the names that the user gave directly.
+    :raises ConfigError: with the first name, and the flag that allows it.
     """
     for name in names:
         if not allow and name not in own:
@@ -185,14 +195,14 @@ def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collec
 
 
 def places_in(config: RunConfig, directory: Path) -> list[str]:
-    """Return the options, ``name.option=value``, by which trackers or the engine reach out of a run's directory."""
+    """Return the options, ``name.option=value``, with which trackers or the engine leave a run's directory."""
     found = []
     chosen = [("tracker", name, given) for name, given in config.trackers.items()]
     for kind, name, given in [*chosen, ("engine", config.engine, config.engine_options)]:
         try:
             options = getattr(registry.resolve(kind, name), "Options", None) if given else None
         except FedcoreError:
-            continue  # it cannot be started either
+            continue  # an unknown name cannot be started, so it cannot reach anything
         for option in places(options) if options else ():
             value = given.get(option)
             if value is not None and not _is_inside(value, directory):
@@ -203,12 +213,12 @@ def places_in(config: RunConfig, directory: Path) -> list[str]:
 def check_places(places: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:
     """Refuse places outside of a run's directory that its own configuration names, unless the user allows it.
 
-    :raises ConfigError: the first one, and the flag that allows it.
+    :raises ConfigError: with the first place, and the flag that allows it.
     """
     for place in places:
         if not allow and place not in own:
             raise ConfigError(
-                f"{source} has a tracker or the engine reach outside of the run directory: {place}. If you want that, "
+                f"{source} lets a tracker or the engine reach outside of the run directory: {place}. If you want that, "
                 "add --allow-outside (in Python: allow_outside=True)"
             )
 

@@ -1,4 +1,4 @@
-"""Means per round: measured seconds by part of a round, and bytes from a ledger."""
+"""Means per round: the measured seconds of each part of a round, and the bytes of a ledger."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PARTS = (
     "client_seconds",
     "idle_workers",
 )
-"""What is timed in every round, in seconds.
+"""The parts of a round that are timed, in seconds.
 
-``checkpoint`` is the time that the round waited for the checkpoint before, which is written while it trains;
-``client_seconds`` and ``idle_workers`` are summed over the workers.
+``checkpoint`` is the time for which the round waited for the previous checkpoint, which is written while the round
+trains. ``client_seconds`` and ``idle_workers`` are summed over the workers.
 """
 
 
@@ -42,7 +42,7 @@ class RoundTimes:
                 totals[name] = totals.get(name, 0.0) + spent[name]
 
     def split(self, workers: int) -> dict[str, Any]:
-        """Return the mean seconds per round by part, of how many rounds, the workers, and the peak of memory in MiB."""
+        """Return the mean seconds per round by part, the rounds, the workers, and the peak of memory in MiB."""
         rounds = max(1, self.rounds)
         means: dict[str, Any] = {part: self._seconds.get(part, 0.0) / rounds for part in PARTS}
         means["plugin_terms"] = {name: total / rounds for name, total in sorted(self._plugins.items())}
@@ -51,7 +51,7 @@ class RoundTimes:
 
 
 def has_times(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
-    """Whether an earlier summary, which may come from elsewhere, has the times that one of this version has."""
+    """Whether an earlier summary, which another version may have written, has the times that a summary has now."""
     spent, wanted = earlier.get("time"), summary["time"]
     if not (isinstance(spent, dict) and isinstance(spent.get("per_round"), dict)):
         return False
@@ -64,7 +64,7 @@ def has_times(earlier: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
 
 
 def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """Return a ledger's totals, in all and by sender, divided by the number of rounds."""
+    """Return a ledger's totals and its counts by sender, divided by the number of rounds."""
 
     def each(counts: Mapping[str, Any]) -> dict[str, Any]:
         return {direction: counts.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}

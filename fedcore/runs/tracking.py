@@ -1,4 +1,4 @@
-"""Where a run meets its trackers, which are the package fedcore-trackers and packages on top of it."""
+"""The connection of a run to its trackers, which are in the package fedcore-trackers and packages on top of it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ Trackers = Mapping[str, Mapping[str, Any]]
 
 
 class Tracking(Protocol):
-    """What the entry point ``processes`` of the group ``fedcore.tracking`` offers."""
+    """The interface of the entry point ``processes`` of the group ``fedcore.tracking``."""
 
     def resolve_trackers(self, choices: Trackers) -> dict[str, dict[str, Any]]:
-        """Return the trackers with all their options; raises ConfigError for names and options that do not exist."""
+        """Return the trackers with all their options.
+
+        :raises ConfigError: a name or an option does not exist.
+        """
 
     def tracked(self, config: RunConfig, directory: Path, notify: Notify) -> AbstractContextManager[Notify]:
-        """Start a run's trackers; yields the ``notify`` that tells them of rounds, too."""
+        """Start a run's trackers; yield a ``notify`` that also informs them."""
 
 
 def resolve_trackers(choices: Trackers) -> dict[str, dict[str, Any]]:
@@ -34,7 +37,7 @@ def resolve_trackers(choices: Trackers) -> dict[str, dict[str, Any]]:
 
 
 def tracked(config: RunConfig, directory: Path, notify: Notify) -> AbstractContextManager[Notify]:
-    """Start a run's trackers, if it has any, until the block ends; yields the run's ``notify``."""
+    """Start a run's trackers, if it has any, until the block ends; yield the run's ``notify``."""
     if not config.trackers:
         return nullcontext(notify)
     return _tracking(config.trackers).tracked(config, directory, notify)

@@ -31,34 +31,32 @@ from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 
 OTHER_DRAWS = (
-    "something beside this run drew from torch's global random generator: another thread, a hook or a callback. The "
-    "run's own numbers may be others for it, and another run with this seed may have other results; draw from a "
-    "torch.Generator of its own there"
+    "other code drew from torch's global random generator during this run: another thread, a hook or a callback. This "
+    "may have changed the run's numbers, so that another run with this seed has other results; let that code draw from "
+    "a torch.Generator of its own"
 )
 
 
 class Interrupted(FedcoreError):
-    """Ctrl-C: the run stopped with a checkpoint that it can go on from."""
+    """Ctrl-C: the run stopped with a checkpoint from which it can go on."""
 
 
 class OpenRound(NamedTuple):
-    """A committed round that has not been recorded.
-
-    :param figures: waits for its evaluation; None where it is not evaluated.
-    :param seconds: how long it took to begin the evaluation.
-    """
+    """A committed round that has not been recorded."""
 
     state: ServerState
     result: RoundResult
     figures: Callable[[], dict[str, Any]] | None
+    """Waits for the round's evaluation and returns its figures; None if the round is not evaluated."""
     seconds: float
+    """The seconds that it took to begin the evaluation."""
 
 
 class Experiment:
     """A run in progress.
 
-    A checkpoint is written by a thread while the next round trains. As a context manager it ends, by an error too, with
-    a checkpoint of the last recorded round on the disk.
+    A thread writes a checkpoint while the next round trains. When the context ends, also with an error, a checkpoint of
+    the last recorded round is on the disk.
     """
 
     def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
@@ -67,7 +65,7 @@ class Experiment:
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
         self._open: OpenRound | None = None
-        self._unsaved: ServerState | None = None  # the last recorded state, until a checkpoint of it is being written
+        self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._latest: dict[str, Any] | None = None
         self._failures_noted = False
         self._other_draws: OtherDraws | None = OtherDraws()  # None once they are noted
@@ -88,9 +86,9 @@ class Experiment:
             self._writer.shutdown()
 
     def train(self, state: ServerState) -> RunResult:
-        """Run what is left of the run."""
+        """Train the rest of the run."""
         if state.phase == "train":
-            self._unsaved = state  # so that a run that goes on with other options has a checkpoint that fits them
+            self._unsaved = state  # a run that goes on with changed options needs a checkpoint that fits them
         try:
             while state.phase == "train":
                 state = self.one_round(state)
@@ -116,14 +114,14 @@ class Experiment:
         left = self.directory.checkpoints.step_back(state.round)
         start = f"its checkpoint after {left} round{'s' * (left != 1)}" if left else "the beginning"
         return DivergedError(
-            f"{error} The state that the clients began with is dropped: {self.directory.how_to_resume} goes on from "
+            f"{error} The state from which the clients began is dropped: {self.directory.how_to_resume} goes on from "
             f"{start}. With the same clients and options it diverges again."
         )
 
     def one_round(self, state: ServerState) -> ServerState:
-        """Run, evaluate and record one round; returns the committed state, whose checkpoint is being written.
+        """Run, evaluate and record one round; return the committed state, whose checkpoint is being written.
 
-        Where evaluation overlaps with training, the round is recorded once the next one has trained.
+        If evaluation overlaps with training, the round is recorded after the next one has trained.
         """
         result = run_round(self.federation, state, self.notify)
         before = self.record() or state
@@ -146,7 +144,10 @@ class Experiment:
         return state if overlaps else self.record() or state
 
     def record(self) -> ServerState | None:
-        """Wait for the evaluation of the last round and record it; returns its state, None where it is recorded."""
+        """Wait for the evaluation of the last round and record it.
+
+        :returns: The state of the round; None if it was recorded before.
+        """
         ended, self._open = self._open, None
         if ended is None:
             return None
@@ -182,7 +183,7 @@ class Experiment:
         return state
 
     def post_train(self, state: ServerState) -> ServerState:
-        """Run every ``post_train``; returns the committed state."""
+        """Run every ``post_train``; return the committed state."""
         before = self._latest or self.evaluator.evaluate(state)
         after, failures, ignored = run_post_train(self.federation, state)
         changed = any(not torch.equal(after.model[name], tensor) for name, tensor in state.model.items())
@@ -217,7 +218,7 @@ class Experiment:
         if self.config.system is not None:
             summary["system"] = participation.totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
-        if earlier and not self._times.rounds and has_times(earlier, summary):  # then, which still holds
+        if earlier and not self._times.rounds and has_times(earlier, summary):  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
         summary = finite(summary)
         self.directory.write_summary(summary)
@@ -227,7 +228,7 @@ class Experiment:
         return RunResult(metrics, model, self.directory.path, summary, self.config)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
-        """Return all protocols, the best by validation and the figures before a correction."""
+        """Return the figures of all protocols, the best round by validation, and the figures before a correction."""
         metrics = self._latest
         if metrics is None:
             metrics = self._noted(self.evaluator.evaluate(state, with_confusion=True))
@@ -237,7 +238,7 @@ class Experiment:
         return {**metrics, "best_by_validation": best}
 
     def _noted(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return an evaluation's figures; notes the first time that clients could not be evaluated."""
+        """Return an evaluation's figures. A note tells the first time that clients could not be evaluated."""
         failed = participation.not_evaluated(metrics)
         if failed and not self._failures_noted:
             self._failures_noted = True
@@ -245,13 +246,13 @@ class Experiment:
         return metrics
 
     def reports(self, state: ServerState) -> dict[str, Any]:
-        """Return what plugins report after the last committed round, as an entry of a record; none where none do."""
+        """Return the reports of plugins after the last committed round, as an entry of a record; empty without any."""
         found = self.federation.setup.plugins.each("report", server=self._after(state))
         reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
         return {"reports": reports} if reports else {}
 
     def _after(self, state: ServerState) -> ScopeContext:
-        """Return the server as hooks see it after the last committed round: what they wrote would be in no state."""
+        """Return the server as hooks see it after the last committed round. Its state is read-only."""
         scope = ServerScope(self.federation, state, state.round - 1, "report")
         scope.states = States(state.plugins, read_only="report")
         return ScopeContext(scope)
@@ -259,7 +260,7 @@ class Experiment:
     def save(self) -> None:
         """Record an open round, and wait until a checkpoint of the last recorded round is on the disk.
 
-        A round that was stopped before its record was complete is trained again when the run goes on.
+        If a round was stopped before its record was complete, it is trained again when the run goes on.
 
         :raises StorageError: the checkpoint could not be written.
         """
@@ -271,9 +272,9 @@ class Experiment:
             self.settle()
 
     def checkpoint(self, state: ServerState) -> None:
-        """Begin to save a committed state, the clients' states first, once the checkpoint before is on the disk.
+        """Wait until the previous checkpoint is on the disk, then begin to save a committed state.
 
-        :raises StorageError: that one could not be written.
+        :raises StorageError: the previous checkpoint could not be written.
         """
         self.settle()
         save = self.directory.checkpoint(state, self._touched)
@@ -291,7 +292,7 @@ class Experiment:
         try:
             writing.result()
         finally:
-            if writing.done():  # else Ctrl-C ended the wait, not the writing
+            if writing.done():  # if not, Ctrl-C ended the wait, and the thread still writes
                 self._writing = None
 
 

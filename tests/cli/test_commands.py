@@ -56,7 +56,7 @@ def test_quiet_prints_the_result_in_one_line(cli, tmp_path: Path) -> None:
 
 def test_epochs_beside_steps_get_a_note(cli) -> None:
     result = cli("train", *SMALL, "--local-steps", 2)
-    assert "note: --local-epochs 1 has no effect beside --local-steps 2" in result.stderr
+    assert "note: --local-epochs 1 has no effect next to --local-steps 2" in result.stderr
 
 
 def test_a_config_of_a_run_makes_another_one(cli, tmp_path: Path) -> None:

@@ -120,10 +120,10 @@ BAD_INPUT = [
     (f"train --dataset imagefolder:{LONG}", "File name too long"),
     (f"train --dataset mnist --data-dir {LONG}", "File name too long"),
     # resume and evaluate
-    ("resume nowhere", "nowhere is no run directory"),
+    ("resume nowhere", "nowhere is not a run directory"),
     ("resume .", "it has no config.yaml. Name the folder that train printed"),
-    ("resume notes.txt", "notes.txt is no run directory"),
-    ("evaluate nowhere", "nowhere is no run directory"),
+    ("resume notes.txt", "notes.txt is not a run directory"),
+    ("evaluate nowhere", "nowhere is not a run directory"),
     # sweep
     ("sweep", "nothing to sweep: name a file"),
     ("sweep none.yaml", "config file none.yaml does not exist"),

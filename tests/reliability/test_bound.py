@@ -99,7 +99,7 @@ def test_other_data_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **arrays)
     for command in COMMANDS:
         result = cli(command, out)
-        assert (result.exit_code, "begun with something else: the data set's content" in said(result)) == (2, True)
+        assert (result.exit_code, "the data set's content changed since the run was begun" in said(result)) == (2, True)
 
 
 def test_the_digest_of_data_sees_one_bit_a_swap_and_a_class() -> None:
@@ -133,7 +133,7 @@ def test_a_configuration_cut_before_its_digests_is_refused(out: Path) -> None:
     file.write_text(whole)
     for command in ("resume", "evaluate", "compare"):
         result = cli(command, out)
-        assert (result.exit_code, "its digests are not whole" in said(result)) == (2, True), result.output
+        assert (result.exit_code, "`digests` is incomplete" in said(result)) == (2, True), result.output
 
 
 def test_more_rounds_are_an_option_and_recorded(out: Path, tmp_path: Path) -> None:

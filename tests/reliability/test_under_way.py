@@ -64,7 +64,7 @@ def test_a_run_whose_directory_is_taken_away_stops(
 def test_a_path_that_is_no_text_is_refused_for_a_new_run_and_read(made: damages.Made, tmp_path: Path) -> None:
     """Linux takes any bytes for names; config.yaml, which names the directory, is UTF-8."""
     odd = Path(os.fsdecode(bytes(tmp_path) + b"/\xff"))
-    with pytest.raises(RunDirectoryError, match="no text in UTF-8"):
+    with pytest.raises(RunDirectoryError, match="not valid UTF-8"):
         fedcore.run(damages.configured(made.path.parent, "stateful", out=odd))
     assert not odd.exists()
     shutil.copytree(made.path, odd)

@@ -51,7 +51,7 @@ def notes(tmp_path):
         (
             [],
             {"client_test_fraction": 0.2, "samples": 4, "partition": "iid"},
-            "of 4 samples among 2 clients leaves none",
+            "is too small for 4 samples among 2 clients",
         ),
     ],
 )

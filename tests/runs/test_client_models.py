@@ -83,7 +83,7 @@ def test_what_there_is_not_is_refused(cli, ditto, tmp_path: Path) -> None:
     for directory, client, says in (
         (ditto.directory, 4, "has no client 4, its clients are 0 to 3"),
         (ditto.directory, -1, "has no client -1"),
-        (trained(tmp_path).directory, 0, "gives clients no model of their own, its global model is that of all"),
+        (trained(tmp_path).directory, 0, "have no models of their own: all of them use the global model"),
     ):
         done = cli("export", directory, "--client", client, "--to", "torch")
         assert (done.exit_code, says in " ".join(done.stderr.split())) == (2, True), done.output

@@ -429,7 +429,7 @@ def test_resume_of_a_finished_run(go, stopping):
 
 
 def test_resume_where_there_is_no_run(tmp_path):
-    with pytest.raises(RunDirectoryError, match="no run directory"):
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
         resume(tmp_path)
 
 

@@ -144,7 +144,7 @@ def test_what_cannot_be_exported_is_refused(cli, trained, tmp_path: Path, monkey
     for arguments, says in (
         ([trained.directory, "--to", "pickle"], "unknown format 'pickle'"),
         ([trained.directory, "--to", "torch", "--out", "mine"], "mine exists already; name a new folder"),
-        ([tmp_path, "--to", "torch"], "is no run directory"),
+        ([tmp_path, "--to", "torch"], "is not a run directory"),
         (
             [stopped, "--to", "torch"],
             "is not finished, and the model is written at the end; go on with: fedcore resume",
