@@ -1,4 +1,4 @@
-"""The transformation that makes features more Gaussian, and a classifier that takes it on with its calibration."""
+"""The transformation that makes features more Gaussian, and a classifier that uses it after its calibration."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def tukey(x: Tensor, power: float) -> Tensor:
 class TukeyLinear(nn.Linear):
     """A linear classifier that, once ``calibrated``, reads transformed features in eval mode.
 
-    In training mode it is a linear layer: in the rounds it is not calibrated yet, and calibration trains it on
-    features that are transformed already.
+    In training mode it is a plain linear layer. During the rounds it is not calibrated yet, and the calibration trains
+    it on features that are already transformed.
 
-    :param linear: the layer whose weights it takes over.
-    :param power: exponent of :func:`tukey`.
+    :param linear: the layer whose weights it uses.
+    :param power: the exponent of :func:`tukey`.
     """
 
     calibrated: Tensor
 
     def __init__(self, linear: nn.Linear, power: float) -> None:
-        # "meta" draws no random numbers; the weights are replaced at once.
+        # On "meta" no random numbers are drawn. The weights are replaced at once.
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.power = power

@@ -22,8 +22,8 @@ class CcvrOptions(CalibrationOptions):
 class Ccvr(ClassifierCalibration):
     """CCVR, classifier calibration with virtual representations (Luo et al., NeurIPS 2021, arXiv 2106.05001).
 
-    After the last round of any method every client sends count, mean and covariance of its features by class; the
-    server pools them, draws features from the pooled Gaussians and re-trains the classifier on them.
+    After the last round of any method every client sends count, mean and covariance of its features by class. The
+    server pools them, draws features from the pooled Gaussians, and retrains the classifier on these features.
     """
 
     Options = CcvrOptions
@@ -37,7 +37,7 @@ class Ccvr(ClassifierCalibration):
 
     @hookimpl
     def configure_model(self, model: SplitModel) -> None:
-        """Let the classifier read transformed features from its calibration on."""
+        """Let the classifier read transformed features after its calibration."""
         if self._power is None:
             return
         if type(model.classifier) is not nn.Linear:
@@ -49,7 +49,7 @@ class Ccvr(ClassifierCalibration):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Refuse, before anything is trained, what could not be calibrated at the end."""
+        """Refuse, before anything is trained, a run whose classifier could not be marked as calibrated."""
         if self._power is not None and server.config.buffers == "local":
             raise ConfigError(
                 "ccvr.tukey marks the shared classifier as calibrated in a buffer, which --buffers local keeps on the "
@@ -57,13 +57,13 @@ class Ccvr(ClassifierCalibration):
             )
 
     def features(self, client: ClientContext) -> tuple[Tensor, Tensor]:
-        """Return the features that n_c,k, mu_c,k and Sigma_c,k are of, and the labels."""
+        """Return the features for n_c,k, mu_c,k and Sigma_c,k, and the labels."""
         features, labels = super().features(client)
         return features if self._power is None else tukey(features, self._power), labels
 
     @hookimpl
     def post_train(self, server: ServerContext) -> None:
-        """Pool the statistics, draw M_c virtual representations of each class and re-train the classifier."""
+        """Pool the statistics, draw M_c virtual representations of each class, and retrain the classifier."""
         super().post_train(server)
         if self._power is not None:
             calibrated = server.model["classifier.calibrated"]

@@ -15,7 +15,8 @@ from fedcore_functional import class_means
 def evaluation_vector(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return eps_k, the accuracy of each class, (C,) float64; 0 where the class is absent (Eq. 4).
 
-    ``logits`` (n, C) of the final local model on the evaluation part, ``labels`` (n,).
+    :param logits: of the final local model on the evaluation part, (n, C).
+    :param labels: of the same samples, (n,).
 
     >>> logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 3.0, 0.0]])
     >>> evaluation_vector(logits, torch.tensor([0, 1, 1]), 3)
@@ -29,7 +30,10 @@ def evaluation_vector(logits: Tensor, labels: Tensor, num_classes: int) -> Tenso
 def local_features(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return zeta_k, a client's mean features (C, d), and the classes that it holds (C,) (Eq. 5, Algorithm 2 line 18).
 
-    ``sums`` (C, d) over all batches and epochs, ``counts`` (C,) of the samples seen. Rows of other classes are 0.
+    Rows of classes that the client does not hold are 0.
+
+    :param sums: the sums of features over all batches and epochs, (C, d).
+    :param counts: the numbers of these features, (C,).
     """
     return sums / counts.clamp(min=1).unsqueeze(1), counts > 0
 
@@ -42,9 +46,11 @@ def global_features(
     A client without a class contributes the present global feature. A class without a global feature is averaged over
     its holders alone. It stays unknown if no client holds it.
 
-    :param sums: the sum of local features over the holders of each class, (C, d); ``holders`` their number (C,).
+    :param sums: the sum of local features over the holders of each class, (C, d).
+    :param holders: the number of holders of each class, (C,).
     :param clients: the number of accepted clients.
-    :param memory: the present global features, (C, d); ``known`` (C,) bool. The values in unknown rows do not matter.
+    :param memory: the present global features, (C, d). The values in unknown rows do not matter.
+    :param known: the classes that have a global feature, (C,) bool.
     """
     fill = torch.where(known, clients - holders, 0).unsqueeze(1)  # (C, 1)
     memory = torch.where(known.unsqueeze(1), memory, 0.0).to(sums.dtype)
@@ -57,9 +63,12 @@ def alignment_loss(
 ) -> Tensor:
     r"""Return :math:`\sum_c |\overline{z}_c - \zeta_c|^2` over the batch's classes with a known zeta_c (Eq. 9).
 
-    ``features`` z (B, d), ``labels`` (B,), ``global_features`` zeta (C, d), ``known`` (C,) bool. The result has shape
-    (). The values in unknown rows do not matter, not even NaN.
+    The result has shape (). The values in unknown rows of zeta do not matter, not even NaN.
 
+    :param features: z, (B, d).
+    :param labels: (B,).
+    :param global_features: zeta, (C, d).
+    :param known: the classes that have a global feature, (C,) bool.
     :param mean: take the mean over the features instead of their sum.
 
     >>> z, zeta = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 5.0]]), torch.zeros(3, 2)

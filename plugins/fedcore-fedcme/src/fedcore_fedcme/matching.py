@@ -35,7 +35,7 @@ def match_clients(vectors: Mapping[int, Tensor]) -> dict[int, int]:
 
 
 def match_many_to_one(vectors: Mapping[int, Tensor]) -> dict[int, int]:
-    """Return for each client the one whose cosine with it is least (FedCME-MTO). Several clients may have the same one.
+    """Return for each client the client whose cosine with it is least (FedCME-MTO). Several clients can share one.
 
     Ties go to the smaller id. The only client of a cohort is absent.
 

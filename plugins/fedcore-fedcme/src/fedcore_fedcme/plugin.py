@@ -1,4 +1,4 @@
-"""The FedCME plugin: which equation is computed where, and what travels."""
+"""The FedCME plugin: the place of each equation, and the tensors that travel."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ PARTS = {"classifier": ("classifier.*",), "encoder": ("encoder.*",), "model": ("
 
 
 class ExchangeWarning(UserWarning):
-    """A client keeps what it should have exchanged, or no client exchanges."""
+    """A client keeps the layers that it should have exchanged, or no client exchanges."""
 
 
 class FedCMEOptions(PluginOptions):
-    """Options of FedCME; the defaults are the paper's."""
+    """Options of FedCME. The defaults are the paper's."""
 
     mu: float = Field(default=0.01, ge=0, description="mu of Eq. 10: weight of the feature alignment (Eq. 9).")
     distance: Literal["mean", "sum"] = Field(
@@ -60,7 +60,7 @@ class FedCMEOptions(PluginOptions):
 
 
 def middle(local_epochs: int) -> set[int]:
-    """Return the epoch at whose start clients exchange, floor(E / 2) (Algorithm 2 line 4); one has no middle."""
+    """Return the epoch at whose start clients exchange, floor(E / 2) (Algorithm 2 line 4). One epoch has no middle."""
     return {local_epochs // 2} - {0}
 
 
@@ -73,7 +73,7 @@ class LayerExchange(Plugin[FedCMEOptions]):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Match the cohort by the last vectors that its clients sent (Algorithm 1 line 4)."""
+        """Match the cohort by the last evaluation vectors of its clients (Algorithm 1 line 4)."""
         if server.round == 0 and server.config.local_epochs < 2:
             warnings.warn(
                 "fedcme: one local epoch has no middle, so nothing is exchanged; use --local-epochs 2 or more",
@@ -90,7 +90,7 @@ class LayerExchange(Plugin[FedCMEOptions]):
     def mid_local_epoch(
         self, server: ServerContext, snapshots: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, Mapping[str, Tensor]]:
-        """Give each client its counterpart's part; it keeps its own where the counterpart failed or diverged."""
+        """Give each client its counterpart's layers. If the counterpart failed or diverged, it keeps its own layers."""
         usable = {client for client, part in snapshots.items() if all(bool(t.isfinite().all()) for t in part.values())}
         donors = {receiver: donor for receiver, donor in server.state["donors"] if receiver in usable}
         left_alone = [[server.round, receiver, donor] for receiver, donor in donors.items() if donor not in usable]
@@ -112,7 +112,7 @@ class LayerExchange(Plugin[FedCMEOptions]):
         return {"vector": eq.evaluation_vector(logits, labels, client.num_classes)}
 
     def _evaluation_part(self, client: ClientContext) -> Tensor:
-        """Return the positions of D_k^eval, drawn once per client and kept."""
+        """Return the positions of D_k^eval. They are drawn once per client and kept."""
         if "evaluation" not in client.state:
             size = max(1, round(self.options.evaluation_fraction * client.n))
             order = torch.randperm(client.n, generator=client.generator("evaluation"))
@@ -129,11 +129,11 @@ class LayerExchange(Plugin[FedCMEOptions]):
 
 
 class FeatureAlignment(Plugin[FedCMEOptions]):
-    """Local features are drawn to global ones by mu * L2Loss (Eqs. 9, 10)."""
+    """mu * L2Loss pulls local features towards global features (Eqs. 9, 10)."""
 
     @hookimpl
     def broadcast(self, server: ServerContext) -> dict[str, Tensor] | None:
-        """Send the global features, once there are any."""
+        """Send the global features, once they exist."""
         if "features" not in server.state:
             return None
         return {"features": server.state["features"], "known": server.state["known"]}
@@ -147,7 +147,7 @@ class FeatureAlignment(Plugin[FedCMEOptions]):
 
     @hookimpl
     def local_loss(self, step: Step) -> Loss | None:
-        """Add mu * L2Loss (Eqs. 9, 10); before the first global features there is no such term."""
+        """Add mu * L2Loss (Eqs. 9, 10). Before the first global features there is no such term."""
         received = step.client.received
         if not received:
             return None
@@ -180,7 +180,7 @@ class FeatureAlignment(Plugin[FedCMEOptions]):
 
     @hookimpl
     def end_round(self, server: ServerContext) -> None:
-        """Renew the global features (Eq. 6); the model itself is averaged as FedAvg does."""
+        """Update the global features (Eq. 6). The model itself is averaged as in FedAvg."""
         state = server.state
         sums, holders = state.pop("sums"), state.pop("holders")
         memory, known = state.get("features", torch.zeros_like(sums)), state.get("known", torch.zeros_like(holders) > 0)
@@ -191,8 +191,8 @@ class FeatureAlignment(Plugin[FedCMEOptions]):
 class FedCME(Plugin[FedCMEOptions]):
     """FedCME (Nie, Xiao, Yang, Wu, 2023, arXiv 2307.08574).
 
-    Clients that differ most are matched and swap classifiers in the middle of local training (section IV-A); local
-    features are drawn to global ones by mu * L2Loss (Eqs. 9, 10).
+    Clients that differ most are matched, and swap classifiers in the middle of local training (section IV-A). mu *
+    L2Loss pulls local features towards global features (Eqs. 9, 10).
     """
 
     neutral = {"mu": 0.0, "exchange": "none"}

@@ -1,4 +1,4 @@
-"""The FedECCR plugin: stage 1, prototype contrast, in front of USCC."""
+"""The FedECCR plugin: stage 1, prototype contrast, then stage 2, USCC."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedcore_functional import PrototypeExchange, PrototypeOptions, contrast_wit
 
 
 class FedECCROptions(UsccOptions, PrototypeOptions):
-    """Options of FedECCR: stage 1's and USCC's."""
+    """Options of FedECCR: of stage 1 and of USCC."""
 
     temperature: float = Field(default=0.5, gt=0, description="tau of the contrast (Eq. 1); the paper takes 0.5 or 1.")
     denominator: Literal["all", "others"] = Field(
@@ -26,7 +26,7 @@ class FedECCROptions(UsccOptions, PrototypeOptions):
 
 
 class Prototypes(PrototypeExchange):
-    """z_r: Algorithm 1, lines 2, 5, 8 and 23 to 28; Eq. 2. Features are projected: at temperature 1 it is FedProc's."""
+    """z_r: Algorithm 1, lines 2, 5, 8 and 23 to 28; Eq. 2. At temperature 1 this is the exchange of FedProc."""
 
     options: FedECCROptions
 
@@ -38,9 +38,9 @@ class Prototypes(PrototypeExchange):
 class FedECCR(Plugin[FedECCROptions]):
     """FedECCR (Zeng et al., CollaborateCom 2023): alpha * Loss_pc + (1 - alpha) * CE, alpha = 1 - r/R; then USCC.
 
-    Loss_pc (Algorithm 1 line 16) pulls a sample's feature towards the global prototype of its class and away
-    from the others'. A prototype is a class's mean feature: over its samples, or over the clients' means
-    (``prototype_weights``).
+    Loss_pc (Algorithm 1 line 16) pulls a sample's feature towards the global prototype of its class, and away from the
+    prototypes of the other classes. A prototype is the mean feature of a class: over its samples, or over the clients'
+    means (``prototype_weights``).
     """
 
     scales_task = True

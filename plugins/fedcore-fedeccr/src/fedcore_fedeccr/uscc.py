@@ -8,7 +8,7 @@ from fedcore_functional import CalibrationOptions, ClassifierCalibration
 
 
 class UsccOptions(CalibrationOptions):
-    """Options of USCC; the defaults are the paper's (section 4.1)."""
+    """Options of USCC. The defaults are the paper's (section 4.1)."""
 
     per_class: int = Field(default=400, ge=1, description="M, simulated features per class (Algorithm 2).")
     epochs: int = Field(default=20, ge=0, description="E, epochs of retraining the classifier; 0 leaves it as it is.")
@@ -17,9 +17,9 @@ class UsccOptions(CalibrationOptions):
 class Uscc(ClassifierCalibration):
     """USCC, unbiased simulation correction of the classifier (FedECCR, Zeng et al. 2023, section 3.3, Algorithm 2).
 
-    After the last round every client sends its features' statistics by class (Eqs. 4 and 5); the server pools them
-    (Eqs. 6 and 7) and goes on training the classifier on features drawn from the pooled Gaussians, equally many of each
-    class.
+    After the last round every client sends statistics of its features by class (Eqs. 4 and 5). The server pools them
+    (Eqs. 6 and 7), draws the same number of features for each class from the pooled Gaussians, and trains the
+    classifier further on these features.
     """
 
     Options = UsccOptions

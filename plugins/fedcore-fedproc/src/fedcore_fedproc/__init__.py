@@ -46,7 +46,7 @@ class FedProcOptions(PrototypeOptions):
 
 
 def alpha_of(options: FedProcOptions, at: Step | ClientContext | ServerContext) -> float:
-    """Return alpha of the round (Eq. 2); a round without prototypes has no contrast whatever it is."""
+    """Return alpha of the round (Eq. 2). A round without prototypes has no contrast, whatever alpha is."""
     if options.two_stage:
         return 1.0 if 2 * at.round < at.rounds else 0.0
     if options.alpha is not None:
@@ -55,7 +55,7 @@ def alpha_of(options: FedProcOptions, at: Step | ClientContext | ServerContext) 
 
 
 class Prototypes(PrototypeExchange):
-    """c^t: Algorithm 1, lines 2, 6, 9 and 27 to 31; Eq. 5. The model's aggregation is FedAvg's (line 10)."""
+    """c^t: Algorithm 1, lines 2, 6, 9 and 27 to 31; Eq. 5. The model is aggregated as in FedAvg (line 10)."""
 
     options: FedProcOptions
 
@@ -67,9 +67,9 @@ class Prototypes(PrototypeExchange):
 class FedProc(Plugin[FedProcOptions]):
     """FedProc (Mu et al., FGCS 2023, arXiv 2109.12273): alpha * l_gpc + (1 - alpha) * CE, alpha = 1 - t/T (Eq. 2).
 
-    l_gpc (Eq. 4) pulls a sample's representation z (in R^256, section 3.3) towards the global prototype of its class
-    and away from the others'. A prototype is a class's mean z: over its samples, or over the clients' means
-    (``prototype_weights``).
+    l_gpc (Eq. 4) pulls a sample's representation z (in R^256, section 3.3) towards the global prototype of its class,
+    and away from the prototypes of the other classes. A prototype is the mean z of a class: over its samples, or over
+    the clients' means (``prototype_weights``).
     """
 
     parts = (Prototypes,)
@@ -78,13 +78,13 @@ class FedProc(Plugin[FedProcOptions]):
 
     @hookimpl
     def configure_model(self, model: SplitModel) -> None:
-        """Scale z to unit length, where that is asked for."""
+        """Scale z to unit length if ``normalize`` is set."""
         if self.options.normalize:
             model.encoder.add_module("unit", UnitLength())
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
-        """Fix the features in the second of two stages."""
+        """Freeze the encoder in the second of two stages."""
         if self.options.two_stage and alpha_of(self.options, client) == 0:
             client.freeze(("encoder.*",))
 

@@ -1,11 +1,11 @@
-"""What methods share: pure functions on tensors, and parts of plugins that are built from them.
+"""Code that methods share: pure functions on tensors, and parts of plugins that are built from them.
 
 :class:`PrototypeExchange` and :class:`ClassifierCalibration` are such parts (``parts`` of :class:`fedcore.Plugin`). The
-other names are functions; but for :func:`move_split` they know nothing of models, clients, rounds and plugins.
+other names are functions. Except :func:`move_split`, they know nothing of models, clients, rounds and plugins.
 
-Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise a function is
-capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values, so
-that a training step that calls it can be compiled or recorded as a CUDA graph.
+Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise, a function is
+capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values. A training
+step that calls it can then be compiled or recorded as a CUDA graph.
 """
 
 from fedcore_functional.calibration import CalibrationOptions, ClassifierCalibration

@@ -1,4 +1,4 @@
-"""The classifier's calibration after the training, which CCVR and USCC share."""
+"""The calibration of the classifier after the training. CCVR and USCC share it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class CalibrationOptions(PluginOptions):
 class ClassifierCalibration(Plugin[CalibrationOptions]):
     """A plugin, or a part of one, that calibrates the classifier after the last round of any method.
 
-    Every client sends its features' statistics by class; the server pools them, draws features of each class and goes
-    on training the classifier on them. Classes that no client holds are left out.
+    Every client sends statistics of its features by class. The server pools them, draws features of each class, and
+    trains the classifier further on these features. Classes that no client holds are left out.
 
     :source: CCVR (Luo et al., NeurIPS 2021, arXiv 2106.05001), Algorithm 1; FedECCR (Zeng et al. 2023), Algorithm 2.
     """
 
     corrects = ("classifier.*",)
     stream = "calibration"
-    """The purpose of the features' random stream."""
+    """The purpose of the random stream from which features are drawn."""
     momentum = 0.0
-    """Of the retraining."""
+    """The momentum of the retraining."""
 
     def features(self, client: ClientContext) -> tuple[Tensor, Tensor]:
-        """Return the features (n, d) that the statistics are of, and the labels (n,)."""
+        """Return the features (n, d) for the statistics, and the labels (n,)."""
         features, _, labels = client.forward()
         return features, labels
 
@@ -58,12 +58,12 @@ class ClassifierCalibration(Plugin[CalibrationOptions]):
 
     @hookimpl
     def post_train(self, server: ServerContext) -> None:
-        """Pool the statistics, draw features of each class and retrain the classifier; not with 0 epochs.
+        """Pool the statistics, draw features of each class, and retrain the classifier. With 0 epochs do nothing.
 
-        If the retraining diverges, it is repeated without the client whose statistics are by far the largest.
+        If the retraining diverges, it is repeated without the client whose statistics are far larger than all others.
 
         :raises RoundFailedError: no client answered.
-        :raises DivergedError: the retraining diverges, and no client's statistics are far larger than the others'.
+        :raises DivergedError: the retraining diverges, and no client's statistics are far larger than all others.
         """
         options = self.options
         if options.epochs == 0:

@@ -1,4 +1,4 @@
-"""The exchange of class prototypes in every round, which FedProc and FedECCR share."""
+"""The exchange of class prototypes in every round. FedProc and FedECCR share it."""
 
 from __future__ import annotations
 
@@ -63,12 +63,13 @@ class PrototypeOptions(PluginOptions):
 class PrototypeExchange(Plugin[PrototypeOptions]):
     """A part of a plugin: the exchange of global prototypes in every round.
 
-    The server keeps ``prototypes`` and ``known`` in ``server.state``, a client keeps the values of one round in
-    ``client.scratch``: :meth:`ready` returns them. Until prototypes exist nothing is broadcast, and there are none.
+    The server keeps ``prototypes`` and ``known`` in ``server.state``. A client keeps the prototypes of one round in
+    ``client.scratch``, and :meth:`ready` returns them. Until prototypes exist nothing is broadcast, and :meth:`ready`
+    returns None.
     """
 
     def contrasts(self, at: ClientContext | ServerContext) -> bool:
-        """Return whether this round uses prototypes; a round that does not exchanges none."""
+        """Return whether this round uses prototypes. Without use there is no exchange."""
         return True
 
     def temperature(self) -> float:
@@ -77,7 +78,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
 
     @hookimpl
     def configure_model(self, model: SplitModel, task: ModelTask) -> None:
-        """Contrast projected features."""
+        """Add the projection head, so that the contrast is on projected features."""
         if self.options.projection:
             task.ensure_projection(model)
 
@@ -85,7 +86,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
 
     @hookimpl
     def begin_round(self, server: ServerContext) -> None:
-        """Initialize the prototypes for a first round with contrast, in the first round that is committed.
+        """Initialize the prototypes if the first round has a contrast. A round that did not commit does it again.
 
         :raises RoundFailedError: no client of the cohort answered.
         """
@@ -112,7 +113,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
         """Add one client's prototypes to this round's sums.
 
-        :raises ValueError: they are malformed; the client is left out.
+        :raises ValueError: the prototypes are malformed. The client is left out.
         """
         if not self.contrasts(server):
             return
@@ -123,7 +124,7 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
 
     @hookimpl
     def end_round(self, server: ServerContext) -> None:
-        """Update the global prototypes from this round's sums, if clients sent any."""
+        """Update the global prototypes from this round's sums, if clients sent prototypes."""
         if "sums" in server.state:
             total = {name: server.state.pop(name) for name in ("sums", "weights")}
             previous = server.state if "prototypes" in server.state else None
@@ -145,13 +146,13 @@ class PrototypeExchange(Plugin[PrototypeOptions]):
 
     @staticmethod
     def ready(client: ClientContext) -> ReadyPrototypes | None:
-        """Return the prototypes to contrast with; None in a round without any."""
+        """Return the prototypes to contrast with; None in a round without prototypes."""
         ready: ReadyPrototypes | None = client.scratch.get("prototypes")
         return ready
 
     @hookimpl
     def end_local(self, client: ClientContext) -> Tensors | None:
-        """Send the trained model's prototypes up."""
+        """Send the prototypes of the trained model."""
         return self.own(client) if self.contrasts(client) else None
 
     @question
