@@ -1,6 +1,6 @@
-"""RunConfig: everything that determines a run, each field bounded and described.
+"""RunConfig: everything that determines a run. Each field has bounds and a description.
 
-The command line is generated from this class: a field's name is its flag, its description the help text.
+The command line is generated from this class. A field's name is its flag, and its description is the help text.
 Imports no torch, so that ``fedcore --help`` is quick.
 """
 
@@ -23,7 +23,7 @@ Json = Any  # None, bool, int, float, str, list or dict of the same
 
 
 class RunConfig(BaseModel):
-    """One federated run. Flags override a config file, the file overrides these defaults.
+    """One federated run. Flags override a config file, and the file overrides these defaults.
 
     The help shows the fields in this order, in the panels of :data:`fedcore.cli.options.PANELS`.
     """
@@ -32,7 +32,7 @@ class RunConfig(BaseModel):
 
     plugins: dict[str, dict[str, Json]] = Field(
         default_factory=dict,
-        description="Methods, in the order in which their hooks are called, each with its options; FedAvg without any.",
+        description="Methods with their options, in the order in which their hooks are called. Empty: FedAvg.",
     )
 
     dataset: str = Field(default="digits", description="Data set: a name, npz:FILE or imagefolder:DIR.")
@@ -46,7 +46,7 @@ class RunConfig(BaseModel):
     )
     weights: str | None = Field(
         default=None,
-        description="Start from the weights in this safetensors file; a classifier that does not fit stays fresh.",
+        description="Start from the weights in this safetensors file. A classifier of another shape keeps fresh weights.",
     )
     projection: bool = Field(default=False, description="Put a 2-layer projection head (256 wide) on the encoder.")
 
@@ -54,7 +54,7 @@ class RunConfig(BaseModel):
         default="dirichlet",
         description="How samples are assigned to clients: a partitioner's name, or a partition.json.",
     )
-    alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; smaller is more heterogeneous.")
+    alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration. Smaller is more heterogeneous.")
     classes_per_client: int = Field(
         default=2, ge=1, le=_MANY, description="Classes (or shards) per client, for the partitions classes and shards."
     )
@@ -66,17 +66,17 @@ class RunConfig(BaseModel):
     samples: int | None = Field(
         default=None,
         ge=1,
-        description="Number of training samples to assign, drawn in proportion to the classes; default all.",
+        description="Number of training samples to assign, drawn in proportion to the classes. Default: all.",
     )
 
     public: str | None = Field(
         default=None,
-        description="Public samples, which belong to no client, for methods that use some: a share of the training "
+        description="Public samples, which belong to no client, for methods that use them. Give a share of the training "
         "set, such as 0.1, or the name of another data set.",
     )
     system: SystemOptions | None = Field(
         default=None,
-        description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1; off by default.",
+        description="Simulate unavailable, lost, late or slow clients, such as --system dropout=0.1. Off by default.",
     )
 
     rounds: int = Field(default=20, ge=1, le=_MANY, description="Communication rounds T.")
@@ -85,20 +85,20 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=_MANY,
-        description="Optimizer steps K that every client takes per round, in place of local epochs.",
+        description="Optimizer steps K that every client takes per round, instead of local epochs.",
     )
     batch_size: int = Field(
-        default=16, ge=1, le=_MANY, description="Samples per local mini-batch; the last of an epoch may be smaller."
+        default=16, ge=1, le=_MANY, description="Samples per local mini-batch. The last one of an epoch may be smaller."
     )
     drop_last: bool = Field(
         default=False,
-        description="Leave out a local epoch's last mini-batch if it is smaller than the others; never the only one.",
+        description="Leave out a local epoch's last mini-batch if it is smaller than the others, unless it is the only one.",
     )
     lr: float = Field(default=0.02, gt=0, description="Local learning rate of the first round.")
     lr_decay: float = Field(default=1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
     lr_schedule: Literal["constant", "cosine", "step"] = Field(
         default="constant",
-        description="How the learning rate falls over the rounds: not, along half a cosine to 0, or in steps.",
+        description="Schedule of the learning rate over the rounds: constant, half a cosine down to 0, or steps down.",
     )
     lr_step_rounds: int = Field(
         default=10, ge=1, le=_MANY, description="Rounds between two steps of --lr-schedule step."
@@ -108,10 +108,10 @@ class RunConfig(BaseModel):
         default=0,
         ge=0,
         le=_MANY,
-        description="First rounds, in which the learning rate rises linearly to the full one.",
+        description="Number of first rounds in which the learning rate rises linearly to its full value.",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        default="sgd", description="Optimizer of local training; its state is reset in each round."
+        default="sgd", description="Optimizer of local training. Its state is reset in each round."
     )
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum of local SGD.")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
@@ -120,9 +120,9 @@ class RunConfig(BaseModel):
     weight_decay: float = Field(
         default=1e-5,
         ge=0,
-        description="L2 penalty on every trainable parameter; with adamw the decay of weights per step.",
+        description="L2 penalty on every trainable parameter. With adamw: decay of the weights per step.",
     )
-    clip_norm: float | None = Field(default=None, gt=0, description="Maximum norm of a local gradient; off by default.")
+    clip_norm: float | None = Field(default=None, gt=0, description="Maximum norm of a local gradient. Off by default.")
     buffers: Literal["global", "local"] = Field(
         default="global",
         description="BatchNorm statistics and other buffers: averaged by samples, or kept on each client.",
@@ -132,66 +132,68 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=_MANY,
-        description="Stop after so many rounds without a better accuracy on clients' held-out parts; off by default.",
+        description="Stop after this many rounds without a better accuracy on the clients' held-out parts. Off by default.",
     )
 
-    engine: str = Field(default="local", description="Engine that runs the clients: local, or an installed one.")
+    engine: str = Field(
+        default="local", description="Engine that runs the clients: local, or the name of an installed engine."
+    )
     engine_options: dict[str, Json] = Field(
-        default_factory=dict, description="Options of the engine, on the command line --set ENGINE.OPTION=VALUE."
+        default_factory=dict, description="Options of the engine. On the command line: --set ENGINE.OPTION=VALUE."
     )
     workers: int | None = Field(
         default=None,
         ge=0,
         le=1024,
-        description="Worker processes, one thread each; 0 trains in this process; default one per core.",
+        description="Number of worker processes, one thread each. 0 trains in this process. Default: one per core.",
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    device: str = Field(default="auto", description="Device of training and evaluation: auto, cpu, cuda or cuda:N.")
     precision: Literal["float32", "tf32", "bf16"] = Field(
-        default="float32", description="Arithmetic of forward and backward; weights and state stay float32."
+        default="float32", description="Arithmetic of forward and backward passes. Weights and state stay float32."
     )
     memory_format: Literal["auto", "contiguous", "channels_last"] = Field(
         default="auto",
-        description="Layout of images and convolutions in memory; auto is a fixed rule per device and model.",
+        description="Layout of images and convolutions in memory. auto is a fixed rule per device and model.",
     )
     autotune: bool = Field(
         default=False,
-        description="Measure at the start which memory format is faster on this machine, and record the choice.",
+        description="At the start, measure which memory format is faster on this machine, and record the choice.",
     )
     capture: bool = Field(default=True, description="On CUDA, record training steps as graphs and replay them.")
     lanes: int = Field(
         default=1,
         ge=1,
         le=64,
-        description="On CUDA without worker processes, clients that train side by side, their steps as branches of "
-        "one captured graph.",
+        description="Number of clients that train side by side on CUDA without worker processes. Their steps are branches "
+        "of one captured graph.",
     )
     min_clients: int = Field(
         default=1,
         ge=0,
-        description="Minimum of accepted updates per round, else the run stops; 0 allows rounds without any.",
+        description="Minimum number of accepted updates per round. With fewer, the run stops. 0 allows empty rounds.",
     )
     max_waiting: int | None = Field(
-        default=None, ge=1, description="Maximum of updates that wait for an earlier one before dispatch pauses."
+        default=None, ge=1, description="Maximum number of updates that wait for an earlier one before dispatch pauses."
     )
     max_payload: int | None = Field(
         default=None,
         ge=1,
         le=1 << 20,
-        description="Maximum upload per plugin and client, in MiB; default 16 times the model, at least 64.",
+        description="Maximum upload per plugin and client, in MiB. Default: 16 times the model, at least 64.",
     )
     client_timeout: float | None = Field(
         default=None,
         gt=0,
         le=1e9,
-        description="Seconds until a client without an answer has failed and its worker is replaced; not with "
-        "--workers 0; off by default.",
+        description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not with "
+        "--workers 0. Off by default.",
     )
 
     eval_every: int = Field(
-        default=1, ge=1, description="Rounds between evaluations; the last round is always evaluated."
+        default=1, ge=1, description="Rounds between evaluations. The last round is always evaluated."
     )
     checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
-    out: Path | None = Field(default=None, description="Run directory; default runs/<time>-<plugins>.")
+    out: Path | None = Field(default=None, description="Run directory. Default: runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(
         default_factory=dict, description="Trackers that show the run while it trains, each with its options."
     )
@@ -204,7 +206,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_options(cls, values: Any) -> Any:
-        """Refuse an unknown option with the one that it resembles, as the command line does."""
+        """Refuse an unknown option and suggest a similar one, as the command line does."""
         for name in values if isinstance(values, dict) else ():
             if name not in cls.model_fields:
                 raise UnknownNameError("option", str(name), cls.model_fields)
@@ -213,7 +215,7 @@ class RunConfig(BaseModel):
     @field_validator("dataset", "model", mode="before")
     @classmethod
     def _names_only(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse objects: a configuration is what a file can hold."""
+        """Refuse objects: a file has to be able to hold a configuration."""
         if callable(value):
             raise ValueError(f"a configuration holds names; give objects to fedcore.run(config, {info.field_name}=...)")
         return value
@@ -230,7 +232,7 @@ class RunConfig(BaseModel):
     @field_validator("system", mode="before")
     @classmethod
     def _read_system(cls, value: Any) -> Any:
-        """Accept ``[dropout=0.1, slow=0.3]`` beside ``{dropout: 0.1, slow: 0.3}``."""
+        """Accept ``[dropout=0.1, slow=0.3]`` as well as ``{dropout: 0.1, slow: 0.3}``."""
         return read_system(value)
 
     @model_validator(mode="after")
@@ -261,7 +263,7 @@ class RunConfig(BaseModel):
 
     @property
     def cohort_size(self) -> int:
-        """Clients sampled per round: participation * clients, rounded, at least one."""
+        """Number of clients sampled per round: participation * clients, rounded, at least one."""
         return max(1, round(self.participation * self.clients))
 
     @property
@@ -270,20 +272,20 @@ class RunConfig(BaseModel):
         return ("epochs", self.local_epochs) if self.local_steps is None else ("steps", self.local_steps)
 
     def smallest_batch(self, samples: int, needed: int = 1) -> int:
-        """Return how many samples a mini-batch has to hold to be trained, in an epoch on so many.
+        """Return the smallest mini-batch that is trained in an epoch on a number of samples. Smaller ones are skipped.
 
-        :param needed: what the model needs.
+        :param needed: the smallest mini-batch that the model can train on.
         """
         return max(needed, min(self.batch_size, samples)) if self.drop_last else needed
 
     def batches(self, samples: int, needed: int = 1) -> int:
-        """Return the number of mini-batches that are trained in a local epoch on so many samples."""
+        """Return the number of mini-batches that are trained in a local epoch on a number of samples."""
         full, rest = divmod(samples, self.batch_size)
         smallest = self.smallest_batch(samples, needed)
         return full * (self.batch_size >= smallest) + (rest >= smallest)
 
     def learning_rate(self, number: int) -> float:
-        """Return the local learning rate of round t = ``number``, from 0, of T rounds, W of them a warm-up.
+        """Return the local learning rate of round t = ``number``, from 0, of T rounds with a warm-up of W rounds.
 
         lr * lr_decay^t, times the schedule, times the warm-up:
 
@@ -300,10 +302,10 @@ class RunConfig(BaseModel):
 
     @classmethod
     def create(cls, values: dict[str, Any], *, source: str = "", typed: Collection[str] = ()) -> RunConfig:
-        """Validate a mapping; all problems are reported in one message.
+        """Return the configuration of a mapping. One message reports all problems.
 
-        :param source: the file that the values are from, for messages.
-        :param typed: the fields whose values are from the command line instead.
+        :param source: the file of the values, for messages.
+        :param typed: the fields with values from the command line instead of the file.
         :raises ConfigError: names each field, its value and its bound.
         """
         unknown = set(values) - set(cls.model_fields)
@@ -318,8 +320,8 @@ class RunConfig(BaseModel):
 def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
     """Return ``[moon, {uscc: {epochs: 5}}]`` as ``{moon: {}, uscc: {epochs: 5}}``.
 
-    :param kind: what is chosen, for messages: ``plugin``, ``tracker``.
-    :raises ConfigError: a name is no text or is listed twice, or options are no mapping.
+    :param kind: ``plugin``, ``tracker`` or ``engine``, for messages.
+    :raises ConfigError: a name is not a text or is listed twice, or options are not a mapping.
     """
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     pairs: list[tuple[Any, Any]] = []
@@ -337,7 +339,7 @@ def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
 
 
 def public_share(public: str | None) -> float | None:
-    """Return the share of the training set that ``--public`` names; None where it names a data set, or nothing.
+    """Return the share of the training set that ``--public`` names; None if it names a data set or is not given.
 
     >>> public_share("0.1"), public_share("digits")
     (0.1, None)

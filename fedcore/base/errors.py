@@ -1,4 +1,4 @@
-"""The errors that fedcore raises on purpose: what was wrong, where, and what to do."""
+"""The errors that fedcore raises on purpose. A message names the fault, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_PROBLEMS, _LONGEST = 20, 200
 
 
 class FedcoreError(Exception):
-    """Base of all errors whose message is written for users; the CLI prints it without a traceback."""
+    """Base of all errors with a message for users. The command line prints the message without a traceback."""
 
 
 class ConfigError(FedcoreError):
@@ -49,16 +49,16 @@ class UnknownNameError(ConfigError):
 
 
 class PluginConflictError(ConfigError):
-    """Two plugins of a run declare what only one of them can have."""
+    """Two plugins of a run declare something that only one of them can have."""
 
     @classmethod
     def of(cls, one: str, other: str, reason: str) -> Self:
-        """Return the error that two plugins, given by name, cannot be combined, and why."""
+        """Return the error that two plugins, given by name, cannot be combined for a reason."""
         return cls(f"plugins {one!r} and {other!r} cannot be combined: {reason}")
 
 
 class PluginContractError(FedcoreError):
-    """A plugin, or another registered object, breaks its contract; ``plugin`` and ``hook`` name it, if known."""
+    """A plugin, or another registered object, breaks its contract. ``plugin`` and ``hook`` name it, if known."""
 
     def __init__(self, message: str, *, plugin: str | None = None, hook: str | None = None) -> None:
         super().__init__(message)
@@ -79,11 +79,11 @@ class PluginContractError(FedcoreError):
     ) -> Self:
         """Return the error ``KIND NAME hook HOOK (round R, client C) FOUND, expected EXPECTED. Hint: HINT``.
 
-        :param name: None where the fault is not one plugin's but in all of the run's together.
+        :param name: the object's name; None if the plugins of a run break the contract together.
         :param hook: a hook, or ``question NAME``.
-        :param found: what the plugin does wrong, as a predicate: ``returned Linear``.
-        :param round: from 0, as the hook counts; the message counts from 1.
-        :param kind: of the registered object: ``plugin``, ``model``, ``tracker``, ...
+        :param found: the fault, as a predicate: ``returned Linear``.
+        :param round: the round, counted from 0 as in hooks. The message counts from 1.
+        :param kind: the kind of the object: ``plugin``, ``model``, ``tracker``, ...
         """
         number = None if round is None else round + (hook not in ("personal_model", "post_train"))  # after that round
         place = ", ".join(f"{what} {at}" for what, at in (("round", number), ("client", client)) if at is not None)
@@ -98,48 +98,42 @@ class PluginContractError(FedcoreError):
 
 
 class PluginCallError(PluginContractError):
-    """A hook raised; the message names plugin, hook, round and client, the cause is chained."""
+    """A hook raised. The message names plugin, hook, round and client. The original exception is chained."""
 
 
 class RejectUpdate(FedcoreError):
-    """Raised in ``pre_aggregate``, ``weight`` or ``accumulate`` (or by the core) to leave out one client's update.
-
-    :cvar kind: how the round's record names the failure.
-    """
+    """Raised in ``pre_aggregate``, ``weight`` or ``accumulate``, or by the core, to leave out one client's update."""
 
     kind: ClassVar[Literal["rejected", "diverged"]] = "rejected"
+    """The name of the failure in the round's record."""
 
 
 class NonFiniteUpdate(RejectUpdate):
-    """An update holds nan or inf: its local training diverged."""
+    """An update holds nan or inf because its local training diverged."""
 
     kind = "diverged"
 
 
 class RoundFailedError(FedcoreError):
-    """Too few clients delivered a usable update.
-
-    :ivar raised: code of the run, a plugin's or a model's, raised on so many of them.
-    """
+    """Too few clients delivered a usable update."""
 
     def __init__(self, message: str, *, raised: bool = False) -> None:
         super().__init__(message)
         self.raised = raised
+        """Whether the clients failed because code of a plugin or a model raised."""
 
 
 class DivergedError(RoundFailedError):
-    """A round failed because training diverged: losses, updates or the new model are not finite.
-
-    :ivar everywhere: no client gave a usable update, so the state that they began with may be at fault.
-    """
+    """A round failed because training diverged: losses, updates or the new model are not finite."""
 
     def __init__(self, message: str, *, everywhere: bool = False) -> None:
         super().__init__(message)
         self.everywhere = everywhere
+        """Whether no client delivered a usable update. The state that the clients started from is then suspect."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` for the nearest known name, else the list of what there is."""
+    """Return `` Did you mean 'x'?`` for the nearest known name. Without one, return the list of the known names."""
     names = sorted(known)
     near = nearest(name, names)
     if near is not None:
@@ -148,7 +142,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that another one resembles, or is short for; None where there is none.
+    """Return the known name that ``name`` resembles or spells out; None if there is no such name.
 
     >>> nearest("SimpleCNN", ["mlp", "simple-cnn"]), nearest("learning_rate", ["alpha", "lr"])
     ('simple-cnn', 'lr')
@@ -165,7 +159,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, typed: Collection[str] = ()) -> str:
     """Render a pydantic error as one line per problem: option, problem, the value given.
 
-    :param prefix: where the values are from, except those that are ``typed`` on the command line.
+    :param prefix: the source of the values, for each line.
+    :param typed: the options that the user typed on the command line. Their lines have no prefix.
     """
     lines = []
     for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
@@ -191,7 +186,7 @@ def lower_first(text: str) -> str:
 
 
 def _as_fraction(problem: ErrorDetails) -> str:
-    """Return how a percentage is written where a number of at most 1 is asked for, as ``; 50 % is 0.5``."""
+    """Return a hint such as ``; 50 % is 0.5`` if a number of at most 1 is expected and a percentage is given."""
     value, context = problem["input"], problem.get("ctx", {})
     if context.get("le", context.get("lt")) != 1 or not isinstance(value, (int, float)) or not 5 <= value <= 100:
         return ""
@@ -204,15 +199,15 @@ def _short(value: Any) -> str:
 
 
 def print_traceback() -> None:
-    """Print the traceback of the error that is being handled, where a command runs with ``--debug``."""
+    """Print the traceback of the error that is being handled if the command runs with ``--debug``."""
     if os.environ.get(DEBUG):
         traceback.print_exc()
 
 
 def place_of(error: BaseException, module: str) -> str:
-    """Return the last line of a module's package that an error passed, as `` (method.py:12)``; empty where none did.
+    """Return the last line of a module's package that an error passed, as `` (method.py:12)``.
 
-    A line that is in no file is returned itself.
+    The text is empty if the error passed no line of the package. For code without a file it is the line of code.
     """
     package, found = module.partition(".")[0], ""
     for frame, line in traceback.walk_tb(error.__traceback__):

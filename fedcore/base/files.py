@@ -1,7 +1,7 @@
 """Files that are whole or absent, JSON, lines of records, and temporary folders. Imports no torch.
 
-A file is written next to its target and renamed. A process that is killed, or a disk that is full, leaves the old file
-or the new one, never a part of one.
+A file is written next to its target and then renamed. If the process is killed or the disk is full, the old file or the
+new file remains, never a part of one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
 
 NOT_FINITE = "not_finite"
-"""Key under which a record lists its values that could not be computed."""
+"""Key under which a record names its values that are not finite."""
 
 _FILES = (".safetensors", ".json", ".jsonl", ".yaml")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -46,9 +46,9 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool) -> Iterator[Path]:
-    """Give a name at which to make a file, which takes the place of ``path`` when the block ends well.
+    """Yield a temporary path. The file that the block writes there replaces ``path`` if the block does not raise.
 
-    :param sync: wait until the disk has the file and its name, for what must survive a power failure.
+    :param sync: wait until the disk has the file and its name. Files that must survive a power failure need this.
     :raises StorageError: instead of an OSError.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
@@ -65,25 +65,25 @@ def replacing(path: Path, *, sync: bool) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Write a file atomically; parameters and errors as for :func:`replacing`."""
+    """Write a file atomically. Parameters and errors are as for :func:`replacing`."""
     with replacing(path, sync=sync) as temporary:
         temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically; raises as :func:`replacing`."""
+    """Write a text file atomically. Errors are as for :func:`replacing`."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically; raises as :func:`replacing`."""
+    """Write a JSON file atomically. Errors are as for :func:`replacing`."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def sync_path(path: Path) -> None:
     """Wait until the disk has a file's content, or the names in a folder.
 
-    :raises OSError: it cannot be done.
+    :raises OSError: the operating system refuses.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -93,16 +93,16 @@ def sync_path(path: Path) -> None:
 
 
 def sync_names(folders: Iterable[Path]) -> None:
-    """Wait until the disk has the names of these folders, except in folders that may be written but not read."""
+    """Wait until the disk has the names of these folders. A parent that may not be read is skipped."""
     for folder in folders:
         with contextlib.suppress(PermissionError):
             sync_path(folder.parent)
 
 
 def make_folders(path: Path) -> list[Path]:
-    """Make a folder and those above it, and wait until the disk has their names; returns the new ones, innermost first.
+    """Make a folder and its parents, and wait until the disk has their names. Return the new ones, innermost first.
 
-    :raises OSError: it cannot be done.
+    :raises OSError: a folder cannot be made.
     """
     path = path.absolute()
     missing = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
@@ -112,9 +112,9 @@ def make_folders(path: Path) -> list[Path]:
 
 
 def delete_others(folder: Path, keep: Callable[[str], bool]) -> None:
-    """Delete the files in a folder, except for the names to keep; a folder that does not exist is empty already.
+    """Delete the files in a folder, except for the names to keep. A missing folder counts as empty.
 
-    :raises StorageError: it cannot be done.
+    :raises StorageError: a file cannot be deleted.
     """
     with storing(folder), contextlib.suppress(FileNotFoundError):
         for name in os.listdir(folder):
@@ -123,15 +123,15 @@ def delete_others(folder: Path, keep: Callable[[str], bool]) -> None:
 
 
 def refuse_links(directory: Path, *, deep: bool = True) -> None:
-    """Refuse a directory that holds a link, or what is neither file nor folder; one walk.
+    """Refuse a directory that holds a link, or an entry that is neither a file nor a folder.
 
-    The accident: in a run directory from somebody else, a link leads to files that fedcore would overwrite or delete,
-    or a pipe would let its reader wait forever. W&B's own folder is left out: W&B makes links to its logs there, and
-    fedcore writes nothing.
+    This prevents two accidents with a run directory from somebody else. A link could lead to files that fedcore would
+    overwrite or delete. A pipe would let its reader wait forever. W&B's own folder is skipped: W&B makes links to its
+    logs there, and fedcore writes nothing there.
 
-    :param deep: walk through the folders in it, too.
-    :raises RunDirectoryError: what was found; a folder that bears a file's name, too.
-    :raises StorageError: a folder cannot be looked into.
+    :param deep: also walk through the folders in the directory.
+    :raises RunDirectoryError: names the entry. A folder with the name of a file is also refused.
+    :raises StorageError: a folder cannot be read.
     """
     root = directory.resolve()
     waiting: list[Path | str] = [root]
@@ -160,8 +160,8 @@ def refuse_links(directory: Path, *, deep: bool = True) -> None:
 def parse_json(text: str | bytes) -> Any:
     """Return a JSON text's value.
 
-    :raises ValueError: it is invalid, nested too deeply, or holds an unpaired surrogate (``"\\ud800"``), which no file
-        and no terminal takes.
+    :raises ValueError: the text is invalid, nested too deeply, or holds an unpaired surrogate (``"\\ud800"``). Neither
+        a file nor a terminal can take such a character.
     """
     try:
         if isinstance(text, bytes):
@@ -177,7 +177,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record in which nan and inf, which JSON does not have, are None, and named under ``not_finite``."""
+    """Return a record with None instead of nan and inf, which JSON does not have. ``not_finite`` lists their names."""
     try:
         json.dumps(record, allow_nan=False)
     except ValueError:
@@ -201,28 +201,29 @@ def _finite(value: Any, name: str, names: list[str]) -> Any:
 def parse_record(text: str | bytes) -> dict[str, Any]:
     """Return a JSON mapping.
 
-    :raises ValueError: the text is something else.
+    :raises ValueError: the text is not a JSON mapping.
     """
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.40} is no record")
+        raise ValueError(f"{value!r:.40} is not a record")
     return value
 
 
 class RecordFile:
-    """A file with one JSON record per line, which one process appends to. A line that was torn by a kill is cut."""
+    """A file with one JSON record per line. One process appends to it. A line that a kill tore apart is cut off."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.length = 0
-        """The bytes that were written, as far as this process knows them."""
+        """The length of the file in bytes, as this process left it."""
         self._written = hashlib.sha256()
 
     def append(self, record: Mapping[str, Any]) -> int:
         """Append a line and return the file's new length in bytes.
 
-        :raises StorageError: it cannot be written; a part of it may be, which :meth:`restore` cuts. Or it is not as
-            this process left it: the directory was moved, deleted or replaced, or another process writes to it.
+        :raises StorageError: the line cannot be written. A part of it may be in the file; :meth:`restore` cuts it off.
+            Also raised if the file is not as this process left it: its directory was moved, deleted or replaced, or
+            another process writes to it.
         """
         line = (json.dumps(finite(record)) + "\n").encode()
         with storing(self.path), self.path.open("r+b" if self.length else "ab") as file:
@@ -235,9 +236,9 @@ class RecordFile:
         return self.length
 
     def restore(self, length: int | None = None) -> None:
-        """Go on after the first ``length`` bytes, by default after the last whole line; the rest is cut.
+        """Continue after the first ``length`` bytes, by default after the last whole line. The rest is cut off.
 
-        :raises StorageError: it cannot be read or written.
+        :raises StorageError: the file cannot be read or written.
         """
         content = self.content()[:length]
         content = content[: content.rfind(b"\n") + 1]
@@ -247,15 +248,17 @@ class RecordFile:
         self.length, self._written = len(content), hashlib.sha256(content)
 
     def digest(self, length: int) -> str:
-        """Return the SHA-256, in hex, of the first bytes."""
+        """Return the SHA-256, in hex, of the first ``length`` bytes."""
         written = self._written if length == self.length else hashlib.sha256(self.content()[:length])
         return written.hexdigest()
 
     def check(self, length: int, digest: str | None = None) -> None:
-        """Refuse a file whose first bytes are not those that a checkpoint counts: somebody edited or replaced it.
+        """Refuse a file whose first ``length`` bytes are not as a checkpoint recorded them.
 
-        :param digest: their SHA-256, in hex; by default the bytes may be any.
-        :raises RunDirectoryError: what differs.
+        This finds a file that somebody edited or replaced.
+
+        :param digest: the SHA-256 of these bytes, in hex; None checks the length only.
+        :raises RunDirectoryError: names the difference.
         """
         counted = self.content()[:length]
         if len(counted) < length:
@@ -264,9 +267,9 @@ class RecordFile:
             raise RunDirectoryError(f"{self.path.name} was changed: it is not what this checkpoint counts")
 
     def content(self) -> bytes:
-        """Return the file's bytes, empty where there is no file.
+        """Return the file's bytes; empty if there is no file.
 
-        :raises StorageError: it cannot be read.
+        :raises StorageError: the file cannot be read.
         """
         try:
             return self.path.read_bytes()
@@ -276,9 +279,9 @@ class RecordFile:
             raise StorageError(f"cannot read {self.path}: {error.strerror or error}") from error
 
     def read(self, note: Callable[[str], None] = lambda message: None) -> list[dict[str, Any]]:
-        """Return the records of the whole lines, without one that is being written.
+        """Return the records of the whole lines. A last line without its end is left out: it is being written.
 
-        :param note: told of lines that hold no record, which are left out.
+        :param note: called with a message about lines that hold no record. These lines are left out.
         """
         records, damaged = [], []
         for number, line in enumerate(self.content().split(b"\n")[:-1], start=1):

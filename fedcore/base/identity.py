@@ -1,4 +1,4 @@
-"""Identity of a run: which options determine its results, for sweeps and comparisons.
+"""Identity of a run: the options that determine its results, for sweeps and comparisons.
 
 Imports no torch.
 """
@@ -24,10 +24,10 @@ WITHOUT_EFFECT = (
     "trackers",
     "client_timeout",
 )
-"""Options of where and how a run is executed; with the same seed, results have the same bits for all their values."""
+"""Options that say where and how a run is executed. Their values do not change the bits of the results."""
 
 CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
-"""Options that can change when a run is resumed. Only rounds, patience and device can change its bits."""
+"""Options that may change when a run is resumed. Only rounds, patience and device can change its bits."""
 
 PARTITION_OPTIONS = (
     "dataset",
@@ -39,25 +39,25 @@ PARTITION_OPTIONS = (
     "samples",
     "public",
 )
-"""Options that, with the seed, determine which client holds which samples."""
+"""Options that determine, together with the seed, which client holds which samples."""
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """Return every option that can change a run's results, as plain values; the seed is included."""
+    """Return every option that can change a run's results, the seed included, as plain values."""
     values = config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
     values["plugins"].pop("fedavg", None)  # the built-in plugin is always there, named or not
     return values
 
 
 def key(value: Any) -> str:
-    """Return a text that is equal for equal plain values; the order of a mapping (of plugins) counts."""
+    """Return a text that is equal for equal plain values. The order of a mapping counts: plugins have an order."""
     return json.dumps(value)
 
 
 def digest(config: RunConfig) -> str:
-    """Return 12 hexadecimal digits, equal for two runs that must have the same results.
+    """Return 12 hexadecimal digits that are equal for two runs that must have the same results.
 
-    Options at their defaults do not count: sweeps that started before an option existed find their runs again.
+    Options at their defaults do not count. A sweep that started before an option existed thus finds its runs again.
     """
     defaults = settings(RunConfig())
     values = {name: value for name, value in sorted(settings(config).items()) if value != defaults[name]}
@@ -79,7 +79,7 @@ def short_name(name: str) -> str:
 
 
 def full_name(name: str, names: Collection[str]) -> str:
-    """Return ``module:study.Near`` for ``Near`` or ``near`` if ``names`` have one such class, else the name itself."""
+    """Return ``module:study.Near`` for ``Near`` or ``near`` if it is the only such class in ``names``, else the name."""
     if name in names:
         return name
     short = {known: short_name(known) for known in names if known.startswith(CODE)}
@@ -88,5 +88,5 @@ def full_name(name: str, names: Collection[str]) -> str:
 
 
 def method(plugins: Mapping[str, Any]) -> str:
-    """Return the name of a combination of plugins: ``moon+uscc``; without any it is ``fedavg``."""
+    """Return the name of a combination of plugins: ``moon+uscc``. Without plugins it is ``fedavg``."""
     return "+".join(plugins) or "fedavg"

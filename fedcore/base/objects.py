@@ -1,8 +1,8 @@
-"""Objects that a Python program gives to a run in place of names: what they are called, and where they are found.
+"""Objects that a Python program gives to a run instead of names: their names, and where they are found.
 
-While a run has such objects they are *lent* to the registry, which finds them by kind and name. They reach the run's
-own worker processes as bytes of cloudpickle, from process to process and never through a file: a class of a script
-or notebook travels by value, as in Ray and joblib. Imports no torch.
+During the run, these objects are *lent* to the registry. The registry finds them by kind and name. They reach the run's
+own worker processes as bytes of cloudpickle, from process to process and never through a file. A class of a script or
+notebook thus travels by value, as in Ray and joblib. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 from fedcore.base.errors import ConfigError
 
 OBJECT = "object:"
-"""How the name of an object starts that no other program can import."""
+"""Prefix of the name of an object that no other program can import."""
 
 CODE = "module:"
-"""How a name starts that is imported: ``module:package.module.attribute``."""
+"""Prefix of a name that is imported: ``module:package.module.attribute``."""
 
 Key = tuple[str, str]
 """Kind, such as ``model``, and name."""
@@ -43,31 +43,31 @@ def lent(objects: Mapping[Key, Any]) -> Iterator[None]:
 
 
 def find(kind: str, name: str) -> Any | None:
-    """Return a lent object; None where there is none of this name.
+    """Return a lent object; None if no object with this name is lent.
 
-    :raises ConfigError: the name is that of an object that has to be given again.
+    :raises ConfigError: the name belongs to an object of a Python program, which has to give the object again.
     """
     found = _lent.get((kind, name))
     if found is None and name.startswith(OBJECT):
         argument = "plugins=[...]" if kind == "plugin" else f"{kind}=..."
         raise ConfigError(
             f"{kind} {name!r} is an object that a Python program gave to its run; only Python can give it again: "
-            f"fedcore.resume(path, {argument}), likewise evaluate_run and load_run"
+            f"fedcore.resume(path, {argument}), and the same for evaluate_run and load_run"
         )
     return found
 
 
 def is_lent(name: str) -> bool:
-    """Whether a name, of any kind, is that of a lent object."""
+    """Return whether a lent object, of any kind, has this name."""
     return any(name == other for _, other in _lent)
 
 
 def pickled(more: Mapping[Key, Any] | None = None) -> bytes:
-    """Return the objects that are lent, and more, as bytes for :func:`lend` in a worker process.
+    """Return the lent objects, and more, as bytes for :func:`lend` in a worker process.
 
-    Data sets are not among them: their samples travel as tensors.
+    Data sets are left out: their samples travel as tensors.
 
-    :raises Exception: whatever the objects raise that cannot be pickled.
+    :raises Exception: an object cannot be pickled. The type of the exception depends on the object.
     """
     needed = {key: value for key, value in {**_lent, **(more or {})}.items() if key[0] != "dataset"}
     if not needed:
@@ -79,11 +79,11 @@ def pickled(more: Mapping[Key, Any] | None = None) -> bytes:
 
 
 def lend(sent: bytes) -> None:
-    """Lend the objects of another process in this one, until it ends.
+    """Lend the objects of another process in this process, until it ends.
 
-    :param sent: from :func:`pickled` of the process that started this one, through their own connection. Bytes of any
-        other origin, such as a file or another machine, must never get here: unpickling executes code.
-    :raises ConfigError: they cannot be unpickled here.
+    :param sent: the bytes of :func:`pickled`, from the process that started this one and through their own connection.
+        Never pass bytes of another origin, such as a file or another machine: unpickling executes code.
+    :raises ConfigError: the objects cannot be unpickled here.
     """
     if not sent:
         return
@@ -91,13 +91,13 @@ def lend(sent: bytes) -> None:
         _lent.update(pickle.loads(sent))  # noqa: S301 - the caller's own program sent it
     except Exception as error:  # a program's objects can raise anything
         raise ConfigError(
-            f"a worker process cannot have the objects that were given to the run ({type(error).__name__}: {error}). "
+            f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
             "Put them into a module, or use workers=0"
         ) from error
 
 
 def import_name(value: Any) -> str | None:
-    """Return the name under which any process imports a function or class; None where none can."""
+    """Return the name under which every process can import a function or class; None if there is no such name."""
     name, module = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
     if module is None or not name.isidentifier() or getattr(module, name, None) is not value:
         return None
@@ -108,7 +108,7 @@ def import_name(value: Any) -> str | None:
 
 
 def main_module(main: ModuleType) -> str | None:
-    """Return the name under which the program that runs can be imported; None for a notebook, for example."""
+    """Return the name under which the running program can be imported; None for a notebook, for example."""
     if main.__spec__ is not None:
         return main.__spec__.name  # python -m
     file = getattr(main, "__file__", None)

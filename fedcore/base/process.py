@@ -1,6 +1,6 @@
 """This process and the Python processes that it starts: memory, imports, processors, threads, command lines.
 
-Imports torch only where it computes with one thread, so that the command line can use the rest before.
+Only :func:`one_torch_thread` imports torch. The command line can use everything else before it needs torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 CORES = "PYTHON_CPU_COUNT"
-"""Environment variable with the number of processors, as Python 3.13 reads it; 1 in worker processes."""
+"""Environment variable with the number of processors, which Python 3.13 also reads. It is 1 in worker processes."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _MEMORY_OPTIONS = ((_TRIM_THRESHOLD, 512 << 20), (_MMAP_THRESHOLD, 128 << 20), (_ARENA_MAX, 1))
@@ -29,9 +29,9 @@ _MEMORY_OPTIONS = ((_TRIM_THRESHOLD, 512 << 20), (_MMAP_THRESHOLD, 128 << 20), (
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import torch in the block without garbage collections, which would visit all its modules again and again.
+    """Import torch in the block without garbage collections, which would visit its modules again and again.
 
-    Later collections leave these modules out, too. Does nothing where torch is imported already.
+    Later collections also skip these modules. If torch is already imported, this does nothing.
     """
     enabled = gc.isenabled()
     if "torch" in sys.modules:
@@ -47,15 +47,16 @@ def importing() -> Iterator[None]:
 
 
 def end_without_collecting() -> None:
-    """Let the process end without a last garbage collection, of memory that the kernel takes back anyway."""
+    """Let the process end without a last garbage collection: the kernel takes the memory back anyway."""
     atexit.register(gc.freeze)
 
 
 def keep_freed_memory() -> bool:
     """Let glibc keep up to 512 MiB of freed memory for all threads of the process; return whether it does.
 
-    By default it returns the activations of a forward pass to the kernel, above all those of threads, and page faults
-    bring them back: evaluation took 15 % longer. Options in the environment, which the user set, stay as they are.
+    By default glibc returns the activations of a forward pass to the kernel, most of all the activations of threads.
+    Page faults then bring the memory back, and evaluation took 15 % longer. If the user's environment sets glibc's
+    options, they stay unchanged.
     """
     given = [name for name in os.environ if name.startswith("MALLOC_")]
     if given or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
@@ -65,7 +66,7 @@ def keep_freed_memory() -> bool:
 
 
 def cores() -> int:
-    """Return the number of processors that this process may use: by its environment, or else by its affinity."""
+    """Return the number of processors that this process may use. The environment counts first, then the affinity."""
     given = os.environ.get(CORES, "")
     if given.isdecimal() and int(given):
         return int(given)
@@ -95,17 +96,17 @@ _turn = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread, in torch and in the libraries below numpy and scipy; undone at the end.
+    """Compute with one thread in the block, in torch and in the libraries below numpy and scipy.
 
-    With more threads, sums depend on how the work is divided, so everything that reaches weights or state is computed
-    here. The number of threads is the process's, as is torch's global generator (:mod:`fedcore.base.seeding`). The
-    block therefore waits until no other thread of this process is in such a block, and warns that it does.
+    With more threads, a sum depends on how the work is divided. Everything that reaches weights or state is therefore
+    computed in such a block. The number of threads and torch's global generator (:mod:`fedcore.base.seeding`) belong to
+    the process. The block therefore waits while another thread of this process is in such a block, and warns about it.
     """
     turn = _turn
     if not turn.acquire(blocking=False):
         warnings.warn(
             "fedcore is at work in another thread of this program; this call waits until it ends. Runs side by side "
-            "need a process each, such as those of fedcore sweep --parallel",
+            "need a process each, as fedcore sweep --parallel starts them",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -118,7 +119,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _begin_anew() -> None:
-    """Leave the turn of a thread that a fork does not have."""
+    """Replace the lock: the thread that holds it does not exist in a forked process."""
     global _turn
     _turn = threading.RLock()
 
@@ -128,7 +129,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Compute with one thread in torch; undone at the end."""
+    """Compute with one thread of torch in the block."""
     import torch
 
     before = torch.get_num_threads()
@@ -141,7 +142,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _libraries(modules: tuple[str, ...]) -> ThreadpoolController:
-    """Return the loaded libraries that have threads; as finding them takes milliseconds, once for the same imports."""
+    """Return the loaded libraries that have threads. Finding them takes milliseconds, so the result is cached."""
     import threadpoolctl
 
     return threadpoolctl.ThreadpoolController()

@@ -6,22 +6,20 @@ from typing import NamedTuple
 
 
 class Protocol(NamedTuple):
-    """A row of a run's metrics.
-
-    :param name: the key in metrics.jsonl and summary.json.
-    :param heading: what it measures, for a table.
-    :param measures: the same for a sentence.
-    :param on_clients: whether the clients measure it; it then has figures by client.
-    :param held_out: whether the samples are the clients' held-out parts, not the server's test set.
-    :param own_model: whether the model is the client's own, not the global one.
-    """
+    """A row of a run's metrics."""
 
     name: str
+    """The key in metrics.jsonl and summary.json."""
     heading: str
+    """Model and samples, for a table."""
     measures: str
+    """Model and samples, for a sentence."""
     on_clients: bool = False
+    """Whether the clients measure it. It then has figures by client."""
     held_out: bool = False
+    """Whether the samples are the clients' held-out parts instead of the server's test set."""
     own_model: bool = False
+    """Whether the model is the client's own instead of the global one."""
 
 
 PROTOCOLS = {
@@ -57,15 +55,16 @@ PROTOCOLS = {
         ),
     )
 }
-"""By name, in the order in which they are shown."""
+"""All protocols by name, in the order of tables."""
 
 EVALUATED = tuple(name for name in PROTOCOLS if name != "global_before_correction")
-"""The protocols of an evaluation; the figures before a correction are those of an earlier one."""
+"""The protocols of an evaluation. The figures before a correction come from an earlier evaluation."""
 
 ON_CLIENTS = tuple(name for name, protocol in PROTOCOLS.items() if protocol.on_clients)
+"""The protocols that the clients measure."""
 
 VALIDATION = ("personal", "global_local")
-"""Protocols on held-out parts, by which the best round is chosen: the first that a run has."""
+"""Protocols on held-out parts. The first of them that a run measures chooses the best round."""
 
 
 def confusion_key(protocol: str) -> str:

@@ -1,10 +1,10 @@
 """Names to objects: entry points, or ``module:package.attr`` for the user's own code.
 
-Data sets and models of other libraries have names such as ``timm:resnet18``: the prefix is an entry point of the groups
-``fedcore.dataset_prefixes`` and ``fedcore.model_prefixes``, a function that takes the rest of the name and returns the
+Data sets and models of other libraries have names such as ``timm:resnet18``. The prefix is an entry point of the group
+``fedcore.dataset_prefixes`` or ``fedcore.model_prefixes``: a function that takes the rest of the name and returns the
 loader or factory.
 
-Looking a name up reads package metadata only; the object's module is imported when it is resolved.
+Looking up a name reads package metadata only. The object's module is imported when the name is resolved.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ GROUPS = {
 }
 
 NAMED = ("plugin", "dataset", "model", "partitioner", "engine", "tracker")
-"""The kinds of which a configuration names some."""
+"""The kinds of objects that a configuration names."""
 
 
 def available(kind: str) -> dict[str, EntryPoint]:
-    """Return the installed entry points of a kind by name, fedcore's own first; imports nothing.
+    """Return the installed entry points of a kind by name, fedcore's own first. Imports nothing.
 
-    A name that two distributions provide is among them: it is :func:`resolve` that refuses it (see :func:`conflict`).
+    A name that two distributions provide is included. :func:`resolve` refuses it; see :func:`conflict`.
     """
     return dict(_scan(kind, tuple(sys.path)))
 
 
 def conflict(kind: str, name: str) -> str:
-    """Return which distributions provide the same name, and what to do; empty where one provides it."""
+    """Return a message if two distributions provide the same name, with the remedy; else an empty text."""
     return _conflicts(kind, tuple(sys.path)).get(name, "")
 
 
 @functools.cache
 def _points(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Read the metadata on a search path once: it takes longer than a round of a small run."""
+    """Read the metadata on a search path once: reading takes longer than a round of a small run."""
     return tuple(entry_points(group=GROUPS[kind]))
 
 
@@ -87,9 +87,9 @@ def _scan(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
 def resolve(kind: str, name: str) -> Any:
     """Return the object behind a name.
 
-    :raises UnknownNameError: no installed package provides the name; with the nearest name or, if known, its package.
-    :raises PluginContractError: the module behind the name cannot be imported; with the package that is missing.
-    :raises ConfigError: two installed packages provide the name, or it is that of an object that a program gave a run.
+    :raises UnknownNameError: no installed package provides the name. The message suggests a name or a package.
+    :raises PluginContractError: the module behind the name cannot be imported. The message names a missing package.
+    :raises ConfigError: two installed packages provide the name, or it belongs to an object of a Python program.
     """
     lent = objects.find(kind, name)
     if lent is not None:
@@ -123,7 +123,7 @@ def resolve(kind: str, name: str) -> Any:
 
 
 def _meant(kind: str, name: str, points: Collection[str]) -> str:
-    """Return how to write what a name seems to mean, for a message: several methods, a file of data, code."""
+    """Return a hint on how to write the several methods, the data file or the code that a name seems to mean."""
     parts = re.split(r"[,+\s]+", name)
     if kind in ("plugin", "tracker") and len(parts) > 1 and all(part in points for part in parts):
         return f"Write {' '.join(f'--{kind} {part}' for part in parts)}, in a file {kind}s: [{', '.join(parts)}]"
@@ -135,7 +135,7 @@ def _meant(kind: str, name: str, points: Collection[str]) -> str:
 
 
 def _behind_prefix(kind: str, name: str, prefixes: Iterable[str]) -> str:
-    """Return where a library has the name, for a message: ``resnet18`` is ``torchvision:resnet18``."""
+    """Return a hint on the libraries that have a model of this name: ``resnet18`` is ``torchvision:resnet18``."""
     found = []
     for prefix in prefixes:
         with contextlib.suppress(Exception):  # the library is not installed, or has no such name
@@ -147,7 +147,7 @@ def _behind_prefix(kind: str, name: str, prefixes: Iterable[str]) -> str:
 def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -> Any:
     """Call the function behind a name and return its result.
 
-    :raises PluginContractError: it is not callable, or raised something other than a FedcoreError.
+    :raises PluginContractError: the object is not callable, or raised an exception other than a FedcoreError.
     """
     try:
         return function(*arguments, **options)
@@ -158,7 +158,7 @@ def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -
 
 
 def _missing(error: Exception, point: EntryPoint) -> str:
-    """Return which package to install if the import failed because another package is missing; else empty."""
+    """Return a hint on the package to install if the import failed because a package is missing; else empty."""
     missing = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or missing in ("", point.module.partition(".")[0]):
         return ""
@@ -167,7 +167,7 @@ def _missing(error: Exception, point: EntryPoint) -> str:
 
 @functools.cache
 def packages() -> dict[str, dict[str, str]]:
-    """Return the packages of fedcore's own that bring a name, installed or not, by kind and name.
+    """Return fedcore's own packages, installed or not, by the kind and name of the objects that they provide.
 
     ``tools/packages.py`` writes the file.
     """
@@ -176,12 +176,12 @@ def packages() -> dict[str, dict[str, str]]:
 
 
 def package_of(kind: str, name: str) -> str | None:
-    """Return the package of fedcore's own that brings a name; None for names of the core and unknown ones."""
+    """Return fedcore's own package that provides a name; None for names of the core and unknown names."""
     return packages().get(kind, {}).get(name)
 
 
 def how_to_install(package: str) -> str:
-    """Return the command that installs a package of fedcore's own, where fedcore runs from a checkout, from there."""
+    """Return the command that installs one of fedcore's own packages, from the checkout if fedcore runs from one."""
     folder = Path(__file__).parents[2] / "plugins" / package
     return f"pip install {shlex.quote(str(folder)) if folder.is_dir() else package}"
 
@@ -189,7 +189,8 @@ def how_to_install(package: str) -> str:
 def summary(point: EntryPoint) -> str:
     """Return the one-line summary of the distribution behind an entry point.
 
-    Of ``FedRep (ICML 2021): heads; FedBABU (ICLR 2022): a body`` it is the part that begins with the point's name.
+    A summary such as ``FedRep (ICML 2021): heads; FedBABU (ICLR 2022): a body`` has a part for each name. Then return
+    the part that begins with the entry point's name.
     """
     # Not metadata["Summary"]: with the backport importlib_metadata imported, a missing key raises.
     whole = next(iter(point.dist.metadata.get_all("Summary") or []), "") if point.dist else ""
@@ -198,7 +199,7 @@ def summary(point: EntryPoint) -> str:
 
 
 def is_code(name: str) -> bool:
-    """Whether a name stands for code that is imported by its path, ``module:package.attribute``."""
+    """Return whether a name stands for code that is imported by its path, ``module:package.attribute``."""
     return name.startswith(objects.CODE)
 
 
@@ -232,9 +233,9 @@ def _import_attribute(kind: str, name: str) -> Any:
 
 
 def refuse_while_importing() -> None:
-    """Refuse to start a run where a name makes fedcore import the program that asks for it.
+    """Refuse to start a run while fedcore imports the program that starts it.
 
-    :raises RunWhileImported: how the program can be imported.
+    :raises RunWhileImported: the message says how to make the program importable.
     """
     module = _importing.get()
     if module is None:

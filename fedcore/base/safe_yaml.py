@@ -1,4 +1,4 @@
-"""YAML restricted to JSON's values, for files of unknown origin and typed options: no objects, no alias bombs."""
+"""YAML restricted to JSON's values: no objects, no alias bombs. For files of unknown origin and typed options."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import yaml
 from fedcore.base.errors import ConfigError
 
 MOST_NODES = 200_000
-"""Most values in one text, aliases expanded: a recipe has a few hundred."""
+"""Maximum number of values in one text, with aliases expanded. A recipe has a few hundred."""
 
 BESIDE_OPTIONS = ("digests", "changes", "versions")
-"""Entries of a run's own config.yaml that are not options: digests of its files, changes at a resume, versions."""
+"""Entries of a run's own config.yaml next to the options: digests of its files, changes at a resume, versions."""
 
 _ONLY = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader for JSON's types: dates stay text; sets, bytes and other types are refused."""
+    """A safe loader for JSON's types. Dates stay text. Sets, bytes and other types are refused."""
 
     yaml_constructors = {  # PyYAML's own registry: the entry None refuses every other tag
         tag: constructor
@@ -36,14 +36,14 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's, where
 
 
 def write_yaml(value: Any) -> str:
-    """Return the YAML text of a value of JSON's types; mappings keep their order."""
+    """Return the YAML text of a value of JSON's types. Mappings keep their order."""
     return str(yaml.dump(value, Dumper=_DUMPER, sort_keys=False))
 
 
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text.
 
-    :raises ValueError: it is not YAML, holds a type that JSON does not have, contains itself, or has too many values.
+    :raises ValueError: the text is not YAML, has a type that JSON lacks, contains itself, or has too many values.
     """
     try:
         loader = _Loader(text)
@@ -65,15 +65,15 @@ def read_yaml(text: str) -> Any:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read the options of a YAML config, a run's own ``config.yaml`` included.
+    """Read the options of a YAML file. The file may be a run's own ``config.yaml``.
 
-    :raises ConfigError: missing, unreadable or not a mapping.
+    :raises ConfigError: the file is missing, unreadable or not a mapping.
     """
     return {name: value for name, value in read_mapping(path).items() if name not in BESIDE_OPTIONS}
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping, or nothing; raises as :func:`read_config_file`."""
+    """Read a YAML file that holds a mapping or is empty. Errors are as for :func:`read_config_file`."""
     try:
         values = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, str, Any]:
-    """Split ``plugin.option=value``; the value is read as YAML, so numbers, lists and null work.
+    """Split ``plugin.option=value``. The value is read as YAML, so numbers, lists and null work.
 
     :raises ConfigError: the text has another form.
     """
@@ -103,7 +103,7 @@ def parse_setting(text: str) -> tuple[str, str, Any]:
 
 
 def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
-    """Return the number of values below a node, aliases expanded; ``sizes`` caches it, None for a node in progress."""
+    """Return the number of values below a node, aliases expanded. ``sizes`` caches it; None marks an open node."""
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:

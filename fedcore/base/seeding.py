@@ -1,7 +1,7 @@
 """Random streams: each derives from (seed, purpose, round, client), never from earlier draws.
 
-So a resumed run, another engine or another number of workers draws the same numbers, and no random state
-has to be saved.
+A resumed run, another engine or another number of workers therefore draws the same numbers. No random state has to be
+saved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def derive_seed(seed: int, purpose: str, *, round: int | None = None, client: in
 
 
 def generator(seed: int, purpose: str, *, round: int | None = None, client: int | None = None) -> torch.Generator:
-    """Return a CPU generator for one purpose; draw on the CPU and move, so that devices agree."""
+    """Return a CPU generator for one purpose. Draw on the CPU and move the numbers, so that devices agree."""
     return torch.Generator().manual_seed(derive_seed(seed, purpose, round=round, client=client))
 
 
@@ -35,8 +35,8 @@ def numpy_generator(
 def choose(population: int, count: int, stream: torch.Generator) -> list[int]:
     """Draw ``count`` of 0..population-1 uniformly without replacement: the first of a random permutation.
 
-    Few numbers of a large population are drawn by a truncated Fisher-Yates shuffle, with the numbers that
-    ``torch.randperm`` gives.
+    A truncated Fisher-Yates shuffle draws a few numbers of a large population. It gives the same numbers as
+    ``torch.randperm``.
     """
     if count * _DRAW_COST > population or population >= _RANDPERM_CHANGES:
         return torch.randperm(population, generator=stream)[:count].tolist()
@@ -54,20 +54,19 @@ _RANDPERM_CHANGES = 1 << 27  # above, randperm draws 64 bits at a time
 
 
 class RandomStream:
-    """torch's global generators seeded for one purpose, in blocks that go on where the one before ended.
+    """torch's global generators, seeded for one purpose. Each block continues where the last one ended.
 
     For code that can only draw from the global generators: module constructors, dropout.
-
-    :ivar states: of the generators, the device's last.
     """
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self._generators = global_generators(device)
         self.states = [torch.Generator(each.device).manual_seed(seed).get_state() for each in self._generators]
+        """The states of the generators, the device's last."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Draw from the stream in a block, and restore the generators' state afterwards."""
+        """Draw from the stream in the block, and restore the generators' state afterwards."""
         outside = [each.get_state() for each in self._generators]
         self._set(self.states)
         try:
@@ -83,7 +82,7 @@ class RandomStream:
 
 @contextlib.contextmanager
 def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Run a block with torch's global generators seeded, and restore their state afterwards.
+    """Seed torch's global generators for the block, and restore their state afterwards.
 
     For code that can only draw from the global generators: module constructors, dropout.
     """
@@ -99,18 +98,18 @@ def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
 
 
 class OtherDraws:
-    """Notices draws from torch's global CPU generator outside of the streams, which leave it as it was."""
+    """Notices draws from torch's global CPU generator outside of the streams, which restore its state."""
 
     def __init__(self) -> None:
         self._state = torch.get_rng_state()
 
     def noticed(self) -> bool:
-        """Return whether there were any since this was made."""
+        """Return whether there were such draws since this object was made."""
         return not torch.equal(self._state, torch.get_rng_state())
 
 
 def global_generators(device: torch.device | str) -> list[torch.Generator]:
-    """Return the generators that code without one of its own draws from, on a device and on the CPU."""
+    """Return torch's global generators, of the CPU and of a device."""
     generators, device = [torch.default_generator], torch.device(device)
     if device.type == "cuda":
         torch.cuda.init()

@@ -1,7 +1,7 @@
 """Tensors and JSON as bytes or files, through safetensors: the only form in which state leaves a process.
 
-Nothing is ever unpickled. A file carries a SHA-256 of its contents in its header: a file that was cut or altered is
-noticed when it is read.
+Nothing is ever unpickled. A file's header holds a SHA-256 of its contents. Reading the file thus notices that it was cut
+or altered.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def dumps(tensors: Mapping[str, Tensor], meta: Any = None) -> bytes:
 
 
 def loads(blob: bytes) -> tuple[dict[str, Tensor], Any]:
-    """Decode what :func:`dumps` wrote; the tensors are copies.
+    """Decode the bytes of :func:`dumps`. The tensors are copies.
 
-    :raises ValueError: the bytes are something else.
+    :raises ValueError: the bytes have another format.
     """
     try:
         tensors, header = _parse(blob)
         return tensors, parse_json(header[_META])
     except (SafetensorError, KeyError, TypeError) as error:
-        raise ValueError(f"these bytes are no whole safetensors with a JSON value: {error!r}") from error
+        raise ValueError(f"these bytes are not complete safetensors with a JSON value: {error!r}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any = None, *, sync: bool = True) -> None:
     """Write named tensors and a JSON value to ``path`` atomically.
 
-    :param sync: wait until the disk has it, for what must survive a power failure.
+    :param sync: wait until the disk has the file. Files that must survive a power failure need this.
     :raises StorageError: there is no room, or no permission.
     """
     plain, value = _plain(tensors), json.dumps(meta)
@@ -52,14 +52,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any = None, *
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Read what :func:`write_tensors` wrote; the tensors are private to this process.
+    """Read a file of :func:`write_tensors`. The tensors are private to this process.
 
     :raises ValueError: the file is damaged or of another kind.
     """
     try:
         tensors, header = _parse(path.read_bytes())
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     found, _, value = header.get(_META, "").partition(" ")
     if found != f"{_CHECKSUM}{content_hash(tensors, value)}":
         raise ValueError(f"{path} is damaged: its contents do not match its checksum")
@@ -67,7 +67,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
 
 
 def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the texts in the header, in the header's order: safetensors has another one each time."""
+    """Return the tensors and the texts of the header, in the header's order. safetensors has no fixed order."""
     tensors = safetensors.torch.load(blob)  # checks the header before the next lines read it
     header: dict[str, Any] = parse_json(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     texts = header.pop("__metadata__", None) or {}
@@ -75,9 +75,9 @@ def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:
-    """Return the SHA-256, in hex, of a file's contents: every tensor's name, dtype, shape and bytes, and its JSON part.
+    """Return the SHA-256, in hex, of a file's contents: every tensor's name, dtype, shape and bytes, and the JSON text.
 
-    :param tensors: contiguous, on the CPU.
+    :param tensors: contiguous tensors on the CPU.
     """
     described = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
     whole = hashlib.sha256(json.dumps([described, meta]).encode())
@@ -89,7 +89,7 @@ def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous CPU tensors that share no memory with one another, as safetensors wants them."""
+    """Return contiguous CPU tensors that share no memory with one another: safetensors requires this."""
     plain: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
 """A plugin's state between rounds: named tensors and JSON values, of a client or of the server.
 
-Client state is versioned by round. A task names the version to start from; the client writes a new one and
-never edits an old one. Which version counts is decided by the server's manifest, when the round commits, so
-a repeated, late, rejected or lost task changes nothing.
+Client state is versioned by round. A task names the version to start from. The client writes a new version and never
+edits an old one. The server's manifest decides which version counts when the round commits. A repeated, late, rejected
+or lost task therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ABSENT: Any = object()
 class State(MutableMapping[str, Any]):
     """One plugin's named tensors and JSON values.
 
-    Reading a tensor gives this state's own copy, so that an edit in place reaches the next version only and
-    never the committed one.
+    Reading a tensor gives this state's own copy. An edit in place reaches the next version only, never the committed
+    one.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class State(MutableMapping[str, Any]):
         self._base.pop(key, None)
 
     def add(self, key: str, tensor: Tensor, *, weight: float = 1.0) -> None:
-        """Add ``weight * tensor`` to a running sum in float64; a sum that is not there is 0.
+        """Add ``weight * tensor`` to a running sum in float64. A missing sum starts at 0.
 
-        Cheaper in ``accumulate`` than reading the sum and adding in place: nothing is copied for the case that the
-        update is rejected.
+        In ``accumulate`` this is cheaper than reading the sum and adding in place. Reading makes a copy for the case
+        that the update is rejected.
 
-        :raises PluginContractError: the state holds something else under this name.
+        :raises PluginContractError: the state holds another kind of value under this name.
         :raises ValueError: the tensor's shape is not the sum's.
         """
         self._check_writable(key)
@@ -115,21 +115,21 @@ class State(MutableMapping[str, Any]):
             raise PluginContractError.of(self._plugin, found)
 
     def _note(self, key: str, own: Any = _ABSENT) -> None:
-        """Note what a name held before its first change, or its first reading, since :meth:`begin`."""
+        """Note the value of a name before its first change, or its first reading, since :meth:`begin`."""
         if self._before is not None and key not in self._before:
             held = self._own.get(key, _ABSENT) if own is _ABSENT else own
             self._before[key] = held, self._base.get(key, _ABSENT)
 
     def begin(self) -> None:
-        """Note from here on what :meth:`undo` needs: only what is read or written is copied."""
+        """Start to note the values that :meth:`undo` needs. Only values that are read or written are copied."""
         self._before = {}
 
     def end(self) -> None:
-        """Keep what was written since :meth:`begin`."""
+        """Keep the changes since :meth:`begin`."""
         self._before = None
 
     def undo(self) -> None:
-        """Undo what was written since :meth:`begin`."""
+        """Undo the changes since :meth:`begin`."""
         for key, values in (self._before or {}).items():
             for place, value in zip((self._own, self._base), values, strict=True):
                 place.pop(key, None)
@@ -138,12 +138,12 @@ class State(MutableMapping[str, Any]):
         self._before = None
 
     def values_to_keep(self) -> dict[str, Any]:
-        """Return what the next version holds."""
+        """Return the values of the next version."""
         return {**self._base, **({} if self._read_only else self._own)}
 
 
 def _check_keys(value: Any) -> None:
-    """Refuse mappings whose keys are no texts, which they would be when they are read again.
+    """Refuse mappings with keys that are not texts: JSON would read them back as texts.
 
     :raises TypeError: names the key.
     """
@@ -158,7 +158,7 @@ def _check_keys(value: Any) -> None:
 
 
 class States:
-    """The states of all plugins of one client or of the server, each its own namespace."""
+    """The states of all plugins of one client or of the server. Each plugin has a namespace of its own."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class States:
 
     @contextmanager
     def undone_on_error(self, plugins: Iterable[str]) -> Iterator[None]:
-        """Undo what these plugins write inside the block if it raises."""
+        """If the block raises, undo the changes that these plugins made in it."""
         states = [self.of(plugin) for plugin in plugins]
         for state in states:
             state.begin()
@@ -195,7 +195,7 @@ class States:
             state.end()
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Return everything the next version holds, by plugin."""
+        """Return the values of the next version, by plugin."""
         kept = {plugin: dict(values) for plugin, values in self._saved.items()}
         kept.update({plugin: state.values_to_keep() for plugin, state in self._open.items()})
         return {plugin: values for plugin, values in sorted(kept.items()) if values}

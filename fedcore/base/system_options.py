@@ -1,4 +1,4 @@
-"""Options of the simulated system (``--system``): when clients are available, lost, late or slow. Imports no torch."""
+"""Options of the simulated system (``--system``): clients that are unavailable, lost, late or slow. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedcore.base.safe_yaml import read_yaml
 
 
 class SystemOptions(BaseModel):
-    """Simulated faults of clients and connections, on four axes; the defaults are ideal clients.
+    """Simulated faults of clients and connections. The defaults are ideal clients.
 
-    Availability (``availability``, ``day``), connectivity (``no_show``, ``dropout``), completeness (``stragglers``,
-    ``partial``) and responsiveness (``slow``, ``slow_factor``, ``step_seconds``, ``latency``, ``deadline``,
-    ``concurrency``).
+    The faults have four axes: availability (``availability``, ``day``), connectivity (``no_show``, ``dropout``),
+    completeness (``stragglers``, ``partial``) and responsiveness (``slow``, ``slow_factor``, ``step_seconds``,
+    ``latency``, ``deadline``, ``concurrency``).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -84,9 +84,11 @@ class SystemOptions(BaseModel):
 
 
 def read_system(value: Any) -> Any:
-    """Return ``["dropout=0.1", "slow=0.3"]`` as a mapping, its values read as YAML; a mapping as it is.
+    """Return ``["dropout=0.1", "slow=0.3"]`` as a mapping, with its values read as YAML.
 
-    :raises ConfigError: a text has another form, or names an option twice.
+    Values of any other form are returned unchanged.
+
+    :raises ConfigError: a text has another form, or an option is given twice.
     :raises UnknownNameError: there is no such option.
     """
     if isinstance(value, str):

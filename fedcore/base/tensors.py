@@ -14,16 +14,17 @@ from torch import Tensor
 from fedcore.base.types import Tensors
 
 SEPARATOR = "/"
-"""Between the name of a group and the name of a tensor in it, see :func:`flatten`."""
+"""Stands between the name of a group and the name of a tensor in it; see :func:`flatten`."""
 
 LARGEST = 1e18
-"""The largest magnitude that a client may send: differences, squares and means of such values are finite in float32."""
+"""The largest magnitude that a client may send. Differences, squares and means of such values are finite in float32."""
 
 
 def largest_values(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return by name the largest magnitude in each tensor of fractions; nan or inf where its values are not finite.
+    """Return the largest magnitude in each floating-point or complex tensor, by name.
 
-    One pass without copies on a CPU, one wait for all tensors of another device. Of complex numbers it takes the parts.
+    It is nan or inf for a tensor with values that are not finite. For complex numbers it is the largest real or
+    imaginary part. Tensors on the CPU take one pass without copies. All tensors on another device take one wait.
     """
     parts = {
         name: torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -42,14 +43,15 @@ def _largest(tensor: Tensor) -> float:
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the first name whose tensor holds nan or inf, or None."""
+    """Return the name of the first tensor that holds nan or inf; None if all are finite."""
     return next((name for name, value in largest_values(tensors).items() if not math.isfinite(value)), None)
 
 
 def out_of_range(largest: Mapping[str, float], most: float = LARGEST) -> tuple[str, str] | None:
-    """Return the first name with values that are not finite or above a magnitude, and a predicate that says so.
+    """Return the name of the first tensor with values that are not finite or too large, and a predicate for a message.
 
-    :param largest: from :func:`largest_values`.
+    :param largest: the result of :func:`largest_values`.
+    :param most: the largest magnitude that is accepted.
     """
     for name, value in largest.items():
         if not math.isfinite(value):
@@ -60,7 +62,9 @@ def out_of_range(largest: Mapping[str, float], most: float = LARGEST) -> tuple[s
 
 
 def outlier(largest: Mapping[int, float]) -> tuple[int, float, float] | None:
-    """Return the client that sent the largest value, this value and the median client's, if it is 1000 times as large.
+    """Return the client with the largest value, this value and the median client's value.
+
+    Return None unless the value is more than 1000 times the median.
 
     :param largest: each client's largest magnitude.
     """
@@ -71,11 +75,11 @@ def outlier(largest: Mapping[int, float]) -> tuple[int, float, float] | None:
 
 
 def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:
-    """Refuse a client's tensors unless they are exactly the expected ones; a wrong shape could be broadcast.
+    """Refuse a client's tensors unless they are exactly the expected ones. A wrong shape could be broadcast unnoticed.
 
-    :param expected: name -> shape and dtype; None for any real floating one.
-    :raises ValueError: which tensor, what it is and what was expected. Raised in ``accumulate``, or in the ``check`` of
-        ``server.ask``, it rejects that client.
+    :param expected: name -> shape and dtype. The dtype None stands for any real floating-point dtype.
+    :raises ValueError: names the tensor, its form and the expected form. Raised in ``accumulate``, or in the ``check``
+        of ``server.ask``, it rejects that client.
 
     >>> check_tensors({"known": torch.tensor(True)}, {"known": ((3,), torch.bool)})
     Traceback (most recent call last):
@@ -93,7 +97,7 @@ def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Seque
 
 
 def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], trainable: Iterable[str]) -> None:
-    """Refuse tensors that do not match trainable parameters by name, shape and dtype; frozen ones are not sent.
+    """Refuse tensors that do not match trainable parameters by name, shape and dtype. Frozen ones may be missing.
 
     :raises ValueError: as :func:`check_tensors`.
     """
@@ -101,14 +105,14 @@ def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], train
 
 
 def copy_into(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the memory of those of the same name."""
+    """Copy each tensor of ``source`` into the tensor of ``target`` with the same name."""
     with torch.no_grad():
         for name, tensor in source.items():
             target[name].copy_(tensor)
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return tensors on the CPU, without a copy of those that are there."""
+    """Return tensors on the CPU. Tensors that are already there are not copied."""
     return {name: tensor if tensor.is_cpu else tensor.cpu() for name, tensor in tensors.items()}
 
 
@@ -123,7 +127,7 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def memory_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of memory that tensors keep alive: more than their own where they are parts of larger ones."""
+    """Return the bytes of memory that tensors keep alive. A view keeps the whole tensor alive that it is a part of."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -153,7 +157,7 @@ def flatten(groups: Mapping[str, Mapping[str, Any]]) -> tuple[Tensors, dict[str,
 
 
 def unflatten(tensors: Mapping[str, Tensor], rest: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """Join what :func:`flatten` split."""
+    """Join the groups that :func:`flatten` split."""
     groups: dict[str, dict[str, Any]] = {group: dict(values) for group, values in (rest or {}).items()}
     for joined, tensor in tensors.items():
         group, _, name = joined.partition(SEPARATOR)

@@ -16,61 +16,60 @@ Tensors = dict[str, Tensor]
 class Loss:
     """One additive term of the local objective: total = task_scale * task + sum of weight * value.
 
-    A part of scale exactly 0 is left out, so that 0 * inf never becomes nan.
-
-    :param value: tensor of shape (), differentiable in the local model.
-    :param weight: factor on ``value``; a number, or a tensor where it depends on the epoch.
-    :param task_scale: factor on the task loss; other than 1 only in a plugin that declares ``scales_task``.
-    :param name: name in the records, below the plugin's; default the plugin's own.
+    A part whose factor is exactly 0 is left out, so that 0 * inf never becomes nan.
     """
 
     value: Tensor
+    """Tensor of shape (), differentiable in the local model."""
     weight: float | Tensor = 1.0
+    """Factor on ``value``: a number, or a tensor if it depends on the epoch."""
     task_scale: float = 1.0
+    """Factor on the task loss. Only a plugin that declares ``scales_task`` may set it to another value than 1."""
     name: str | None = None
+    """Name in the records, below the plugin's name. The default is the plugin's name."""
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What one client sends up after its local training.
+    """The update that one client uploads after its local training.
 
-    In the server's hooks its tensors are on the CPU. In ``pre_upload`` the model is on ``client.device``, the payload
-    where ``end_local`` left it.
-
-    :param client: id of the client.
-    :param model: the shared parameters and buffers after training, by name (no personal ones).
-    :param samples: training samples, n_k.
-    :param steps: optimizer steps that were executed, K_k.
-    :param lr: local learning rate of this round.
-    :param momentum: momentum of local SGD.
-    :param payload: extra tensors; a hook sees those of its own plugin only.
-    :param metrics: JSON values such as the mean local losses.
-    :param frozen: the shared parameters that plugins excluded from this round's training (``client.freeze``).
-    :param version: of the client's state after the training; None where it is empty. The core sets it, and the rest.
-    :param seconds: how long the client's task took; ``plugin_seconds`` how much of it in each plugin's hooks.
+    In the server's hooks its tensors are on the CPU. In ``pre_upload`` the model is on ``client.device``, and the
+    payload is on the device where ``end_local`` left it.
     """
 
     client: int
+    """Id of the client."""
     model: Tensors
+    """The shared parameters and buffers after training, by name, without personal ones."""
     samples: int
+    """Number of training samples, n_k."""
     steps: int
+    """Number of optimizer steps taken, K_k."""
     lr: float
+    """Local learning rate of this round."""
     momentum: float
+    """Momentum of local SGD."""
     payload: dict[str, Any] = field(default_factory=dict)
+    """Extra tensors by name. A hook sees its own plugin's tensors only."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values such as the mean local losses."""
     frozen: frozenset[str] = frozenset()
+    """Names of the shared parameters that plugins excluded from this round's training with ``client.freeze``."""
     version: int | None = None
+    """Version of the client's state after the training; None for an empty state. Set by the core."""
     seconds: float = 0.0
+    """Seconds that the client's task took. Set by the core."""
     plugin_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the task in each plugin's hooks. Set by the core."""
 
     def scoped(self, plugin: str) -> ClientUpdate:
-        """Return this update as ``plugin`` sees it: ``payload`` is its own namespace, shared for popping."""
+        """Return this update as ``plugin`` sees it. ``payload`` is its own namespace, not a copy: a hook may pop from it."""
         seen = copy.copy(self)  # a tenth of the time of dataclasses.replace
         object.__setattr__(seen, "payload", self.payload.setdefault(plugin, {}))
         return seen
 
     def merged(self, plugin: str, seen: ClientUpdate) -> ClientUpdate:
-        """Return ``seen``, which ``plugin`` returned from its scoped view, with the payloads of all plugins."""
+        """Return the update ``seen``, which ``plugin`` made from its scoped view, with the payloads of all plugins."""
         return replace(seen, payload={**self.payload, plugin: dict(seen.payload)})
 
 
