@@ -46,7 +46,7 @@ class RunConfig(BaseModel):
     )
     weights: str | None = Field(
         default=None,
-        description="Start from the weights in this safetensors file. A classifier of another shape keeps fresh weights.",
+        description="Start from the weights in this safetensors file. A classifier of another shape stays fresh.",
     )
     projection: bool = Field(default=False, description="Put a 2-layer projection head (256 wide) on the encoder.")
 
@@ -71,8 +71,8 @@ class RunConfig(BaseModel):
 
     public: str | None = Field(
         default=None,
-        description="Public samples, which belong to no client, for methods that use them. Give a share of the training "
-        "set, such as 0.1, or the name of another data set.",
+        description="Public samples, which belong to no client, for methods that use them. Give a share of the training"
+        " set, such as 0.1, or the name of another data set.",
     )
     system: SystemOptions | None = Field(
         default=None,
@@ -92,7 +92,7 @@ class RunConfig(BaseModel):
     )
     drop_last: bool = Field(
         default=False,
-        description="Leave out a local epoch's last mini-batch if it is smaller than the others, unless it is the only one.",
+        description="Leave out a local epoch's last mini-batch if it is smaller than the others and not the only one.",
     )
     lr: float = Field(default=0.02, gt=0, description="Local learning rate of the first round.")
     lr_decay: float = Field(default=1.0, gt=0, le=1, description="Factor on the learning rate after every round.")
@@ -132,7 +132,7 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=_MANY,
-        description="Stop after this many rounds without a better accuracy on the clients' held-out parts. Off by default.",
+        description="Stop after so many rounds without a better accuracy on the clients' held-out parts. Off by default.",
     )
 
     engine: str = Field(
@@ -164,8 +164,8 @@ class RunConfig(BaseModel):
         default=1,
         ge=1,
         le=64,
-        description="Number of clients that train side by side on CUDA without worker processes. Their steps are branches "
-        "of one captured graph.",
+        description="Number of clients that train side by side on CUDA without worker processes. Their steps are branches"
+        " of one captured graph.",
     )
     min_clients: int = Field(
         default=1,
@@ -185,8 +185,8 @@ class RunConfig(BaseModel):
         default=None,
         gt=0,
         le=1e9,
-        description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not with "
-        "--workers 0. Off by default.",
+        description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not with"
+        " --workers 0. Off by default.",
     )
 
     eval_every: int = Field(

@@ -79,7 +79,7 @@ def short_name(name: str) -> str:
 
 
 def full_name(name: str, names: Collection[str]) -> str:
-    """Return ``module:study.Near`` for ``Near`` or ``near`` if it is the only such class in ``names``, else the name."""
+    """Return ``module:study.Near`` for ``Near`` or ``near`` if ``names`` has one such class, else the name."""
     if name in names:
         return name
     short = {known: short_name(known) for known in names if known.startswith(CODE)}

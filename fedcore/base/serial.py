@@ -1,6 +1,6 @@
 """Tensors and JSON as bytes or files, through safetensors: the only form in which state leaves a process.
 
-Nothing is ever unpickled. A file's header holds a SHA-256 of its contents. Reading the file thus notices that it was cut
+Nothing is ever unpickled. A file's header holds a SHA-256 of its contents. Reading the file notices that it was cut
 or altered.
 """
 

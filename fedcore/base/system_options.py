@@ -1,4 +1,4 @@
-"""Options of the simulated system (``--system``): clients that are unavailable, lost, late or slow. Imports no torch."""
+"""Options of the simulated system (``--system``): unavailable, lost, late and slow clients. Imports no torch."""
 
 from __future__ import annotations
 

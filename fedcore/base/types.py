@@ -63,7 +63,7 @@ class ClientUpdate:
     """Seconds of the task in each plugin's hooks. Set by the core."""
 
     def scoped(self, plugin: str) -> ClientUpdate:
-        """Return this update as ``plugin`` sees it. ``payload`` is its own namespace, not a copy: a hook may pop from it."""
+        """Return this update as ``plugin`` sees it. ``payload`` is its own namespace; a hook may pop from it."""
         seen = copy.copy(self)  # a tenth of the time of dataclasses.replace
         object.__setattr__(seen, "payload", self.payload.setdefault(plugin, {}))
         return seen
