@@ -132,7 +132,7 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=_MANY,
-        description="Stop after so many rounds without a better accuracy on the clients' held-out parts. Off by default.",
+        description="Stop after this many rounds without a better accuracy on the clients' held-out parts. Default: off.",
     )
 
     engine: str = Field(
@@ -164,8 +164,8 @@ class RunConfig(BaseModel):
         default=1,
         ge=1,
         le=64,
-        description="Number of clients that train side by side on CUDA without worker processes. Their steps are branches"
-        " of one captured graph.",
+        description="Number of clients that train side by side on CUDA without worker processes. Their steps are"
+        " branches of one captured graph.",
     )
     min_clients: int = Field(
         default=1,
@@ -185,8 +185,8 @@ class RunConfig(BaseModel):
         default=None,
         gt=0,
         le=1e9,
-        description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not with"
-        " --workers 0. Off by default.",
+        description="Seconds after which a client without an answer counts as failed and its worker is replaced. Not"
+        " with --workers 0. Off by default.",
     )
 
     eval_every: int = Field(
