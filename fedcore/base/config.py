@@ -132,7 +132,7 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=_MANY,
-        description="Stop after this many rounds without a better accuracy on the clients' held-out parts. Default: off.",
+        description="Stop after so many rounds without better accuracy on the clients' held-out parts. Default: off.",
     )
 
     engine: str = Field(
