@@ -97,7 +97,9 @@ def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Seque
 
 
 def check_changes(sent: Mapping[str, Tensor], model: Mapping[str, Tensor], trainable: Iterable[str]) -> None:
-    """Refuse tensors that do not match trainable parameters by name, shape and dtype. Frozen ones may be missing.
+    """Refuse tensors that do not match trainable parameters by name, shape and dtype.
+
+    A parameter may be missing: clients do not send frozen ones.
 
     :raises ValueError: as :func:`check_tensors`.
     """

@@ -1,6 +1,6 @@
 """The command line: parses arguments, calls the Python API and prints the results.
 
-Nothing here imports torch before a command needs it, so that ``--help`` and ``plugins list`` answer at once.
+No module here imports torch before a command needs it. ``--help`` and ``plugins list`` thus answer at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["command", "main"]
 
 
 def command(function: Callable[..., Any]) -> typer.Typer:
-    """Return a package's command, for its entry point of the group ``fedcore.commands``."""
+    """Return a function as a package's command, for its entry point of the group ``fedcore.commands``."""
     import typer
 
     app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -24,7 +24,10 @@ def command(function: Callable[..., Any]) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the ``fedcore`` command; exits by SystemExit with an exit code of ``fedcore.cli.guard``."""
+    """Run the ``fedcore`` command.
+
+    :raises SystemExit: always, with an exit code of ``fedcore.cli.guard``.
+    """
     import os
     import sys
 
@@ -40,9 +43,9 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # on which rich and typer exit with 1
+        if not isinstance(end.__context__, BrokenPipeError):  # rich and typer turn it into exit code 1
             raise
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):  # which Python flushes at its end
+        for stream in (sys.stdout, sys.stderr):  # Python flushes both at its end
             os.dup2(nowhere, stream.fileno())
-        sys.exit(141)  # as a program that SIGPIPE ends
+        sys.exit(141)  # the exit code of a program that SIGPIPE ends

@@ -17,27 +17,31 @@ from fedcore.cli.guard import guarded
 
 
 class Commands(TyperGroup):
-    """The commands of the core and of installed packages: entry points ``fedcore.commands``, each a ``typer.Typer``.
+    """The commands of the core and of installed packages.
 
-    The name of an entry point is what a person writes behind ``fedcore``: ``sweep``, ``plugins check``.
+    A package's command is a ``typer.Typer`` behind an entry point of the group ``fedcore.commands``. The name of the
+    entry point is the text after ``fedcore`` on the command line: ``sweep``, ``plugins check``.
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; its errors are printed as messages."""
+        """Run a command and print its errors as messages."""
         if ctx.parent is not None:
             return super().invoke(ctx)
         with guarded(ctx):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the core's commands first, in their order."""
+        """Return the names of the core's commands in their order, then the names of packages' commands."""
         own = super().list_commands(ctx)
         group = _words_before(ctx)
         names = (name.removeprefix(group) for name in registry.available("command") if name.startswith(group))
         return [*own, *(name for name in names if " " not in name and name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; a package's is imported now. One that is not installed, or near a wrong name, is named."""
+        """Return a command. A package's command is imported now.
+
+        :raises ConfigError: names the package that has the command but is not installed.
+        """
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -45,25 +49,27 @@ class Commands(TyperGroup):
         if name not in registry.available("command"):
             package = registry.package_of("command", name)
             if package is None:
-                if cmd_name.startswith("-") or ctx.resilient_parsing:  # an option in its place, or completion
+                if (
+                    cmd_name.startswith("-") or ctx.resilient_parsing
+                ):  # an option instead of a command, or shell completion
                     return None
                 return ctx.fail(f"No such command {cmd_name!r}.{suggestion(cmd_name, self.list_commands(ctx))}")
             raise ConfigError(f"{name!r} needs the package {package}: {registry.how_to_install(package)}")
         try:
             found = get_command(registry.resolve("command", name))
         except FedcoreError as error:
-            found = get_command(_broken(error))  # --help, and all other commands, go on
+            found = get_command(_broken(error))  # --help and all other commands still work
         found.name = cmd_name
         return found
 
 
 def _words_before(ctx: Any) -> str:
-    """Return the words between ``fedcore`` and a group's command: empty, or ``plugins `` with the space."""
+    """Return the words between ``fedcore`` and a command: empty, or ``plugins `` with the space."""
     return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 
 def _broken(error: FedcoreError) -> typer.Typer:
-    """Return a command that reports a package's import error."""
+    """Return a command that raises a package's import error."""
     app = typer.Typer(pretty_exceptions_enable=False)
 
     @app.command(

@@ -40,7 +40,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("name", style="bold", no_wrap=True)
-    table.add_column("what it is")
+    table.add_column("description")
     for kind, title in KINDS.items():
         table.add_section()
         table.add_row(output.text(title, style="bold cyan"))
@@ -66,7 +66,7 @@ def split(
     """
     config = RunConfig.create(given)
     if config.partition.endswith(".json"):
-        raise ConfigError(f"--partition {config.partition}: split writes such a file; name a partitioner instead")
+        raise ConfigError(f"--partition {config.partition}: split writes partition files; name a partitioner instead")
     if out is not None and out.suffix != ".json":
         raise ConfigError(f"--out {out}: the name must end with .json, so that --partition recognises a file")
     if out is not None and out.exists() and not force:
@@ -106,8 +106,8 @@ def plot(
 ) -> None:
     """Draw a partition: a column per client, a row per class, block height by number of samples.
 
-    Give a run, whose data set is found in its config.yaml, or a partition file, or the options of split to preview
-    its result.
+    Give a run or a partition file. A run's data set is found in its config.yaml. Or give the options of split to
+    preview its result.
     """
     if out is not None:
         save_figure = registry.resolve("figure", "partition")
@@ -143,12 +143,12 @@ def plot(
 
 
 def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any], *, allow_code: bool) -> RunConfig:
-    """Return a configuration of the given options, with the data set of the partition's run where none is given."""
+    """Return the configuration. If the user gives no data set, it is the data set of the partition's run."""
     beside = partition.with_name("config.yaml")
     if "dataset" in given or partition.name != "partition.json" or not beside.is_file():
         return config
     written = read_mapping(beside)
-    if "digests" not in written:  # not a run's own
+    if "digests" not in written:  # some other file, not of a run
         return config
     config = RunConfig.create({"dataset": written.get("dataset"), "data_dir": written.get("data_dir"), **given})
     check_code(code_in(config), beside, allow=allow_code, own=typed_code(given.values()))

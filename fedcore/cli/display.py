@@ -27,16 +27,16 @@ Record = Mapping[str, Any]
 
 
 def make_display(console: Console, *, quiet: bool = False) -> Display:
-    """Return the display for a console, that of stderr."""
+    """Return the display for a console; commands use the console of stderr."""
     if quiet:
         return Display(console)
     return LiveDisplay(console) if console.is_interactive and console.file.isatty() else PlainDisplay(console)
 
 
 class Display:
-    """Follows a run's events and prints its notes only; ``run`` takes an instance as ``notify``.
+    """Follows a run's events and prints its notes only. ``run`` takes an instance as ``notify``.
 
-    Rounds are numbered from 1; in records, as for hooks, from 0.
+    Rounds are numbered from 1 here. In records and hooks they are numbered from 0.
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,9 @@ class Display:
         self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
         self.finished = False
         self.began = clock()
-        self._round_began: float | None = None  # the first round also starts the workers: it says nothing of the others
+        self._round_began: float | None = (
+            None  # the first round also starts the workers, so its duration is no estimate
+        )
         self._pace: deque[float] = deque(maxlen=20)
 
     def __enter__(self) -> Self:
@@ -59,7 +61,7 @@ class Display:
         """Restore the terminal."""
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Handle an event of the run; unknown events are ignored."""
+        """Handle an event of the run. Unknown events are ignored."""
         if event == "start":
             self.directory, self.done = details["directory"], details["round"]
             self.rounds, self.cohort = details["config"].rounds, details["config"].cohort_size
@@ -80,7 +82,7 @@ class Display:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds to the end from the last rounds; None before the second round's end."""
+        """Estimated seconds to the end, from the last 20 rounds; None before the end of the second round."""
         return median(self._pace) * (self.rounds - self.done) if self._pace else None
 
     def started(self, details: Mapping[str, Any]) -> None:
@@ -120,7 +122,7 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A line of progress and the last rounds, redrawn in place; notes and failures stay above it."""
+    """A line of progress and the last rounds, redrawn in place. Notes and failures stay above them."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console, clock=clock)
@@ -131,7 +133,7 @@ class LiveDisplay(Display):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop drawing; the last picture stays."""
+        """Stop drawing. The last picture stays."""
         if self._showing:
             self._live.stop()
 
@@ -183,7 +185,7 @@ class LiveDisplay(Display):
 
 
 def rounds_table(records: Sequence[Record], width: int) -> Table:
-    """Return the rounds as a table of at most ``width`` columns; the last losses are omitted if they do not fit."""
+    """Return the rounds as a table of at most ``width`` characters. The last losses are omitted if they do not fit."""
     protocols = [name for name in EVALUATED if any(name in accuracies(record) for record in records)]
     losses = list(dict.fromkeys(name for record in records for name, _ in ordered(record["losses"])))
     failing = any(record["failures"] for record in records)
@@ -235,7 +237,7 @@ def ordered(losses: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def seconds(record: Record) -> float:
-    """Return the seconds of a round with its evaluation."""
+    """Return the seconds of a round, its evaluation included."""
     spent = record["time"]
     return float(spent["round"] + spent.get("evaluation", 0.0))
 
@@ -250,7 +252,7 @@ def took_part(record: Record) -> str:
 
 
 def failures(record: Record) -> Iterator[str]:
-    """Yield a line per kind of failure: the number of clients and the first message, without simulated failures."""
+    """Yield a line per kind of failure, with the number of clients and the first message, without simulated ones."""
     kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in participation.SIMULATED)
     for kind, count in kinds.items():
         first = next(failure for failure in record["failures"] if failure["kind"] == kind)

@@ -1,4 +1,4 @@
-"""Turn every outcome of a command, whatever package it is of, into one message and an exit code."""
+"""Turn every outcome of a command, of the core or of a package, into one message and an exit code."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from fedcore.base.errors import DEBUG, DivergedError, FedcoreError, PluginCallEr
 from fedcore.cli import output
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
-"""Exit codes of all commands; SOME_FAILED is for those that start several runs."""
+"""Exit codes of all commands. SOME_FAILED is for commands that start several runs."""
 
 _DEBUG = "fedcore.debug"
 
 
 @contextmanager
 def guarded(context: typer.Context) -> Iterator[None]:
-    """Print the errors of the command that the block runs as messages; with its ``--debug`` the tracebacks, too.
+    """Print the errors of the command in the block as messages. With ``--debug``, also print the tracebacks.
 
-    Exit codes: 2 for a FedcoreError and for what the operating system refuses, such as a path or a full disk; 4 for a
-    DivergedError; 130 for Ctrl-C; 141 where the reader of the output closed the pipe; 1 for a bug, a plugin's included.
-    What has an exit code already is typer's: a mistake in the arguments, or a command's own end.
+    Exit codes:
+
+    - 1: a bug, of fedcore or of a plugin;
+    - 2: a FedcoreError, or a refusal of the operating system, such as a missing path or a full disk;
+    - 4: a DivergedError;
+    - 130: Ctrl-C;
+    - 141: the reader of the output closed the pipe.
+
+    An exception with an exit code comes from typer and passes: a mistake in the arguments, or a command's own end.
     """
     try:
         yield
@@ -57,7 +63,7 @@ def guarded(context: typer.Context) -> Iterator[None]:
 
 
 def debug(context: typer.Context, wanted: bool) -> bool:
-    """Note that a command has ``--debug``; clients, in their own processes too, print their tracebacks then."""
+    """Note that a command has ``--debug``. Clients then print their tracebacks, in worker processes as well."""
     if wanted:
         context.meta[_DEBUG] = True
         os.environ[DEBUG] = "1"
@@ -65,7 +71,7 @@ def debug(context: typer.Context, wanted: bool) -> bool:
 
 
 def _suggest(error: Any) -> None:
-    """Add the option of a run that an unknown flag resembles, where typer finds nothing near to it."""
+    """Suggest the option of a run that an unknown flag resembles if typer has no suggestion."""
     if not getattr(error, "possibilities", True):
         near = nearest(error.option_name.strip("-"), RunConfig.model_fields)
         error.possibilities = near and ["--" + near.replace("_", "-")]

@@ -1,4 +1,4 @@
-"""The flags of a run, generated from RunConfig: a field's name is its flag, its description the help."""
+"""The flags of a run, generated from RunConfig. A field's name is its flag, and its description is the help text."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PANELS = {
     "engine": "Execution",
     "eval_every": RECORDS,
 }
-"""The help's panels, by the field of RunConfig with which each begins."""
+"""The panels of the help: the first field of RunConfig in a panel -> its title."""
 
 BY_SET = ("engine_options",)
-"""Fields without a flag: what is in them is written as ``--set NAME.OPTION=VALUE``."""
+"""Fields without a flag. Users write their entries as ``--set NAME.OPTION=VALUE``."""
 
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _NAMES_OF = {
@@ -60,7 +60,7 @@ RunSettings = Annotated[
     typer.Option(
         "--set",
         metavar="NAME.OPTION=VALUE",
-        help="An option of a plugin, a tracker or the engine, such as moon.mu=5; can be repeated.",
+        help="Set an option of a plugin, a tracker or the engine, such as moon.mu=5. Can be repeated.",
         rich_help_panel=METHODS,
     ),
 ]
@@ -69,7 +69,7 @@ RunConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="YAML file of options, such as a run's config.yaml; flags override it.",
+        help="YAML file of options, such as a run's config.yaml. Flags override it.",
         rich_help_panel=METHODS,
     ),
 ]
@@ -100,11 +100,12 @@ RunDebug = Annotated[
 def config_flags(
     *, only: Collection[str] = (), with_defaults: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of RunConfig's fields (of some ``only``), before its own.
+    """Give a command the flags of RunConfig's fields, before the flags of its own.
 
-    The command is called with the values that the user gave as its first argument, by field name.
+    The first argument of the command is a mapping of the values that the user gave, by field name.
 
-    :param with_defaults: whether the help names defaults; those of a run that exists already are its own values.
+    :param only: the fields that get a flag; empty for all fields.
+    :param with_defaults: whether the help names defaults. The defaults of an existing run are its own values.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -133,7 +134,7 @@ def config_flags(
 
 
 def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
-    """Return a field of RunConfig as a command's parameter; None (or no value) when it is not given."""
+    """Return a field of RunConfig as a command's parameter. Without a value from the user it is None or empty."""
     field = RunConfig.model_fields[name]
     inner = base_type(field.annotation)
     default = field.get_default(call_default_factory=True)
@@ -144,13 +145,13 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     metavar: str | None = None
     if name == "plugins":
         declarations, kind, metavar = ["--plugin"], list[str], "NAME"
-        text = "A method; can be repeated, hooks are called in this order. FedAvg without any."
+        text = "A method. Can be repeated; hooks are called in this order. Default: FedAvg."
     elif name == "trackers":
         declarations, kind, metavar = ["--tracker"], list[str], "NAME"
-        text = "Show the run in tensorboard, mlflow, wandb, ... while it trains; can be repeated."
+        text = "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."
     elif name == "system":
         kind, metavar = list[str], "OPTION=VALUE"
-        text = f"{text} Options: {', '.join(SystemOptions.model_fields)}; can be repeated."
+        text = f"{text} Options: {', '.join(SystemOptions.model_fields)}. Can be repeated."
     elif inner is bool:
         declarations = [f"{long}/--no-{long.removeprefix('--')}"]
     elif choices(inner):
@@ -196,7 +197,7 @@ def base_type(annotation: Any) -> Any:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the values of a Literal, else an empty list."""
+    """Return the values of a Literal; empty for other annotations."""
     inner = base_type(annotation)
     return [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
 

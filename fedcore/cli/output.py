@@ -1,4 +1,4 @@
-"""Output: results to stdout, everything else to stderr, no text parsed as markup."""
+"""Output: results go to stdout, everything else goes to stderr. No text is parsed as markup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stderr() -> Console:
 
 
 def clean(value: object) -> str:
-    """Return an untrusted text without control characters, which could rewrite the terminal."""
+    """Return an untrusted text without control characters: they could rewrite the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(value))
 
 
@@ -63,7 +63,7 @@ def first_line(thing: object) -> str:
 
 
 def figures(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table of names in its first column and numbers in the others, under its title, if it has one."""
+    """Return a table with names in the first column and numbers in the other columns. An empty title is left out."""
     from rich import box
     from rich.table import Table
 
@@ -92,7 +92,7 @@ def percent(fraction: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with four decimals, or short when that says nothing; a dash for None."""
+    """Return a number with four decimals; in scientific notation if it is very small or large; a dash for None."""
     if value is None:
         return "-"
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"

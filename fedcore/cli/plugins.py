@@ -19,7 +19,7 @@ SUMMARIES = {
     "fedavg": "FedAvg (AISTATS 2017): the mean of the clients' models by samples; the base of all methods",
     "local": "Worker processes on this machine, one thread each, or this process, or one CUDA device",
 }
-"""fedcore's own; everything else is described by its package's summary."""
+"""Descriptions of fedcore's own entry points. A package's summary describes its entry points."""
 
 app = typer.Typer(help="The methods, trackers and engines that are installed.", no_args_is_help=True)
 
@@ -60,7 +60,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
 
 
 def _heading(point: EntryPoint) -> str:
-    """Return the heading that a method's package declares among its keywords, or that of those that declare none."""
+    """Return the heading that a method's package declares among its keywords, by default ``OTHERS``."""
     keywords = ",".join(point.dist.metadata.get_all("Keywords") or []).split(",") if point.dist else []
     found = next((word.strip() for word in keywords if word.strip().startswith(HEADING)), "")
     return found.removeprefix(HEADING).strip() or OTHERS
@@ -72,6 +72,6 @@ def _summary(point: EntryPoint) -> str:
 
 
 def _position(title: str) -> tuple[int, str]:
-    """Return where a heading stands: those of methods by name, then methods without one, trackers, engines."""
+    """Return the sort key of a heading: headings of methods by name, then other methods, trackers, engines."""
     last = (OTHERS, *HEADINGS.values())
     return (last.index(title) + 1 if title in last else 0, title)

@@ -1,4 +1,4 @@
-"""Combine config file, flags and ``--set`` into a RunConfig: flags override the file, the file the defaults."""
+"""Combine config file, flags and ``--set`` into a RunConfig. Flags override the file, the file overrides defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedcore.hooks.plugin import option_names
 from fedcore.runs.saved import check_code, code_in
 
 KINDS = ("plugin", "tracker", "engine")
-"""What ``--set`` gives options to."""
+"""Kinds of objects that ``--set`` gives options to."""
 
 
 def build_config(
@@ -53,22 +53,22 @@ def build_config(
 
 
 def _chosen(kind: str, typed: list[str] | None, written: Any) -> dict[str, dict[str, Any]]:
-    """Return the plugins or trackers that are typed, else those of the file, with the options that the file has."""
+    """Return the typed plugins or trackers, by default the file's, each with its options in the file."""
     options = read_choices(written, kind)
     return options if typed is None else {name: options.get(name, {}) for name in read_choices(typed, kind)}
 
 
 def typed_code(given: Iterable[Any]) -> set[str]:
-    """Return the code names that the user typed on the command line; these need no further permission."""
+    """Return the code names that the user typed on the command line. They need no further permission."""
     return {name for value in given for name in re.findall(r"module:[\w.:]+", str(value))}
 
 
 def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> dict[str, Any]:
     """Return the plugins (and trackers, and the engine) with their options changed by ``plugin.option=value`` texts.
 
-    ``Near`` or ``near`` is short for ``module:study.Near`` where one of them has this name.
+    ``Near`` or ``near`` is short for ``module:study.Near`` if only one of the names fits.
 
-    :raises ConfigError: a name is not among the run's.
+    :raises ConfigError: the run does not use the name.
     """
     changed = {name: dict(options) for name, options in plugins.items()}
     for text in settings:
@@ -84,7 +84,7 @@ def set_options(plugins: Mapping[str, Mapping[str, Any]], settings: Sequence[str
 
 
 def _options(name: str) -> Collection[str]:
-    """Return the options of a plugin, tracker or engine; empty where it cannot be imported."""
+    """Return the options of a plugin, tracker or engine; empty if it cannot be imported."""
     for kind in KINDS:
         with suppress(FedcoreError, AttributeError):
             return option_names(registry.resolve(kind, name))
@@ -92,7 +92,7 @@ def _options(name: str) -> Collection[str]:
 
 
 def _absent(name: str, used: Collection[str]) -> str:
-    """Return why a name cannot have options in a run that uses other names, and the remedy."""
+    """Return a message: why a name cannot have options in a run that does not use it, and the remedy."""
     for kind in KINDS:
         if name in registry.available(kind) or registry.package_of(kind, name):
             return f"{kind} {name!r} is not in this run. To use it, add --{kind} {name}"

@@ -36,7 +36,7 @@ def metrics_tables(metrics: Mapping[str, Any]) -> Group:
 
 
 def protocol_table(metrics: Mapping[str, Any]) -> Table:
-    """Return one row for each protocol that the run has figures for."""
+    """Return a table with a row for each protocol that the run measured."""
     rows = {name: metrics[name] for name in PROTOCOLS if metrics.get(name)}
     spread = any("std" in row for row in rows.values())
     table = _table("Evaluation")
@@ -85,7 +85,7 @@ def report_line(plugin: str, figures: Mapping[str, Any]) -> Text:
 
 
 def time_line(summary: Mapping[str, Any]) -> Text:
-    """Return the split of the time of the process that finished the run, and which rounds it ran if not all."""
+    """Return the time split of the process that finished the run. The line names its rounds if they are not all."""
     spent, rounds = summary["time"], summary["rounds"]
     timed = spent.get("rounds", rounds)
     of = f" of the last {timed} of {rounds} rounds" if timed < rounds else ""

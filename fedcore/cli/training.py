@@ -62,7 +62,7 @@ def resume(
 ) -> None:
     """Resume a stopped run with the same options, to the same bits.
 
-    An option of the run that is given here replaces the run's own from now on, which its config.yaml records.
+    An option given here replaces the run's option from now on. The run's config.yaml records the change.
     """
     with importing():
         from fedcore.runs import experiment
@@ -86,7 +86,7 @@ def evaluate(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Evaluate a run's last checkpoint under every protocol; writes nothing."""
+    """Evaluate a run's last checkpoint under every protocol. Writes nothing."""
     from fedcore.cli.display import make_display
     from fedcore.cli.summary import metrics_tables
 
@@ -107,27 +107,27 @@ def _how_to_resume(directory: Path) -> str:
 
 
 def _is_run(directory: Path) -> bool:
-    """Whether a run is there still: one that stopped before a round was finished deletes its directory."""
+    """Return whether the run directory still exists. A run that stops in its first round deletes it."""
     return (directory / "config.yaml").is_file()
 
 
 @contextmanager
 def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume) -> Iterator[Any]:
-    """Display a run while it trains; if it stops early, print the command that resumes it.
+    """Display a run while it trains. If it stops early, print the command that resumes it.
 
-    :param how_to_resume: from a run's directory, the command that goes on with it.
+    :param how_to_resume: returns the command that resumes the run in a directory.
     """
     from fedcore.cli.display import make_display
     from fedcore.runs.experiment import Interrupted
 
     display = make_display(output.stderr(), quiet=quiet)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a preempted job stops as after Ctrl-C
     try:
         with display:
             yield display
     except (Interrupted, KeyboardInterrupt):
         if display.directory is None:
-            raise  # before there was a run
+            raise  # there is no run yet
         go_on = "interrupted before a round was finished; nothing is kept"
         if _is_run(display.directory):
             go_on = f"interrupted. Go on with: {how_to_resume(display.directory)}"
@@ -143,7 +143,7 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
 
 
 def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool, profile: bool = False) -> None:
-    """Print a finished run's figures: as JSON on stdout, or as tables; in one line where it has to be quiet."""
+    """Print a finished run's figures as JSON on stdout, as tables, or with ``quiet`` in one line."""
     from fedcore.cli.display import accuracies
     from fedcore.cli.summary import profile_table, summary_tables
 

@@ -204,8 +204,8 @@ def with_public(dataset: Dataset, public: str | None, seed: int, data_dir: Path 
     ):
         if found != expected:
             raise ConfigError(
-                f"--public {public}: its samples are of {what} {found}, those of {dataset.name!r} of {expected}; take "
-                "a data set of the same kind, or a share of this one, such as --public 0.1"
+                f"--public {public}: its samples have {what} {found}, but the samples of {dataset.name!r} have "
+                f"{expected}; take a data set of the same kind, or a share of this one, such as --public 0.1"
             )
     return replace(dataset, public=PublicSamples(other.train, torch.arange(len(other.train))))
 

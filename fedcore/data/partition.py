@@ -27,20 +27,20 @@ TENSORS = {part: (f"{part}/positions", f"{part}/offsets") for part in ("train", 
 """The names of the lists' tensors in the safetensors file."""
 
 DECLARED = "declared"
-"""Stands instead of a partitioner's name: each client holds its own data and declares its size."""
+"""Stands instead of a partitioner's name if each client holds its own data and declares its size."""
 
 MAX_IN_JSON = 2_000_000
-"""The most positions in the JSON file (about 15 MB); more go into a safetensors file beside it."""
+"""Maximum number of positions in the JSON file (about 15 MB). More go into a safetensors file next to it."""
 
 
 class Partition:
-    """The training samples that each client holds; ``sha256`` identifies a partition.
+    """The training samples that each client holds. ``sha256`` identifies a partition.
 
     :param train: one (n_k,) int64 tensor per client: positions in the *training* set of the data set.
     :param test: positions of each client's hold-out, also in the training set; may be empty.
     :param info: origin of the partition: dataset, labels_sha256, partitioner, alpha, classes_per_client,
-        client_test_fraction, seed, notes. ``shares_samples`` is there if clients may hold the same sample,
-        ``samples``, their number, if not all were assigned.
+        client_test_fraction, seed, notes. ``shares_samples`` is present if clients may hold the same sample.
+        ``samples``, the number of assigned samples, is present if not all were assigned.
     """
 
     def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
@@ -72,7 +72,7 @@ class Partition:
 
     @property
     def is_declared(self) -> bool:
-        """Whether the clients hold their own data, so that only the sizes are known."""
+        """Whether the clients hold their own data. Then only the sizes are known."""
         return self.info["partitioner"] == DECLARED
 
     @property

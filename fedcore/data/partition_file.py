@@ -53,7 +53,7 @@ def load_partition(path: Path, dataset: Dataset) -> Partition:
     declared = info["partitioner"] == DECLARED
     if not declared and info["labels_sha256"] != labels_sha256(dataset):
         raise ConfigError(
-            f"{path} splits {info['dataset']!r}, whose labels differ from those of the {len(dataset.train)} "
+            f"{path} splits {info['dataset']!r}, whose labels differ from the labels of the {len(dataset.train)} "
             f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
         )
     size = sys.maxsize if declared else len(dataset.train)

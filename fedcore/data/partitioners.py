@@ -44,11 +44,11 @@ def dirichlet(
 ) -> list[IntArray]:
     """Split every class by Dirichlet(alpha) proportions, as MOON and NIID-Bench do.
 
-    ``labels`` (n,) integers; returns ``num_clients`` index arrays that together hold every sample once. A
-    client that already holds the average n / num_clients gets no samples of the following classes (the capping
-    mask), and the split is redrawn until every client has ``min_size`` samples. After at most ``MAX_REDRAWS`` draws
-    (fewer when clients times classes is large) the best draw is used, and samples are moved from the largest clients
-    to the smallest, which is reported as a :class:`PartitionWarning`.
+    ``labels`` are (n,) integers. The ``num_clients`` index arrays together hold every sample once. A client that
+    already holds the average n / num_clients gets no samples of the following classes (the capping mask). The split is
+    redrawn until every client has ``min_size`` samples. After at most ``MAX_REDRAWS`` draws (fewer if clients times
+    classes is large) the best draw is used. Samples are then moved from the largest clients to the smallest, and a
+    :class:`PartitionWarning` reports it.
 
     :raises ConfigError: no clients, more clients than samples, alpha not positive.
     """

@@ -1,8 +1,8 @@
-"""Engines run client tasks and stream back outcomes; they know nothing of methods.
+"""Engines run client tasks and stream back outcomes. They know nothing of methods.
 
-An engine takes a :class:`ClientSite` and keeps to :class:`Engine`; a worker makes a :class:`ClientRuntime` of the
-specification and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn messages into tensors and JSON and back,
-``dumps`` and ``loads`` turn these into bytes and back.
+An engine takes a :class:`ClientSite` and implements :class:`Engine`. A worker makes a :class:`ClientRuntime` from the
+site and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn messages into tensors and JSON and back. ``dumps`` and
+``loads`` turn tensors and JSON into bytes and back.
 """
 
 from fedcore.base.process import importing

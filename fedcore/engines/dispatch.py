@@ -1,4 +1,4 @@
-"""Assignment of tasks to workers: a paused client's task to the worker that holds it, any other to an idle worker."""
+"""Assignment of tasks to workers. A paused client's task goes to the worker that holds it, others to idle workers."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Worker(Protocol):
     """Runs one task at a time."""
 
     task: ClientTask | None
-    """The task that it runs; None while it is idle."""
+    """The task that the worker runs; None while it is idle."""
     ready: bool
-    """Whether it has started and takes tasks."""
+    """Whether the worker has started and takes tasks."""
 
     def start(self, task: ClientTask) -> None:
-        """Start a task without raising; a dead worker is detected when the engine waits for its outcome."""
+        """Start a task without raising. The engine finds a dead worker when it waits for the outcome."""
 
 
 W = TypeVar("W", bound=Worker)
 
 Done = tuple[ClientTask, Any]
-"""A task and its outcome: one of messages', or what an engine makes of a task of its own kind."""
+"""A task and its outcome. An engine may define outcomes for its own kinds of tasks."""
 
 Advance = Callable[[deque[ClientTask], Callable[[ClientTask], bool]], list[Done]]
-"""Removes and starts the tasks of a queue that may start; returns finished tasks, and waits if there are none."""
+"""Removes and starts the tasks of a queue that may start. Returns finished tasks; waits if there are none yet."""
 
 
 def in_window(tasks: Iterable[ClientTask], advance: Advance, *, ahead: int | None) -> Iterator[Done]:
     """Yield each task as it finishes, with bounded look-ahead past the oldest unfinished task.
 
-    :param ahead: how many tasks from the oldest unfinished one on may be started; None for all.
+    :param ahead: the number of tasks, from the oldest unfinished one on, that may be started; None for all.
     """
     queue = deque(tasks)
     order = {task.id: index for index, task in enumerate(queue)}
@@ -60,16 +60,16 @@ def in_window(tasks: Iterable[ClientTask], advance: Advance, *, ahead: int | Non
 
 
 _Waiting = dict[object, deque[ClientTask]]
-"""The tasks of a run that are not started: under None those for any worker, under a worker those for it alone."""
+"""The tasks that are not started: under None the tasks for any worker, under a worker the tasks for it alone."""
 _NOBODY = object()
-"""Under this, tasks whose session no worker holds."""
+"""The key of tasks whose session no worker holds."""
 
 
 class Dispatcher(Generic[W]):
-    """Dispatches tasks to workers in the given order, and delivers outcomes to the caller that waits for them.
+    """Dispatches tasks to workers in the given order. Delivers outcomes to the caller that waits for them.
 
-    The engine starts the workers, waits for them, and reports to this object with :meth:`take`, :meth:`finish` and
-    :meth:`replace`.
+    The engine starts the workers and waits for their messages. It reports to this object with :meth:`take`,
+    :meth:`finish` and :meth:`replace`.
     """
 
     def __init__(self, workers: list[W]) -> None:
@@ -78,7 +78,7 @@ class Dispatcher(Generic[W]):
         self._inboxes: dict[str, list[Done]] = {}  # task -> where its caller waits for the outcome
 
     def run(self, tasks: Iterable[ClientTask], collect: Callable[[], None], *, window: int | None) -> Iterator[Done]:
-        """Run tasks side by side and yield each as it finishes; a paused client's task waits for its worker.
+        """Run tasks side by side and yield each as it finishes. A paused client's task waits for its worker.
 
         :param collect: waits for a worker's message and reports it to this object.
         :param window: as in :meth:`fedcore.engines.Engine.run`.
@@ -109,9 +109,9 @@ class Dispatcher(Generic[W]):
                 self._inboxes.pop(task.id, None)
 
     def take(self, worker: W, kind: str, tensors: Tensors, meta: dict[str, Any]) -> None:
-        """Handle a worker's message: it is ready, or its task is done.
+        """Handle a worker's message that it is ready, or that its task is done.
 
-        :raises FedcoreError: the message reports an error that would end every other worker, too.
+        :raises FedcoreError: the message reports an error that every other worker would also meet.
         """
         if kind == "broken":
             worker.task = None
@@ -133,13 +133,13 @@ class Dispatcher(Generic[W]):
             inbox.append((task, outcome))
 
     def replace(self, gone: W, successor: W, message: str, kind: FailureKind = "worker_lost") -> None:
-        """Replace a worker that is gone; its task fails and its sessions are lost."""
+        """Replace a worker that is gone. Its task fails, and its sessions are lost."""
         self.workers[self.workers.index(gone)] = successor
         self._homes = {session: home for session, home in self._homes.items() if home is not gone}
         self.finish(gone, ClientFailure(kind, message))
 
     def _dispatch(self, waiting: _Waiting, may_start: Callable[[ClientTask], bool]) -> list[Done]:
-        """Give each idle worker the first task that it may run; returns the tasks whose session is lost."""
+        """Give each idle worker the first task that it may run. Return the tasks whose session is lost."""
         for worker in self.workers:
             if worker.task is not None or not worker.ready:
                 continue

@@ -1,8 +1,8 @@
 """The engines of this process: one client after the other, or several side by side on one GPU.
 
-Side by side, every client trains in a lane: a client runtime of its own, as a worker process has one, so clients share
-nothing but the data set. All lanes move in lockstep: each plans its next step, one launch takes all steps that a graph
-holds, the others are taken one after the other.
+Side by side, every client trains in a lane. A lane has a client runtime of its own, as a worker process has, so clients
+share nothing but the data set. All lanes move in lockstep. Each lane plans its next step. One launch takes all steps
+that a graph holds. The other steps are taken one after the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedcore.engines.dispatch import Dispatcher
 
 
 class InProcessEngine:
-    """Runs every task in this process, one after the other; updates stay on the device if no plugin reads them."""
+    """Runs every task in this process, one after the other. Updates stay on the device if no plugin reads them."""
 
     workers = 1
 
@@ -45,11 +45,11 @@ class InProcessEngine:
             yield task, self._runtime.handle(task.complete(), self._shared.get(task.shared or ""))
 
     def own_model(self, task: ClientTask) -> AbstractContextManager[nn.Module]:
-        """Lend the model that an evaluation by this task would take as the client's own; it is on the device."""
+        """Lend the client's own model, as an evaluation by this task would use it. The model is on the device."""
         return self._runtime.own_model(task.complete(), self._shared.get(task.shared or ""))
 
     def close(self) -> None:
-        """Drop the shared payloads, and the clients that pause."""
+        """Drop the shared payloads and the paused clients."""
         self._shared.clear()
         for runtime in self._runtimes:
             runtime.close()
@@ -68,15 +68,15 @@ class Lane:
         self._steps: Generator[PlannedStep, None, Outcome]
 
     def start(self, task: ClientTask) -> None:
-        """Take a task on; nothing of it is done yet."""
+        """Accept a task. Its work begins with :meth:`advance`."""
         self.task = task
         self._steps = _steps(self.runtime, task.complete(), self._shared.get(task.shared or ""))
 
     def advance(self, error: Exception | None = None) -> Outcome | None:
-        """Go on to the next step; returns the outcome where there is none.
+        """Plan the next step. Return the outcome if the task has no further step, else None.
 
-        :param error: what the last step raised.
-        :raises FedcoreError: a broken contract or run directory.
+        :param error: the exception of the last step, if it raised.
+        :raises FedcoreError: a contract or the run directory is broken.
         """
         self.step = None
         try:
@@ -93,7 +93,7 @@ class Lane:
 def _steps(
     runtime: ClientRuntime, task: ClientTask, shared: SharedPayload | None
 ) -> Generator[PlannedStep, None, Outcome]:
-    """Work on a task as :meth:`ClientRuntime.handle` does, but yield its steps, which the caller takes."""
+    """Work on a task as :meth:`ClientRuntime.handle` does, but yield the steps: the caller takes them."""
     with runtime.answering(task) as answer:
         if task.kind in TRAINS:
             with runtime.training(task, shared) as (session, epochs):
@@ -143,7 +143,7 @@ class LanesEngine(InProcessEngine):
                     ended.append(self._advance(lanes[index], error))
 
     def _advance(self, lane: Lane, error: Exception | None = None) -> bool:
-        """Go on to a lane's next step; returns whether its task ended."""
+        """Plan a lane's next step. Return whether its task has ended."""
         outcome = lane.advance(error)
         if outcome is None:
             return False

@@ -1,7 +1,8 @@
 """The default engine: worker processes on this machine, or this process itself.
 
-CPU: persistent workers of one thread each (a single worker is a process, too, so that bits do not depend on the
-number of workers); data and weights go through shared memory. CUDA, or ``workers = 0``: in this process.
+On the CPU, clients run in persistent worker processes of one thread each. Data and weights go through shared memory. A
+single worker is also a process, so that bits do not depend on the number of workers. On CUDA, or with ``workers = 0``,
+clients run in this process.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from fedcore.engines.transport import Channel, put_frame
 from fedcore.models.placement import resolve_device
 
 KILLED_EARLY = 3
-"""How many workers of a run that are killed before they are ready are replaced; one more ends the run."""
+"""Maximum number of workers that are replaced if they are killed before they are ready. One more ends the run."""
 
 STARTS_WITHIN = 120.0
-"""Lower bound, in seconds, of the time limit until a worker is ready; it imports torch first."""
+"""Lower bound, in seconds, of the time limit until a worker is ready. The worker first has to import torch."""
 
 STOPS_WITHIN = 3.0
-"""Seconds after which idle workers that were asked to stop are killed."""
+"""Seconds that idle workers have to stop before they are killed."""
 
 LONGEST_POLL = 2**31 - 1
-"""Milliseconds, 24 days, that poll takes at most; a longer wait is several."""
+"""The longest wait of poll, in milliseconds: 24 days. A longer wait takes several polls."""
 
 # By default glibc returns freed activations to the kernel, and every step page-faults them in again.
 ALLOCATOR = {
@@ -71,21 +72,25 @@ def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N8
 
 
 class Process(Protocol):
-    """What the engine needs of a worker process; ``subprocess.Popen`` has it."""
+    """The part of a worker process that the engine uses. ``subprocess.Popen`` has it."""
 
     @property
     def pid(self) -> int:
         """The process id."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code; raises ``subprocess.TimeoutExpired``."""
+        """Wait for the end and return the exit code.
+
+        :param timeout: in seconds; None waits without a limit.
+        :raises subprocess.TimeoutExpired: the process is still running.
+        """
 
     def kill(self) -> None:
-        """Kill the process, if it runs."""
+        """Kill the process if it is running."""
 
 
 def start_worker(connection: socket.socket) -> Process:
-    """Start a worker process for its end of a channel; tests replace it by a fork."""
+    """Start a worker process with its end of a channel. Tests replace this function by a fork."""
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
         command("fedcore.engines.worker", str(connection.fileno()), str(os.getpid())),
         pass_fds=[connection.fileno()],
@@ -101,14 +106,16 @@ def worker_environment() -> dict[str, str]:
 
 
 class _Worker:
-    """One worker process and our end of its channel.
+    """One worker process and this end of its channel.
 
-    :param objects: what :func:`pack_objects` gives; ``site`` the descriptor of the packed site.
+    :param objects: the result of :func:`pack_objects`.
+    :param site: the descriptor of the packed site.
     :param shared: key -> descriptor of each shared payload.
+    :param timeout: the limit for a client's answer, in seconds; None for no limit.
     """
 
     def __init__(self, objects: bytes, site: int, shared: dict[str, int], timeout: float | None) -> None:
-        self.since = time.monotonic()  # monotonic time of its start, or of its task's
+        self.since = time.monotonic()  # start of the process, later of its task
         connection, theirs = socket.socketpair()
         with theirs:
             self.process = start_worker(theirs)
@@ -156,22 +163,22 @@ class WorkerEngine:
         return _Worker(self._objects, self._site, self._shared, self._timeout)
 
     def share(self, key: str, payload: SharedPayload) -> None:
-        """Put a payload into memory, once for all workers."""
+        """Put a payload into memory that all workers map."""
         self._shared[key] = put_frame(*pack_shared(payload))
 
     def unshare(self, key: str) -> None:
-        """Drop a payload; workers that have it keep it until they get the next one."""
+        """Drop a payload. Workers that have it keep it until they get the next one."""
         if key in self._shared:
             os.close(self._shared.pop(key))
 
     def run(self, tasks: Iterable[ClientTask], *, window: int | None = None) -> Iterator[Pair]:
-        """Run tasks side by side and yield each as it finishes; a paused client's task waits for its worker.
+        """Run tasks side by side and yield each as it finishes. A paused client's task waits for its worker.
 
-        If a worker dies at a bundle, each of its tasks runs again, alone, so that only the task that ends its worker
-        fails.
+        If a worker dies during a bundle, each task of the bundle runs again alone. Then only the task that ends its
+        worker fails.
         """
         tasks = list(tasks)
-        if window is None and self._timeout is None:  # these are about single tasks
+        if window is None and self._timeout is None:  # both limits concern single tasks
             tasks = list(bundled(tasks, self.workers, self._seconds))
         again: list[ClientTask] = []
         for task, outcome in self._dispatcher.run(tasks, self._collect, window=window):
@@ -235,7 +242,7 @@ class WorkerEngine:
             self._dispatcher.finish(worker, outcomes if isinstance(task, Bundle) else outcomes[0])
 
     def _patience(self) -> float | None:
-        """Return the seconds until the next worker is overdue; None without a time limit."""
+        """Return the seconds until the next worker is overdue; None if no worker has a time limit."""
         left = [self._limit(worker) - time.monotonic() for worker in self._at_work()]
         return max(0.0, min(left)) if left else None
 
@@ -243,7 +250,7 @@ class WorkerEngine:
         return [worker for worker in self._at_work() if time.monotonic() >= self._limit(worker)]
 
     def _at_work(self) -> list[_Worker]:
-        """Return the workers that owe an answer within a time limit."""
+        """Return the workers that have to answer within the time limit; empty without a limit."""
         waited_for = [w for w in self._dispatcher.workers if w.task is not None or not w.ready]
         return [] if self._timeout is None else waited_for
 
@@ -254,7 +261,7 @@ class WorkerEngine:
 
     def _give_up(self, worker: _Worker) -> None:
         """Kill a worker that does not answer, and replace it."""
-        worker.process.kill()  # SIGKILL ends stopped processes, too
+        worker.process.kill()  # SIGKILL also ends stopped processes
         worker.process.wait()
         worker.stop()
         if not worker.ready:

@@ -1,8 +1,9 @@
-"""The transport between the local engine and its workers: frames over a socket, and frames in memory that all map.
+"""The transport between the local engine and its workers: frames over a socket, and frames in shared memory.
 
-A frame is named tensors and a JSON value as bytes: its lengths, a JSON text and the tensors' bytes, each from a
-multiple of 64 on, as torch aligns tensors. Both ends run the same version and a frame outlives neither, so it needs no
-checksum and no common format: a small one takes tenths of a millisecond less than safetensors.
+A frame holds named tensors and a JSON value as bytes: two lengths, a JSON text and the tensors' bytes. Each tensor
+starts at a multiple of 64, as torch aligns tensors. Both ends run the same version, and a frame outlives neither of
+them. It therefore needs no checksum and no common format. A small frame takes tenths of a millisecond less than
+safetensors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedcore.base.types import Tensors
 
 ALIGNMENT = 64
 LENGTHS = struct.Struct("<QQ")
-"""Bytes of the JSON text with the zeros behind it, and of the tensors."""
+"""Two numbers of bytes: of the JSON text with its padding, and of the tensors."""
 
 
 def pack_frame(tensors: Mapping[str, Tensor], value: Any) -> bytes:
@@ -35,7 +36,7 @@ def pack_frame(tensors: Mapping[str, Tensor], value: Any) -> bytes:
 
 
 def _pieces(tensors: Mapping[str, Tensor], value: Any) -> list[bytes | memoryview]:
-    """Return a frame in pieces; those of tensors on the CPU share their memory."""
+    """Return a frame in pieces. The pieces of contiguous tensors on the CPU share the tensors' memory."""
     described, data, position = [], list[bytes | memoryview](), 0
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
@@ -50,7 +51,7 @@ def _pieces(tensors: Mapping[str, Tensor], value: Any) -> list[bytes | memoryvie
 
 
 def unpack_frame(frame: Tensor) -> tuple[Tensors, Any]:
-    """Return the tensors and the value of a frame, uint8 (n,); the tensors lie in its memory."""
+    """Return the tensors and the value of a frame, (n,) uint8. The tensors are views of the frame."""
     content = memoryview(frame.numpy())  # type: ignore[arg-type]
     begin = LENGTHS.size + LENGTHS.unpack_from(content)[0]
     value, described = parse_json(bytes(content[LENGTHS.size : begin]).rstrip(b"\0"))
@@ -67,9 +68,9 @@ def _padding(length: int) -> bytes:
 
 
 def put_frame(tensors: Mapping[str, Tensor], value: Any) -> int:
-    """Put a frame into memory that other processes can map; returns the descriptor by which they find it.
+    """Put a frame into memory that other processes can map, and return its descriptor.
 
-    The memory has no name: the kernel frees it when the last process that knows it has ended, however that ended.
+    The memory has no name. The kernel frees it when the last process with the descriptor has ended, even by a kill.
 
     :raises StorageError: there is no room.
     """
@@ -89,27 +90,28 @@ def put_frame(tensors: Mapping[str, Tensor], value: Any) -> int:
 
 
 def get_frame(number: int) -> tuple[Tensors, Any]:
-    """Map what :func:`put_frame` put, and close the descriptor; writes to the tensors stay in this process."""
+    """Map a frame of :func:`put_frame`, and close the descriptor. Writes to the tensors stay in this process."""
     mapped = mmap.mmap(number, 0, access=mmap.ACCESS_COPY)
     os.close(number)
     return unpack_frame(torch.frombuffer(mapped, dtype=torch.uint8))
 
 
 class Channel:
-    """One end of a connection, over which frames go, and descriptors of frames in memory."""
+    """One end of a connection that carries frames, and descriptors of frames in memory."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
     def send(self, tensors: Mapping[str, Tensor], value: Any, *, descriptor: int | None = None) -> None:
-        """Send a frame, and lend a descriptor with it."""
+        """Send a frame, and a descriptor with it if one is given. The descriptor stays open here."""
         socket.send_fds(self.connection, [b"\0"], [] if descriptor is None else [descriptor])
         self.connection.sendall(pack_frame(tensors, value))
 
     def receive(self) -> tuple[Tensors, Any, int | None]:
-        """Wait for a frame; returns its tensors, its value, and the descriptor that came with it.
+        """Wait for a frame. Return its tensors, its value, and the descriptor that came with it, or None.
 
         :raises EOFError: the other end is gone.
+        :raises TimeoutError: the connection has a time limit, and the frame did not arrive within it.
         """
         try:
             sign, descriptors, _, _ = socket.recv_fds(self.connection, 1, 1)

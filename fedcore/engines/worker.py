@@ -1,6 +1,7 @@
 """A worker process of the local engine: ``python -m fedcore.engines.worker FD ENGINE``.
 
-A worker ends with its connection, and on Linux at once when the engine's process dies: also in mid-epoch, and stopped.
+A worker ends when its connection ends. On Linux it also ends at once when the engine's process dies, even in the middle
+of an epoch or while it is stopped.
 """
 
 from __future__ import annotations
@@ -24,17 +25,21 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(fd: int, engine: int) -> None:
-    """Serve the engine, given by its process id, until it closes the connection or dies."""
+    """Serve an engine until it closes the connection or dies.
+
+    :param fd: the descriptor of the connection.
+    :param engine: the process id of the engine.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != engine:
-        return  # it died before
+        return  # the engine died before the line above
     with one_thread():
         serve(Channel(socket.socket(fileno=fd)))
 
 
 def begin(fd: int) -> None:
-    """Serve the parent, from a fork of another process."""
+    """Serve the parent process from a fork."""
     main(fd, os.getppid())
 
 
@@ -46,7 +51,7 @@ def serve(channel: Channel) -> None:
         while runtime is not None:
             tensors, tasks, descriptor = channel.receive()
             if descriptor is not None:
-                shared = None  # one at a time in memory
+                shared = None  # frees the last payload before the next one is mapped
                 shared = unpack_shared(*get_frame(descriptor)).copy_to(runtime.placement)
             began = time.process_time()
             try:
@@ -61,7 +66,7 @@ def serve(channel: Channel) -> None:
 
 
 def _set_up(channel: Channel) -> ClientRuntime | None:
-    """Return the runtime; None where it cannot be set up, which the engine is told."""
+    """Return the runtime. If it cannot be set up, tell the engine and return None."""
     _, objects, descriptor = channel.receive()
     assert descriptor is not None
     try:

@@ -2,8 +2,8 @@
 
 A custom model is a function ``factory(num_classes, input_shape) -> SplitModel``, or a class of a network that ends
 with a linear layer. It is named on the command line as ``--model module:package.factory``, given to ``fedcore.run``
-as an object, or installed under the entry point group ``fedcore.models``. A factory whose models take other batches
-than tensors declares ``factory.takes = ("graphs",)``.
+as an object, or installed under the entry point group ``fedcore.models``. If its models take other batches than
+tensors, the factory declares them: ``factory.takes = ("graphs",)``.
 """
 
 from fedcore.models.build import build_model, require_takes
