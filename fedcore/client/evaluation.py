@@ -28,8 +28,6 @@ from fedcore.client.session import LocalSession
 from fedcore.data import Dataset, Samples
 from fedcore.models.placement import forward_chunk
 
-SILHOUETTE_SAMPLES = 2000
-
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """The quantiles of the clients' accuracies that are recorded, whatever the number of clients is."""
 

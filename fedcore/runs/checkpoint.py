@@ -128,11 +128,6 @@ class CheckpointStore:
         self._prune(())
         return max(map(_round_of, self._kept), default=0)
 
-    def clear(self) -> None:
-        """Delete all checkpoints."""
-        self._kept = {}
-        self._prune(())
-
     def _prune(self, clients: Collection[int], training: int | None = None) -> None:
         names = {path.name for path in self._kept}
         delete_others(self.root, names.__contains__)

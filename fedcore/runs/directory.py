@@ -163,10 +163,8 @@ class RunDirectory:
         return self.read_saved().config(self.path)
 
     def read_saved(self) -> SavedConfig:
-        """Read config.yaml, and bind the checkpoints to it; raises as :meth:`SavedConfig.read`."""
-        saved = SavedConfig.read(self.path / "config.yaml", self.checkpoints.binding_found)
-        self.checkpoints.binding = saved.binding
-        return saved
+        """Read config.yaml; raises as :meth:`SavedConfig.read`."""
+        return SavedConfig.read(self.path / "config.yaml", self.checkpoints.binding_found)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
