@@ -107,7 +107,7 @@ def hashed(result: fedcore.RunResult) -> dict[str, str]:
     records = [
         {key: value for key, value in json.loads(line).items() if key not in ("time", "crc32")} for line in lines
     ]
-    return {"model": model.hexdigest(), "records": digest(records), "metrics": digest(result.metrics)}
+    return {"model": model.hexdigest(), "records": digest(records), "metrics": digest(result.summary["metrics"])}
 
 
 def digest(values: Any) -> str:

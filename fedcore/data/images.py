@@ -27,13 +27,22 @@ class ResidentSamples:
         as (x/255 - mean)/std. Both give the same bits.
     :param labels: (n,) int64.
     :param mean: one number per channel, in units of [0, 1] brightness; ``std`` is given in the same way.
+    :param from_bytes: whether normalised images were uint8, so that a user's new images are, too.
     :raises DataError: shapes or dtypes other than these.
     """
 
     kind: ClassVar[str] = "tensor"
     fixed_shape: ClassVar[bool] = True
 
-    def __init__(self, images: Tensor, labels: Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        mean: Sequence[float],
+        std: Sequence[float],
+        *,
+        from_bytes: bool = False,
+    ) -> None:
         if images.ndim != 4 or images.dtype not in (torch.float32, torch.uint8):
             raise DataError(f"images must be (n, C, H, W) float32 or uint8, not {tuple(images.shape)} {images.dtype}")
         check_labels(labels, len(images))
@@ -41,6 +50,7 @@ class ResidentSamples:
             raise DataError(f"mean and std need one number for each of the {images.shape[1]} channels")
         self.images, self.labels = images, labels
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
+        self.from_bytes = from_bytes or images.dtype == torch.uint8
 
     @classmethod
     def from_pixels(
@@ -51,9 +61,10 @@ class ResidentSamples:
         uint8 images are normalised now. If the float32 copy would exceed ``MAX_FLOAT_BYTES``, they are normalised when
         gathered.
         """
+        from_bytes = pixels.dtype == torch.uint8
         if pixels.dtype == torch.float32 or 4 * pixels.numel() <= MAX_FLOAT_BYTES:
-            pixels = _normalise(pixels, mean, std)
-        return cls(pixels, labels, mean, std)
+            pixels = normalise(pixels, mean, std)
+        return cls(pixels, labels, mean, std, from_bytes=from_bytes)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,12 +77,12 @@ class ResidentSamples:
             batch = images.index_select(0, indices)
         else:  # channels_last, which index_select would undo
             batch = images.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
-        return batch if batch.dtype == torch.float32 else _normalise(batch, self.mean, self.std)
+        return batch if batch.dtype == torch.float32 else normalise(batch, self.mean, self.std)
 
     def to(self, device: torch.device, memory_format: torch.memory_format) -> ResidentSamples:
         """Return the samples on a device in a memory format, without a copy where nothing changes."""
         images = self.images.to(device).contiguous(memory_format=memory_format)
-        return ResidentSamples(images, self.labels.to(device), self.mean, self.std)
+        return ResidentSamples(images, self.labels.to(device), self.mean, self.std, from_bytes=self.from_bytes)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return images and labels by name."""
@@ -89,7 +100,8 @@ class ResidentSamples:
         return cls(images, tensors["labels"], meta["mean"], meta["std"])
 
 
-def _normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalise(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Return images (n, C, H, W), uint8 or float32, as (x/255 - mean)/std or (x - mean)/std in float32."""
     # Elementwise in float32: normalising the set at once or batch by batch gives the same bits.
     unit = pixels.to(torch.float32).div_(255) if pixels.dtype == torch.uint8 else pixels.clone()
     for channel, shift, scale in zip(unit.unbind(1), mean, std, strict=True):  # scalars: a captured step copies nothing

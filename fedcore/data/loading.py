@@ -154,7 +154,7 @@ def _stacked(part: Any) -> tuple[Tensor, Tensor]:
             f"dataset: the samples of {where} do not stack to one tensor: {error}. It must give pairs (x, y), x of one "
             "shape and y one whole number; for other data write a class of samples: docs/data.md"
         ) from error
-    return inputs.float() if inputs.dtype == torch.float64 else inputs, _labels(labels, len(inputs), f"y of {where}")
+    return inputs.float() if inputs.dtype == torch.float64 else inputs, labels_of(labels, len(inputs), f"y of {where}")
 
 
 def _of_images(name: str, train: Split, test: Split, where: str, notes: tuple[str, ...] = ()) -> Dataset:
@@ -196,7 +196,7 @@ def _images(x: Array, y: Array, part: str, where: str = "") -> Split:
         if x.dtype.kind != "f":
             raise DataError(f"{name}: type {x.dtype}; convert it to uint8 (0..255) or to floating point")
         x = _finite(x, name)
-    return Split(torch.from_numpy(np.ascontiguousarray(x)), _labels(y, len(x), f"{where}y_{part}"))
+    return Split(torch.from_numpy(np.ascontiguousarray(x)), labels_of(y, len(x), f"{where}y_{part}"))
 
 
 def _rows(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ def _rows(x: Array, y: Array, part: str) -> tuple[Tensor, Tensor]:
     if x.dtype.kind not in "fiub" or not x.size:
         raise DataError(f"{name} holds {x.dtype} of shape {x.shape}; convert it to numbers of shape (n, ...)")
     x = _finite(x, name) if x.dtype.kind == "f" else x.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(x)), _labels(y, len(x), f"dataset: y_{part}")
+    return torch.from_numpy(np.ascontiguousarray(x)), labels_of(y, len(x), f"dataset: y_{part}")
 
 
 def _finite(x: Array, where: str) -> Array:
@@ -220,7 +220,11 @@ def _finite(x: Array, where: str) -> Array:
     return x
 
 
-def _labels(y: Array, count: int, where: str) -> Tensor:
+def labels_of(y: Array, count: int, where: str) -> Tensor:
+    """Return an array of classes as labels (n,) int64; also of shape (n, 1).
+
+    :raises DataError: it does not hold ``count`` whole numbers. The message tells how to convert it.
+    """
     if y.ndim == 2 and y.shape[1] == 1:  # the shape Keras gives CIFAR labels
         y = y[:, 0]
     if y.shape == (count,) and y.dtype.kind in "iu":

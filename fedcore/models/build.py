@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import re
@@ -20,7 +21,7 @@ from fedcore.base.registry import available, call, resolve
 from fedcore.models.split import ModelTask, SplitModel, evaluating
 
 _DIGEST = re.compile(r"#([0-9a-f]{16})$")
-_BASE = "encoder.base."
+_BASE, _HEAD = "encoder.base.", "classifier."
 HINT = "return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer"
 
 
@@ -133,15 +134,46 @@ def _arguments(
 
 
 class SplitNetwork(SplitModel):
-    """A network whose last linear layer is the classifier, with a bias where that layer had one."""
+    """A network whose last linear layer is the classifier, with a bias where that layer had one.
 
-    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, *, bias: bool) -> None:
-        self._bias = bias
+    :param base: the network with the identity in the place of that layer.
+    :param last: the name of that layer in the network.
+    """
+
+    def __init__(self, base: nn.Module, feature_dim: int, num_classes: int, *, last: str, bias: bool) -> None:
+        self._last, self._bias = last, bias
         super().__init__(base, feature_dim, num_classes)
 
     def make_classifier(self, feature_dim: int) -> nn.Module:
         """Return a linear layer, (B, feature_dim) -> (B, num_classes)."""
         return nn.Linear(feature_dim, self.num_classes, bias=self._bias)
+
+    def network(self) -> nn.Module:
+        """Return a copy of the network with the present weights; see :meth:`SplitModel.network`."""
+        if not self._is_whole:
+            raise ConfigError(
+                f"the model has other layers than the {type(self.encoder.base).__name__} that it was made of: a plugin "
+                "or --projection changed them; result.model is the whole model"
+            )
+        copied = copy.deepcopy(self)
+        network = copied.encoder.base
+        assert isinstance(network, nn.Module)
+        _replace(network, self._last, copied.classifier)
+        return network
+
+    def file_names(self) -> dict[str, str]:
+        """Return the names of the tensors in the network's own class; see :meth:`SplitModel.file_names`."""
+        if not self._is_whole:
+            return super().file_names()
+        return {
+            name: name.removeprefix(_BASE) if name.startswith(_BASE) else f"{self._last}.{name.removeprefix(_HEAD)}"
+            for name in self.state_dict()
+        }
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all layers are those of the network."""
+        return self.has_own_classifier and self.projection_width is None and len(self.encoder) == 1
 
 
 def split_network(network: nn.Module, name: str, num_classes: int, input_shape: tuple[int, ...]) -> SplitModel:
@@ -160,9 +192,13 @@ def split_network(network: nn.Module, name: str, num_classes: int, input_shape: 
     paths = [path for path, module in linear if module is layer]
     if len(paths) != 1 or paths[0] == "":
         raise ConfigError(f"model {name!r} is a single layer; put it into a Sequential behind nn.Flatten()")
-    parent, _, attribute = paths[0].rpartition(".")
-    setattr(network.get_submodule(parent), attribute, nn.Identity())
-    return SplitNetwork(network, layer.in_features, num_classes, bias=layer.bias is not None)
+    _replace(network, paths[0], nn.Identity())
+    return SplitNetwork(network, layer.in_features, num_classes, last=paths[0], bias=layer.bias is not None)
+
+
+def _replace(network: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, attribute = path.rpartition(".")
+    setattr(network.get_submodule(parent), attribute, module)
 
 
 def _last(network: nn.Module, layers: list[nn.Linear], name: str, input_shape: tuple[int, ...]) -> nn.Linear:
@@ -228,7 +264,11 @@ def load_weights(model: SplitModel, weights: str) -> None:
         raise ConfigError(
             f"--weights {path}: is not a whole safetensors file ({error}); pickled files are not read"
         ) from error
-    named = {name if name.startswith(("encoder.", "classifier.")) else _BASE + name: t for name, t in found.items()}
+    own = {name: of_model for of_model, name in model.file_names().items()}
+    named = {
+        own.get(name, name if name.startswith(("encoder.", _HEAD)) else _BASE + name): tensor
+        for name, tensor in found.items()
+    }
     state = model.state_dict()
     for name in state:
         # Files of early versions of PyTorch lack BatchNorm's number of batches.

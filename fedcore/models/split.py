@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -69,6 +70,23 @@ class SplitModel(nn.Module):
     def has_own_classifier(self) -> bool:
         """Whether the classifier is still the original one, so that renewing it discards nothing."""
         return self.classifier is self._made[0]
+
+    def network(self) -> nn.Module:
+        """Return a copy of the network that the model was made of, with the present weights.
+
+        For a network that was split, it is of the network's own class. A model that was made as encoder and classifier
+        is copied as it is.
+
+        :raises ConfigError: a plugin or ``--projection`` gave the model layers that the network does not have.
+        """
+        return copy.deepcopy(self)
+
+    def file_names(self) -> dict[str, str]:
+        """Return the names of the model's tensors in files of weights, by their names in the model.
+
+        They are the names of :meth:`network`, so that its class loads the file.
+        """
+        return {name: name for name in self.state_dict()}
 
 
 @dataclass(frozen=True, slots=True)

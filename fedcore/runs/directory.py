@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from fedcore.base.files import (
 )
 from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.client.store import ClientStore, RemoteClientStore
+from fedcore.data.inputs import Inputs
 from fedcore.runs.checkpoint import CheckpointStore, Note
 from fedcore.runs.saved import SavedConfig, code_in, objects_in, places_in
 from fedcore.server.state import ServerState
@@ -248,19 +249,25 @@ class RunDirectory:
             path.unlink(missing_ok=True)
         return state
 
-    def write_model(self, model: dict[str, Tensor]) -> None:
-        """Write the global model."""
-        write_tensors(self.path / "model.safetensors", model)
+    def write_model(self, model: Mapping[str, Tensor], names: Mapping[str, str], inputs: Inputs) -> None:
+        """Write the global model, and the form of its inputs.
 
-    def read_model(self) -> dict[str, Tensor]:
-        """Return the final global model, by name.
+        :param names: the tensors' names in the file, see :meth:`SplitModel.file_names`.
+        """
+        tensors = {names[name]: tensor for name, tensor in model.items()}
+        write_tensors(self.path / "model.safetensors", tensors, {"inputs": inputs.to_json()})
 
-        :raises RunDirectoryError: it is missing or damaged.
+    def read_model(self, names: Mapping[str, str]) -> tuple[dict[str, Tensor], Inputs]:
+        """Return the final global model by name, and the form of its inputs.
+
+        :param names: as for :meth:`write_model`.
+        :raises RunDirectoryError: the file is missing, damaged or of another model.
         """
         file = self.path / "model.safetensors"
         try:
-            return read_tensors(file)[0]
-        except (OSError, ValueError, KeyError) as error:
+            tensors, meta = read_tensors(file)
+            return {name: tensors[names[name]] for name in names}, Inputs.from_json(meta["inputs"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
             raise RunDirectoryError(f"{file} {what}. {self.how_to_resume} writes it again") from error
 

@@ -1,18 +1,27 @@
-"""A finished run in Python: its figures, its history and its model, with a short text and a picture for notebooks."""
+"""A finished run in Python: its figures, its history, and its model, which predicts. A picture of it for notebooks."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, DataError
 from fedcore.base.identity import flat, method, short_name
 from fedcore.base.protocols import EVALUATED, PROTOCOLS
-from fedcore.models import SplitModel
+from fedcore.client.evaluation import evaluate, rates
+from fedcore.data import TensorSamples
+from fedcore.data.inputs import Inputs, is_samples
+from fedcore.data.loading import labels_of
+from fedcore.models import SplitModel, forward_chunk
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.learning_curve import learning_curve
 
@@ -22,15 +31,22 @@ class RunResult:
     """A finished run."""
 
     metrics: dict[str, Any]
-    """The final figures by protocol, as in ``summary.json``."""
+    """The final figures by protocol. A protocol without figures is None or absent."""
     model: SplitModel
-    """The global model, on the CPU, in eval mode."""
+    """The global model as encoder and classifier, on the CPU, in eval mode. It takes normalised inputs."""
+    inputs: Inputs
+    """How raw samples become inputs of the model."""
     directory: Path
     """The run directory."""
     summary: dict[str, Any]
     """The content of ``summary.json``."""
     config: RunConfig
-    """The options of the run; every ``auto`` is resolved."""
+    """The options of the run; every ``auto`` is resolved. ``fedcore.run(result.config)`` runs it again."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The final accuracy, from 0 to 1: of the global model on the test set, else of the first protocol measured."""
+        return next((row["accuracy"] for row in evaluated(self.metrics).values()), None)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -38,19 +54,71 @@ class RunResult:
         return RunDirectory(self.directory).read_metrics()
 
     @property
-    def history(self) -> Any:
+    def history(self) -> list[dict[str, Any]]:
         """One row per round: losses, bytes, seconds, and the figures of every protocol if the round was evaluated.
 
-        ``report.PLUGIN.NAME`` holds the result of a plugin's hook ``report``.
-
-        It is a pandas DataFrame indexed by round, from 1, if pandas is installed, else a list of dictionaries.
+        ``report.PLUGIN.NAME`` holds the result of a plugin's hook ``report``. ``pandas.DataFrame(result.history)``
+        makes a table.
         """
-        rows = history_rows(self.records)
-        try:
-            pandas = import_module("pandas")
-        except ImportError:
-            return rows
-        return pandas.DataFrame(rows).set_index("round") if rows else pandas.DataFrame()
+        return history_rows(self.records)
+
+    @property
+    def network(self) -> nn.Module:
+        """A copy of the trained network, of the class that was given as model. It takes normalised inputs.
+
+        :raises ConfigError: a plugin or ``--projection`` gave the model layers that the network does not have.
+        """
+        return self.model.network()
+
+    def predict(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.int64]:
+        """Return the predicted class of every sample, (n,) int64.
+
+        :param x: raw samples as the data set had them, in an array, a tensor or a list: images (n, H, W),
+            (n, H, W, C) or (n, C, H, W), uint8 or floating point, or rows (n, ...). Other kinds of samples come as a
+            class with ``gather``, like the data set's own. The result normalises the images.
+        :param model: the model of a client (:func:`fedcore.client_model`) instead of the global one.
+        :raises DataError: x has another shape or type than the samples of the run.
+        :raises ConfigError: the run has no global model.
+        """
+        found: npt.NDArray[np.int64] = self._logits(x, model).argmax(dim=1).numpy()
+        return found
+
+    def predict_proba(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.float32]:
+        """Return the softmax of every sample's logits, (n, C) float32. The arguments are as for :meth:`predict`."""
+        found: npt.NDArray[np.float32] = self._logits(x, model).softmax(dim=1).numpy()
+        return found
+
+    def evaluate(self, x: Any, y: Any = None, *, model: nn.Module | None = None) -> dict[str, Any]:
+        """Return accuracy, mean loss, number of samples and accuracy per class on labelled samples.
+
+        :param x: as for :meth:`predict`.
+        :param y: classes (n,), whole numbers from 0 to C-1. Samples of a class with ``gather`` have their own labels.
+        :param model: as for :meth:`predict`.
+        """
+        network = self._chosen(model)
+        if not is_samples(x):
+            inputs = self.inputs.prepare(x)
+            labels = labels_of(np.asarray(y), len(inputs), "y")
+            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.model.num_classes:
+                raise DataError(f"y holds classes outside of 0 to {self.model.num_classes - 1}")
+            x = TensorSamples(inputs, labels)
+        return rates(evaluate(network, x, self.model.num_classes, _device(network)))
+
+    def _logits(self, x: Any, model: nn.Module | None) -> Tensor:
+        network, inputs = self._chosen(model).eval(), self.inputs.prepare(x)
+        device = _device(network)
+        parts = inputs.split(forward_chunk(device)) if isinstance(inputs, Tensor) else [inputs]
+        with torch.inference_mode():
+            logits = [network(part.to(device))[1].cpu() for part in parts]
+        return torch.cat(logits) if len(inputs) else torch.empty(0, self.model.num_classes)
+
+    def _chosen(self, model: nn.Module | None) -> nn.Module:
+        if model is None and self.metrics.get("global") is None:
+            raise ConfigError(
+                "this run has no global model, because parameters stay on the clients; give the model of a client: "
+                "model=fedcore.client_model(result.directory, 0)"
+            )
+        return self.model if model is None else model
 
     def __repr__(self) -> str:
         """Return one line: method, data set, rounds, final accuracy, directory."""
@@ -74,9 +142,18 @@ class RunResult:
         )
 
 
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 def headline(config: RunConfig) -> str:
     """Return a run in a few words: ``moon+fedprox on digits``."""
     return f"{method({short_name(name): None for name in config.plugins})} on {short_name(config.dataset)}"
+
+
+def protocols_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of protocols alone from a run's metrics."""
+    return {name: metrics[name] for name in PROTOCOLS if name in metrics}
 
 
 def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:

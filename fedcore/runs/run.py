@@ -41,7 +41,7 @@ from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import session, versions
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore.runs.result import RunResult
+from fedcore.runs.result import RunResult, protocols_of
 from fedcore.runs.saved import (
     SavedConfig,
     check_code,
@@ -247,8 +247,10 @@ class Run:
             raise RunDirectoryError(f"{problem}: {self.directory.how_to_resume}")
         self.directory.read_metrics(noting(only_notes))
         network = Placement.plain().model(self.setup.model).eval()
-        copy_into(network.state_dict(), self.directory.read_model())
-        return RunResult(summary["metrics"], network, self.directory.path, summary, self.config)
+        weights, inputs = self.directory.read_model(network.file_names())
+        copy_into(network.state_dict(), weights)
+        metrics = protocols_of(summary["metrics"])
+        return RunResult(metrics, network, inputs, self.directory.path, summary, self.config)
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""

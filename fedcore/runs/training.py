@@ -18,12 +18,13 @@ from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
 from fedcore.base.state import States
 from fedcore.base.tensors import copy_into
+from fedcore.data.inputs import Inputs
 from fedcore.models.placement import Placement
 from fedcore.runs import participation
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
-from fedcore.runs.result import RunResult
+from fedcore.runs.result import RunResult, protocols_of
 from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, RoundResult, run_post_train, run_round
@@ -200,7 +201,8 @@ class Experiment:
     def finish(self, state: ServerState) -> RunResult:
         """Write the model and the summary."""
         metrics = self.final_metrics(state)
-        self.directory.write_model(state.model)
+        inputs = Inputs.of(self.federation.dataset.train, self.federation.dataset.input_shape)
+        self.directory.write_model(state.model, self.federation.setup.model.file_names(), inputs)
         summary = {
             "run_dir": str(self.directory.path),
             "plugins": list(self.config.plugins),
@@ -225,7 +227,7 @@ class Experiment:
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.setup.model).eval()
         copy_into(model.state_dict(), state.model)
-        return RunResult(metrics, model, self.directory.path, summary, self.config)
+        return RunResult(protocols_of(metrics), model, inputs, self.directory.path, summary, self.config)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return the figures of all protocols, the best round by validation, and the figures before a correction."""

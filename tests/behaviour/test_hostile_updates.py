@@ -469,7 +469,7 @@ def test_a_confusion_matrix(tmp_path, matrix):
         return Evaluation({**outcome.counts, "personal": {**outcome.counts["personal"], "confusion": matrix}})
 
     result = hostile(tmp_path, only("evaluate", corrupt), PersonalClassifier, rounds=1)
-    (failure,) = result.metrics["failures"]
+    (failure,) = result.summary["metrics"]["failures"]
     assert (failure["client"], failure["kind"]) == (BAD, "rejected")
     assert "confusion" in failure["message"]
     assert result.metrics["personal"]["clients"] == 3

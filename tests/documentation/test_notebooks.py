@@ -30,7 +30,7 @@ def test_the_notebook_runs(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    *_, run, history, again = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    *_, run, history, predicted, again = [cell for cell in notebook.cells if cell.cell_type == "code"]
     progress, result = run.outputs
     assert "4/4 rounds, done" in progress.data["text/html"]
     assert result.data["text/plain"].startswith("<RunResult NearFeatures on arrays, 4 rounds, accuracy: global ")
@@ -38,6 +38,8 @@ def test_the_notebook_runs(tmp_path):
     accuracies = [float(number) for number in re.findall(r"[\d.]+", history.outputs[0].data["text/plain"])]
     assert len(accuracies) == 4
     assert accuracies[-1] > 0.6
+    predictions = predicted.outputs[0].text
+    assert float(predictions.split()[-1]) == pytest.approx(accuracies[-1], abs=1e-3)
     assert again.outputs[-1].data["text/plain"] == result.data["text/plain"]
     (folder,) = (tmp_path / "runs").iterdir()
     assert "workers: 2" in (folder / "config.yaml").read_text()

@@ -80,7 +80,7 @@ def test_an_own_model_that_fails_leaves_the_other_protocols_of_its_client(go, mo
     )
     heard = []
     result = go(FailsOnSome, client_test_fraction=0.2, rounds=3, notify=lambda event, said: heard.append((event, said)))
-    metrics = result.metrics
+    metrics = result.summary["metrics"]
     assert metrics["global_local"]["clients"] == 4, "it does not need the own model"
     assert metrics["personal"]["clients"] == metrics["personal_global"]["clients"] == 1
     assert math.isfinite(metrics["personal"]["loss"])
@@ -100,17 +100,17 @@ def test_an_own_model_that_fails_leaves_the_other_protocols_of_its_client(go, mo
 
 def test_the_shape_of_an_own_models_logits_is_told(go):
     result = go(FailsInShape, client_test_fraction=0.2, rounds=1, notify=lambda event, said: None)
-    assert "its logits have the shape (62, 5), expected (62, 10)" in result.metrics["failures"][0]["message"]
+    assert "its logits have the shape (62, 5), expected (62, 10)" in result.summary["metrics"]["failures"][0]["message"]
     assert "personal" not in result.metrics
-    assert result.metrics["best_by_validation"] is None, "not of a protocol other than the run's"
+    assert result.summary["metrics"]["best_by_validation"] is None, "not of a protocol other than the run's"
 
 
 def test_protocols(go):
     plain = go(client_test_fraction=0.2)
-    assert set(plain.metrics) == {"global", "global_local", "best_by_validation"}
+    assert set(plain.metrics) == {"global", "global_local"}
     found = plain.metrics["global_local"]
     assert found["clients"] == 4
-    assert plain.metrics["best_by_validation"]["validation"] == "global_local"
+    assert plain.summary["metrics"]["best_by_validation"]["validation"] == "global_local"
     held_out = sum(len(part) for part in json.loads((plain.directory / "partition.json").read_text())["test"])
     assert found["accuracy"] * held_out == pytest.approx(round(found["accuracy"] * held_out))
 
@@ -125,7 +125,7 @@ def test_protocols(go):
     without = go(PersonalClassifier)
     assert "personal" not in without.metrics
     assert "personal_global" in without.metrics
-    assert without.metrics["best_by_validation"] is None
+    assert without.summary["metrics"]["best_by_validation"] is None
 
 
 def test_eval_every(go):

@@ -259,7 +259,7 @@ def test_the_split_of_a_run_can_be_used_by_another(go, moon):
 
 
 def test_evaluate_run_gives_the_same_figures(moon):
-    assert evaluate_run(moon.directory, allow_code=True) == moon.metrics
+    assert evaluate_run(moon.directory, allow_code=True) == moon.summary["metrics"]
 
 
 def test_a_directory_that_holds_something_is_refused(go, moon):
@@ -647,7 +647,7 @@ def test_buffers_on_the_clients(go):
     result = go(buffers="local", rounds=2, client_test_fraction=0.2, **BATCH_NORM)
     assert result.metrics["global"] is None
     assert "confusion" not in result.summary
-    assert "encoder.base.2" in result.metrics["global_reason"]
+    assert "encoder.base.2" in result.summary["metrics"]["global_reason"]
     assert "global_local" not in result.metrics
     assert result.metrics["personal"]["clients"] == 4
     kept = [client_state(result, client)["fedcore"] for client in range(4)]
@@ -716,7 +716,7 @@ def test_the_summary_has_the_confusion_matrix_of_the_final_model(moon):
     assert json.loads(text) == moon.summary
     assert str(expected[0]) in text  # a row of numbers is one line
     again = evaluate_run(moon.directory)
-    assert again.keys() <= moon.metrics.keys()  # the matrix is no figure of a protocol
+    assert again.keys() <= moon.summary["metrics"].keys()  # the matrix is no figure of a protocol
 
 
 @pytest.mark.filterwarnings("ignore:stopped after round")

@@ -33,7 +33,7 @@ def test_a_run_that_learns_nothing_stops_as_a_shorter_one_ends(tmp_path):
     config = RunConfig(**OPTIONS, rounds=9, lr=1e-30, patience=2, out=tmp_path / "early")
     result = fedcore.run(config, notify=notify)
     assert (result.summary["rounds"], result.summary["stopped_early"]) == (3, {"rounds": 9, "patience": 2})
-    assert result.metrics["best_by_validation"]["round"] == 1
+    assert result.summary["metrics"]["best_by_validation"]["round"] == 1
     assert notes == ["stopped after round 3: round 1 stays the best on the clients' held-out parts (--patience 2)"]
     shorter = fedcore.run(RunConfig(**OPTIONS, rounds=3, lr=1e-30, out=tmp_path / "shorter"))
     assert model_bytes(shorter) == model_bytes(result)

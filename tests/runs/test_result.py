@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
-from types import SimpleNamespace
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -45,8 +43,7 @@ def test_the_page_has_the_table_and_the_curve(finished):
     assert [len(curve.attrib["points"].split()) for curve in lines] == [2, 2]
 
 
-def test_history_without_pandas_is_rows(finished, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
+def test_history_is_a_row_per_round(finished):
     rows = finished.history
     assert [row["round"] for row in rows] == [1, 2, 3, 4]
     assert ["global.accuracy" in row for row in rows] == [False, True, False, True]
@@ -70,16 +67,6 @@ def test_history_has_what_plugins_report(tmp_path):
         {"report.counting.seen": 1, "report.counting.spent.epsilon": 0.0},
         {"report.counting.seen": 2, "report.counting.spent.epsilon": 0.5},
     ]
-
-
-def test_history_with_pandas_is_a_frame_by_round(finished, monkeypatch):
-    class DataFrame(list):
-        def set_index(self, name):
-            return name, self
-
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=DataFrame))
-    name, rows = finished.history
-    assert (name, len(rows)) == ("round", 4)
 
 
 def test_a_finished_run_is_read_back(finished):

@@ -401,7 +401,7 @@ SKEWED = {"partition": "classes", "classes_per_client": 2, "clients": 5, "client
 def test_it_reports_the_personalised_protocol(go):
     result = go({"fedcp": {}}, **SKEWED, rounds=4, local_epochs=2, lr=0.05)
     assert result.metrics["global"] is None
-    assert "stay on the clients" in result.metrics["global_reason"]
+    assert "stay on the clients" in result.summary["metrics"]["global_reason"]
     assert result.metrics["personal"]["accuracy"] > 0.85
     assert result.metrics["personal"]["untrained"] == 0
     assert result.metrics["personal"]["accuracy"] > result.metrics["personal_global"]["accuracy"] + 0.3

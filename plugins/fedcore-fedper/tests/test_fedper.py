@@ -264,7 +264,7 @@ def test_clients_are_evaluated_with_their_latest_head_on_the_averaged_base(go):
         counts = evaluate(model, data.train, 10, torch.device("cpu"), indices=part)
         hits, totals = hits + sum(counts["correct"]), totals + sum(counts["total"])
         on_test.append(sum(evaluate(model, data.test, 10, torch.device("cpu"))["correct"]) / len(data.test))
-    metrics = result.metrics
+    metrics = result.summary["metrics"]
     assert metrics["personal"]["accuracy"] == pytest.approx(hits / totals, abs=1e-12)
     assert metrics["personal"]["untrained"] == 1
     assert metrics["personal_global"]["accuracy"] == pytest.approx(np.mean(on_test), abs=1e-12)

@@ -175,7 +175,7 @@ def test_each_client_is_evaluated_with_its_own_model_and_untrained_ones_with_the
 
 
 def test_there_is_no_global_model_to_evaluate(go):
-    metrics = go({"solo": {}}, client_test_fraction=0.2, rounds=1).metrics
+    metrics = go({"solo": {}}, client_test_fraction=0.2, rounds=1).summary["metrics"]
     assert metrics["global"] is None
     assert "stay on the clients" in metrics["global_reason"]
     assert "global_local" not in metrics

@@ -1,0 +1,119 @@
+"""Raw samples for a trained model: images, arrays and tensors as the data set had them become a model's input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcore.base.errors import DataError
+from fedcore.data.images import ResidentSamples, normalise
+from fedcore.data.samples import Samples, TensorSamples
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The form of a data set's samples before the normalisation, and the normalisation. It is stored with the model."""
+
+    kind: str
+    """``images``, ``tensor``, or the kind of other samples."""
+    shape: tuple[int, ...]
+    """Shape of one sample; (C, H, W) of an image."""
+    dtype: str
+    """The samples' dtype as torch names it: ``uint8``, ``float32``, ``int64``. Empty for other kinds."""
+    mean: tuple[float, ...] = ()
+    """One number per channel of images, in units of [0, 1] brightness for uint8."""
+    std: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, samples: Samples, shape: tuple[int, ...]) -> Self:
+        """Return the form of a data set's samples.
+
+        :param shape: the data set's ``input_shape``.
+        """
+        if isinstance(samples, ResidentSamples):
+            dtype = "uint8" if samples.from_bytes else "float32"
+            return cls("images", tuple(shape), dtype, samples.mean, samples.std)
+        if isinstance(samples, TensorSamples):
+            return cls("tensor", tuple(samples.inputs.shape[1:]), str(samples.inputs.dtype).removeprefix("torch."))
+        return cls(samples.kind, tuple(shape), "")
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the form that :meth:`to_json` described."""
+        shape, mean, std = (tuple(value[name]) for name in ("shape", "mean", "std"))
+        return cls(value["kind"], shape, value["dtype"], mean, std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+    def prepare(self, x: Any) -> Any:
+        """Return a model's input for raw samples.
+
+        :param x: images (n, H, W), (n, H, W, C) or (n, C, H, W), or rows (n, ...) of a table, as an array, a tensor or
+            a list of samples. For other kinds: samples as the data set has them, with ``gather``.
+        :raises DataError: the samples have another shape or type than those of the run.
+        """
+        if is_samples(x):
+            return x.gather(torch.arange(len(x)))
+        if self.kind not in ("images", "tensor"):
+            raise DataError(f"x is a {type(x).__name__}; this run's samples are {self.kind}: give a class of samples")
+        found = _tensor(x)
+        return self._images(found) if self.kind == "images" else self._rows(found)
+
+    def _images(self, x: Tensor) -> Tensor:
+        channels, height, width = self.shape
+        form = tuple(x.shape[1:])
+        if form == (height, width, channels) and form != self.shape:
+            x = x.permute(0, 3, 1, 2)
+        elif form == (height, width) and channels == 1:
+            x = x.unsqueeze(1)
+        elif form != self.shape:
+            one = "; for a single image write x[None]" if x.ndim == 2 or tuple(x.shape) == self.shape else ""
+            raise DataError(
+                f"x has the shape {tuple(x.shape)}; expected (n, {channels}, {height}, {width}) or "
+                f"(n, {height}, {width}{f', {channels}' * (channels > 1)}), like the run's images{one}"
+            )
+        if self.dtype == "uint8" and x.dtype != torch.uint8:
+            if not x.is_floating_point() or (x.numel() and not 0 <= float(x.min()) <= float(x.max()) <= 1):
+                raise DataError(
+                    f"x holds {_name(x.dtype)} values outside of [0, 1]; the run's images are bytes: give uint8 from 0 "
+                    "to 255, or floating-point numbers from 0 to 1, not normalised"
+                )
+        elif self.dtype != "uint8" and not x.is_floating_point():
+            raise DataError(f"x holds {_name(x.dtype)}; the run's images are floating-point numbers")
+        x = x if x.dtype == torch.uint8 else x.to(torch.float32)
+        return normalise(x, self.mean, self.std)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(f"x has the shape {tuple(x.shape)}; expected (n, {', '.join(map(str, self.shape))})")
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        if x.is_floating_point() and not dtype.is_floating_point:
+            raise DataError(f"x holds {_name(x.dtype)}; the run's samples are {self.dtype}")
+        return x.to(dtype)
+
+
+def is_samples(x: Any) -> bool:
+    """Return whether an object holds samples with labels, as a data set does."""
+    return hasattr(x, "gather") and not isinstance(x, Tensor)  # a tensor has another method of this name
+
+
+def _tensor(x: Any) -> Tensor:
+    """Return an array, a tensor, a table or a list of samples as one tensor on the CPU."""
+    if isinstance(x, Tensor):
+        return x.detach().cpu()
+    try:
+        array = np.stack([np.asarray(sample) for sample in x]) if isinstance(x, Sequence) else np.asarray(x)
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"x does not become one array of numbers: {error}") from error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

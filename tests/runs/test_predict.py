@@ -1,0 +1,193 @@
+"""``result.predict``, ``predict_proba``, ``evaluate`` and ``network``: raw samples in, the run's own figures out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fedcore
+from fedcore import ConfigError, DataError, RunConfig
+from fedcore.data import SequenceSamples, load_dataset
+
+
+class Net(nn.Module):
+    """A user's network, whose last layer is not the last attribute."""
+
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, num_classes)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(input_shape)), 12), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def colours(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return uint8 images (n, 5, 4, 3) whose class is their brightest channel."""
+    stream = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    x = stream.integers(0, 120, (n, 5, 4, 3))
+    x[np.arange(n), :, :, y] += 90
+    return x.astype(np.uint8), y
+
+
+TRAIN, TEST = colours(150, 0), colours(60, 1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> fedcore.RunResult:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    config = RunConfig(rounds=3, clients=3, batch_size=10, lr=0.05, workers=0, out=out)
+    return fedcore.run(config, model=Net, dataset=(*TRAIN, *TEST))
+
+
+def by_hand(result: fedcore.RunResult, x: np.ndarray) -> np.ndarray:
+    """Return the logits of uint8 images (n, H, W, C), normalised in float64 by the training images' statistics."""
+    scaled, seen = x.astype(np.float64) / 255, TRAIN[0].astype(np.float64) / 255
+    scaled = (scaled - seen.mean(axis=(0, 1, 2))) / seen.std(axis=(0, 1, 2))
+    network = result.network.double()
+    return network(torch.from_numpy(scaled).permute(0, 3, 1, 2)).detach().numpy()
+
+
+def test_raw_images_get_the_accuracy_of_the_run(trained: fedcore.RunResult) -> None:
+    again = trained.evaluate(*TEST)
+    assert again == trained.metrics["global"]
+    assert again["accuracy"] == trained.accuracy > 0.8
+    assert (trained.predict(TEST[0]) == TEST[1]).mean() == trained.accuracy
+
+
+def test_probabilities_are_the_softmax_of_the_normalised_images(trained: fedcore.RunResult) -> None:
+    logits = by_hand(trained, TEST[0])
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    found = trained.predict_proba(TEST[0])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    assert (trained.predict(TEST[0]) == logits.argmax(axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda x: torch.from_numpy(x),
+        lambda x: torch.from_numpy(x).permute(0, 3, 1, 2),
+        lambda x: list(x),
+        lambda x: x.astype(np.float64) / 255,
+        lambda x: torch.from_numpy(x).permute(0, 3, 1, 2).float() / 255,
+    ],
+    ids=["tensor", "channels first", "list", "float64", "ToTensor"],
+)
+def test_any_form_of_the_same_images_gives_the_same(trained: fedcore.RunResult, same) -> None:
+    np.testing.assert_allclose(trained.predict_proba(same(TEST[0])), trained.predict_proba(TEST[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "problem"),
+    [
+        (TEST[0].astype(np.float32), r"outside of \[0, 1\]; the run's images are bytes"),
+        (TEST[0].astype(np.int64), "x holds int64 values"),
+        (TEST[0][:, :4], r"x has the shape \(60, 4, 4, 3\); expected \(n, 3, 5, 4\) or \(n, 5, 4, 3\)"),
+        (TEST[0][0].transpose(2, 0, 1), r"for a single image write x\[None\]"),
+        ([TEST[0][0], TEST[0][0][:2]], "x does not become one array"),
+    ],
+)
+def test_other_images_are_refused(trained: fedcore.RunResult, x: object, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        trained.predict(x)
+
+
+def test_labels_outside_of_the_classes_are_refused(trained: fedcore.RunResult) -> None:
+    with pytest.raises(DataError, match="outside of 0 to 2"):
+        trained.evaluate(TEST[0], TEST[1] + 1)
+    with pytest.raises(DataError, match="y: labels must be integers"):
+        trained.evaluate(TEST[0], TEST[1][:5])
+
+
+def test_no_samples_give_no_predictions(trained: fedcore.RunResult) -> None:
+    assert trained.predict(TEST[0][:0]).shape == (0,)
+    assert trained.predict_proba(TEST[0][:0]).shape == (0, 3)
+
+
+def test_a_run_of_another_process_predicts_the_same(trained: fedcore.RunResult) -> None:
+    again = fedcore.load_run(trained.directory, model=Net, dataset=(*TRAIN, *TEST))
+    assert again.inputs == trained.inputs
+    assert (again.predict_proba(TEST[0]) == trained.predict_proba(TEST[0])).all()
+
+
+def test_the_network_is_the_users_class_and_so_is_the_file(trained: fedcore.RunResult) -> None:
+    network = trained.network
+    assert type(network) is Net
+    assert not network.training
+    fresh = Net(3, (3, 5, 4))
+    fresh.load_state_dict(load_file(trained.directory / "model.safetensors"))
+    x = torch.randn(4, 3, 5, 4)
+    assert torch.equal(fresh(x), network(x))
+    assert torch.equal(trained.model(x).logits, network(x))
+    with torch.no_grad():
+        network.head.weight.zero_()
+    assert trained.network.head.weight.any(), "a copy"
+
+
+def test_weights_of_the_users_class_start_a_run_with_its_classifier(trained: fedcore.RunResult, tmp_path: Path) -> None:
+    save_file(trained.network.state_dict(), tmp_path / "net.safetensors")
+    config = RunConfig(
+        rounds=1, lr=1e-12, clients=3, workers=0, weights=str(tmp_path / "net.safetensors"), out=tmp_path / "run"
+    )
+    again = fedcore.run(config, model=Net, dataset=(*TRAIN, *TEST))
+    assert again.accuracy == trained.accuracy
+
+
+def test_a_network_with_added_layers_is_not_the_users(tmp_path: Path) -> None:
+    config = RunConfig(rounds=1, clients=3, workers=0, projection=True, out=tmp_path / "run")
+    result = fedcore.run(config, model=Net, dataset=(*TRAIN, *TEST))
+    with pytest.raises(ConfigError, match="other layers than the Net"):
+        _ = result.network
+    assert result.evaluate(*TEST) == result.metrics["global"]
+    again = fedcore.load_run(result.directory, model=Net, dataset=(*TRAIN, *TEST))
+    assert (again.predict(TEST[0]) == result.predict(TEST[0])).all()
+
+
+def test_a_model_of_encoder_and_classifier_is_its_own_network(tmp_path: Path) -> None:
+    result = fedcore.run(RunConfig(rounds=1, clients=3, workers=0, out=tmp_path / "run"))
+    assert type(result.network) is type(result.model)
+    test = load_dataset("digits").test
+    assert result.evaluate(test) == result.metrics["global"]
+
+
+def test_rows_of_a_table_are_taken_as_they_are(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(120, 4))
+    y = (x[:, 0] > 0).astype(int)
+    config = RunConfig(rounds=3, clients=2, lr=0.05, batch_size=10, workers=0, out=tmp_path / "run")
+    result = fedcore.run(config, dataset=(x[:80], y[:80], x[80:], y[80:]))
+    assert result.evaluate(x[80:], y[80:]) == result.metrics["global"]
+    assert result.predict(x[80:].tolist()).tolist() == result.predict(x[80:]).tolist()
+    with pytest.raises(DataError, match=r"x has the shape \(40, 3\); expected \(n, 4\)"):
+        result.predict(x[80:, :3])
+
+
+def test_without_a_global_model_a_clients_model_predicts(tmp_path: Path) -> None:
+    config = RunConfig(
+        plugins={"fedper": {}}, rounds=2, clients=3, workers=0, client_test_fraction=0.2, out=tmp_path / "run"
+    )
+    result = fedcore.run(config)
+    test = load_dataset("digits").test
+    with pytest.raises(ConfigError, match="no global model"):
+        result.predict(test)
+    own = [result.evaluate(test, model=fedcore.client_model(result.directory, k))["accuracy"] for k in range(3)]
+    assert np.mean(own) == pytest.approx(result.metrics["personal_global"]["accuracy"])
+    assert result.accuracy == result.metrics["personal"]["accuracy"]
+
+
+def test_other_samples_come_as_a_class(trained: fedcore.RunResult) -> None:
+    from fedcore.data.inputs import Inputs
+
+    samples = SequenceSamples.of([[1, 2], [3]], [0, 1])
+    inputs = Inputs.of(samples, (5,))
+    assert Inputs.from_json(inputs.to_json()) == inputs
+    assert inputs.prepare(samples).values.tolist() == [1, 2, 3]
+    with pytest.raises(DataError, match="this run's samples are sequences"):
+        inputs.prepare([[1, 2]])
