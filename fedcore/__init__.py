@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedcore.hooks.plugin import question as question
     from fedcore.models.split import ModelTask as ModelTask
     from fedcore.models.split import SplitModel as SplitModel
+    from fedcore.runs.experiment import CallbackError as CallbackError
     from fedcore.runs.experiment import Interrupted as Interrupted
     from fedcore.runs.experiment import client_model as client_model
     from fedcore.runs.experiment import evaluate_run as evaluate_run
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "base.types",
+    "CallbackError": "runs.experiment",
     "ClientContext": "hooks.contexts",
     "ClientUpdate": "base.types",
     "ConfigError": "base.errors",

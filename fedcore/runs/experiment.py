@@ -23,12 +23,22 @@ from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects,
 from fedcore.runs.notebook import notebook_display
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run, noting, only_notes
-from fedcore.runs.training import Experiment, Interrupted
+from fedcore.runs.training import CallbackError, Experiment, Interrupted, OnRound
 from fedcore.server.round import Notify
 from fedcore.server.scope import ServerScope
 from fedcore.server.state import ServerState
 
-__all__ = ["Experiment", "Interrupted", "RunResult", "evaluate_run", "load_run", "resume", "run", "started"]
+__all__ = [
+    "CallbackError",
+    "Experiment",
+    "Interrupted",
+    "RunResult",
+    "evaluate_run",
+    "load_run",
+    "resume",
+    "run",
+    "started",
+]
 
 
 def run(
@@ -37,11 +47,16 @@ def run(
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
+    partition: Partition | str | None = None,
+    engine: Make | str | None = None,
     notify: Notify | None = None,
-    engine: Make | None = None,
-    partition: Partition | None = None,
+    on_round: OnRound | None = None,
+    **options: Any,
 ) -> RunResult:
     """Train as configured, in a new run directory.
+
+    ``fedcore.run(rounds=20, alpha=0.1, plugins="moon")`` takes the options as arguments. ``fedcore.run(config)`` takes
+    a :class:`RunConfig`, such as the ``config`` of an earlier result; further arguments replace its options.
 
     A run uses torch's global random generator and number of threads, which belong to the whole process. Threads of one
     program that call fedcore take turns, with a warning. Other code of the program should draw from a
@@ -49,26 +64,33 @@ def run(
     same seed gives other results. After each round fedcore compares the generator's state with the state that it left.
     A note tells if they differ. A draw while fedcore itself uses the generator leaves no trace.
 
-    :param config: default a configuration without any option.
+    :param config: the options to start from; default the options' defaults.
     :param model: an object instead of a name: a class of networks, a factory ``(num_classes, input_shape)``, or a
         network. If the network is not a ``SplitModel``, its last linear layer becomes the classifier.
-    :param plugins: plugin classes or names, in a list or as a mapping to their options.
+    :param plugins: a plugin's class or name, several in a list, or a mapping to their options.
     :param dataset: a :class:`~fedcore.data.Dataset` or its loader, arrays or tensors (x_train, y_train, x_test,
         y_test), or a pair (train, test) of torch's data sets.
-    :param partition: a partition instead of the configured one. In a :meth:`Partition.declared` partition the clients
-        hold their own data; ``engine`` has to reach them.
-    :param engine: makes the engine instead of the configured one; for engines that are objects of the caller.
+    :param partition: a name, or a partition. In a :meth:`Partition.declared` partition the clients hold their own data;
+        ``engine`` has to reach them.
+    :param engine: a name, or a function that makes an engine.
     :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``). By default a
         notebook shows the progress.
+    :param on_round: called after every round with its row of ``result.history``. If it returns True, the run ends after
+        this round. An exception ends the run, too; the round is saved.
+    :param options: options of :class:`RunConfig`, by name.
     :raises ConfigError: or a subclass. Nothing has been written by then.
+    :raises CallbackError: ``on_round`` raised.
     :raises RoundFailedError: a round has too few usable updates. The directory holds the last finished round.
     :raises Interrupted: Ctrl-C. The directory holds the last finished round, too. Before the first finished round every
         error deletes the directory.
     """
     refuse_while_importing()
-    config, given, notify = RunConfig() if config is None else config, Given(), notify or notebook_display()
-    if not isinstance(config, RunConfig):
-        raise ConfigError(f"fedcore.run got a {type(config).__name__}; give a RunConfig: fedcore.RunConfig(rounds=5)")
+    given, notify = Given(), notify or notebook_display()
+    if isinstance(partition, str):
+        options["partition"], partition = partition, None
+    if isinstance(engine, str):
+        options["engine"], engine = engine, None
+    config = _configured(config, options)
     if model is not None or plugins is not None or dataset is not None:
         config, given = name_objects(config, model, plugins, dataset)
         changed = given.workers(config)
@@ -80,7 +102,16 @@ def run(
         given.lent(),
         Run.new(config, partition=partition, reached=engine is not None) as new,
     ):
-        return new.train(notify=notify, make=engine)
+        return new.train(notify=notify, make=engine, on_round=on_round)
+
+
+def _configured(config: RunConfig | None, options: dict[str, Any]) -> RunConfig:
+    """Return a configuration with some options replaced, all of them checked."""
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError(f"fedcore.run got a {type(config).__name__}; write options by name: fedcore.run(rounds=5)")
+    if config is not None and not options:
+        return config
+    return RunConfig.create({**(config.model_dump(exclude_unset=True) if config is not None else {}), **options})
 
 
 @contextmanager
@@ -101,6 +132,7 @@ def resume(
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
     notify: Notify | None = None,
+    on_round: OnRound | None = None,
     allow_code: bool = False,
     allow_outside: bool = False,
     engine: Make | None = None,
@@ -115,6 +147,7 @@ def resume(
     :param plugins: the plugins that were passed to :func:`run`, as for ``model``.
     :param dataset: the data set that was passed to :func:`run`, as for ``model``.
     :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
+    :param on_round: as in :func:`run`.
     :param allow_code: import code that the run's configuration names as ``module:...``. Use it only for a directory
         that you trust.
     :param allow_outside: let the run's trackers write, and its engine connect, outside of the directory, as its
@@ -138,7 +171,7 @@ def resume(
         reopened = Run.open(
             path, allow_code=allow_code, allow_outside=allow_outside, reached=reached, changes=changes, out=out
         )
-        return reopened.train(notify=notify, make=engine)
+        return reopened.train(notify=notify, make=engine, on_round=on_round)
 
 
 def evaluate_run(

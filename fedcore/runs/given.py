@@ -24,8 +24,8 @@ from fedcore.runs.directory import RunDirectory
 ModelObject: TypeAlias = "nn.Module | Callable[..., nn.Module] | str"
 """A class of networks, a factory ``(num_classes, input_shape)``, a network with weights to start from, or a name."""
 
-PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str]"
-"""Plugin classes (or names) with their options, or a list of them."""
+PluginObjects: TypeAlias = "Mapping[Any, Mapping[str, Any]] | Sequence[type[Plugin] | str] | type[Plugin] | str"
+"""Plugin classes (or names) with their options, a list of them, or one of them."""
 
 DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping[str, Any] | Sequence[Any] | str"
 """A data set, a loader, arrays, tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a name."""
@@ -69,13 +69,7 @@ def name_objects(
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
 ) -> tuple[RunConfig, Given]:
-    """Return the configuration with the names of objects, and the objects by these names.
-
-    :raises ConfigError: an option is given both in the configuration and as an object.
-    """
-    for option, value in (("model", model), ("plugins", plugins), ("dataset", dataset)):
-        if value is not None and option in config.model_fields_set and getattr(config, option) not in ("auto", {}):
-            raise ConfigError(f"{option} is an option of the configuration and given as an object; give it once")
+    """Return the configuration with the names of objects, and the objects by these names."""
     found: dict[Key, Any] = {}
     values: dict[str, Any] = {}
     if model is not None:
@@ -125,9 +119,7 @@ def objects_again(
 
 
 def _listed(plugins: PluginObjects) -> list[Any]:
-    if isinstance(plugins, (str, type)):
-        raise ConfigError(f"plugins is {plugins!r}; write a list, plugins=[...], or a mapping to options")
-    return list(plugins)
+    return [plugins] if isinstance(plugins, (str, type)) else list(plugins)
 
 
 def _add(found: dict[Key, Any], kind: str, value: Any) -> str:

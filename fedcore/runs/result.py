@@ -41,7 +41,7 @@ class RunResult:
     summary: dict[str, Any]
     """The content of ``summary.json``."""
     config: RunConfig
-    """The options of the run; every ``auto`` is resolved. ``fedcore.run(result.config)`` runs it again."""
+    """The options of the run without its directory. ``fedcore.run(result.config)`` runs it again."""
 
     @property
     def accuracy(self) -> float | None:

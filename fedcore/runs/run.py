@@ -51,7 +51,7 @@ from fedcore.runs.saved import (
     places_in,
 )
 from fedcore.runs.tracking import resolve_trackers, tracked
-from fedcore.runs.training import Experiment, out_of_patience
+from fedcore.runs.training import Experiment, OnRound, out_of_patience
 from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
@@ -194,7 +194,11 @@ class Run:
 
     @contextmanager
     def started(
-        self, state: ServerState, notify: Notify | None = None, make: Make | None = None
+        self,
+        state: ServerState,
+        notify: Notify | None = None,
+        make: Make | None = None,
+        on_round: OnRound | None = None,
     ) -> Iterator[Experiment]:
         """Start the engine and the trackers, for callers that go round by round from a state of the run."""
         notify = notify or only_notes
@@ -207,10 +211,12 @@ class Run:
         with tracked(self.config, self.directory.path, notify) as notify, self.federation(make) as federation:
             device = resolve_device(self.config.device)
             self.directory.sessions.append(session(self.config, self.setup.model, device))
-            with Experiment(federation, self.directory, notify) as experiment:
+            with Experiment(federation, self.directory, notify, on_round) as experiment:
                 yield experiment
 
-    def train(self, *, notify: Notify | None = None, make: Make | None = None) -> RunResult:
+    def train(
+        self, *, notify: Notify | None = None, make: Make | None = None, on_round: OnRound | None = None
+    ) -> RunResult:
         """Train the rest of the run; for a new run, all of it. It raises as :func:`fedcore.run`."""
         note = noting(notify)
         with one_thread(), self.directory.lock():
@@ -222,7 +228,7 @@ class Run:
                 before, _ = self.changed["rounds"]
                 for caution in schedule_cautions(before, self.config, state.round):
                     note(caution)
-            with self.started(state, notify, make) as experiment:
+            with self.started(state, notify, make, on_round) as experiment:
                 self._record_changes(state)
                 return experiment.train(state)
 
@@ -250,7 +256,9 @@ class Run:
         weights, inputs = self.directory.read_model(network.file_names())
         copy_into(network.state_dict(), weights)
         metrics = protocols_of(summary["metrics"])
-        return RunResult(metrics, network, inputs, self.directory.path, summary, self.config)
+        return RunResult(
+            metrics, network, inputs, self.directory.path, summary, self.config.model_copy(update={"out": None})
+        )
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""

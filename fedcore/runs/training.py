@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -24,7 +24,7 @@ from fedcore.runs import participation
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
-from fedcore.runs.result import RunResult, protocols_of
+from fedcore.runs.result import RunResult, history_rows, protocols_of
 from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, RoundResult, run_post_train, run_round
@@ -36,6 +36,14 @@ OTHER_DRAWS = (
     "may have changed the run's numbers, so that another run with this seed has other results; let that code draw from "
     "a torch.Generator of its own"
 )
+
+
+OnRound = Callable[[dict[str, Any]], object]
+"""Called after every round with its row of ``result.history``. The run ends after this round if it returns True."""
+
+
+class CallbackError(FedcoreError):
+    """A function that the caller gave raised; its exception is the cause."""
 
 
 class Interrupted(FedcoreError):
@@ -60,8 +68,10 @@ class Experiment:
     the last recorded round is on the disk.
     """
 
-    def __init__(self, federation: Federation, directory: RunDirectory, notify: Notify) -> None:
-        self.federation, self.directory, self.notify = federation, directory, notify
+    def __init__(
+        self, federation: Federation, directory: RunDirectory, notify: Notify, on_round: OnRound | None = None
+    ) -> None:
+        self.federation, self.directory, self.notify, self.on_round = federation, directory, notify, on_round
         self.config = federation.config
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
@@ -138,9 +148,10 @@ class Experiment:
         if last or state.round % self.config.eval_every == 0:
             figures = self.evaluator.begin(
                 state,
-                with_confusion=last or self.config.patience is not None,  # which may make this round the last one
+                # Patience or the callback may make this round the last one.
+                with_confusion=last or self.config.patience is not None or self.on_round is not None,
             )
-            overlaps = self.evaluator.overlaps and not last
+            overlaps = self.evaluator.overlaps and self.on_round is None and not last
         self._open = OpenRound(state, result, figures, time.perf_counter() - began)
         return state if overlaps else self.record() or state
 
@@ -176,12 +187,29 @@ class Experiment:
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         self._touched.update(record["cohort"])
         self._unsaved = state
+        if self.on_round is not None and self._asks_to_stop(record) and not last:
+            last, self._unsaved = True, replace(state, phase="post_train")
+            state = self._unsaved
+            self.notify("note", {"message": f"stopped after round {state.round}: on_round returned True"})
         began = time.perf_counter()
         if last or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
         self._times.add({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
         self.notify("round", record)
         return state
+
+    def _asks_to_stop(self, record: Mapping[str, Any]) -> bool:
+        """Call the caller's function with the round's row; return whether the run ends."""
+        assert self.on_round is not None
+        (row,) = history_rows([record])
+        try:
+            return bool(self.on_round(row))
+        except Exception as error:  # a program's function can raise anything
+            name = getattr(self.on_round, "__qualname__", type(self.on_round).__name__)
+            raise CallbackError(
+                f"on_round={name} raised {type(error).__name__} after round {row['round']}: {error}. The round is "
+                f"saved; {self.directory.how_to_resume} goes on"
+            ) from error
 
     def post_train(self, state: ServerState) -> ServerState:
         """Run every ``post_train``; return the committed state."""
@@ -227,7 +255,14 @@ class Experiment:
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.setup.model).eval()
         copy_into(model.state_dict(), state.model)
-        return RunResult(protocols_of(metrics), model, inputs, self.directory.path, summary, self.config)
+        return RunResult(
+            protocols_of(metrics),
+            model,
+            inputs,
+            self.directory.path,
+            summary,
+            self.config.model_copy(update={"out": None}),
+        )
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return the figures of all protocols, the best round by validation, and the figures before a correction."""

@@ -150,15 +150,31 @@ def test_a_factory_that_cannot_be_called_is_told_how_it_is(config, factory, miss
 
 @pytest.mark.parametrize("objects", [{}, {"model": Net}])
 def test_options_that_are_no_configuration_are_told_how_they_become_one(objects):
-    with pytest.raises(ConfigError, match=r"^fedcore.run got a dict; give a RunConfig: fedcore.RunConfig\(rounds=5\)"):
+    with pytest.raises(ConfigError, match=r"^fedcore.run got a dict; write options by name: fedcore.run\(rounds=5\)"):
         fedcore.run({"rounds": 5}, **objects)
 
 
-def test_given_twice_is_refused(config):
-    with pytest.raises(ConfigError, match="model is an option of the configuration and given as an object"):
-        fedcore.run(config.model_copy(update={"model": "mlp"}).model_validate({**SMALL, "model": "mlp"}), model=Net)
-    with pytest.raises(ConfigError, match=r"write a list, plugins=\[...\]"):
-        fedcore.run(config, plugins=Pull)
+def test_options_are_arguments_and_replace_those_of_a_configuration(config, tmp_path):
+    plain = fedcore.run(config.model_copy(update={"seed": 4}))
+    again = fedcore.run(config, seed=4, out=tmp_path / "again")
+    assert model_bytes(again) == model_bytes(plain)
+    assert again.config == plain.config
+    moon = fedcore.run(plain.config, plugins="moon", partition="iid", engine="local", out=tmp_path / "moon")
+    assert list(moon.config.plugins) == ["moon"]
+    assert moon.config.partition == "iid"
+    with pytest.raises(fedcore.UnknownNameError, match=r"'round'. Did you mean 'rounds'"):
+        fedcore.run(round=3)
+    with pytest.raises(ConfigError, match=r"rounds.*greater than or equal to 1|rounds: 0"):
+        fedcore.run(config, rounds=0)
+
+
+def test_the_configuration_of_a_result_runs_again(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = fedcore.run(config, model=Net, plugins=[Pull], dataset=arrays(64), samples=None)
+    assert first.config.out is None
+    again = fedcore.run(first.config, model=Net, plugins=[Pull], dataset=arrays(64))
+    assert again.directory.parent == tmp_path / "runs"
+    assert model_bytes(again) == model_bytes(first)
 
 
 @pytest.mark.parametrize("values", [{"model": Net}, {"plugins": [Pull]}, {"plugins": {Pull: {}}}])

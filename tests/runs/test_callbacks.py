@@ -1,0 +1,64 @@
+"""``on_round``: a function of the caller after every round, which may end the run."""
+
+from __future__ import annotations
+
+import json
+import traceback
+
+import pytest
+
+import fedcore
+from fedcore import CallbackError, RunConfig
+from fedcore_testing import model_bytes
+
+
+@pytest.fixture
+def config(tmp_path):
+    return RunConfig(clients=3, rounds=5, samples=150, local_epochs=1, workers=0, out=tmp_path / "run")
+
+
+def test_it_gets_the_rows_of_the_history(config):
+    rows = []
+    result = fedcore.run(config, on_round=rows.append)
+    assert rows == result.history
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("eval_every", [1, 4])
+def test_true_ends_the_run_as_a_shorter_one(config, tmp_path, eval_every):
+    config = config.model_copy(update={"eval_every": eval_every})
+    heard = []
+    stopped = fedcore.run(
+        config,
+        on_round=lambda row: row["round"] == 2,
+        notify=lambda event, said: heard.append(said["message"]) if event == "note" else None,
+    )
+    shorter = fedcore.run(config, rounds=2, out=tmp_path / "shorter")
+    assert model_bytes(stopped) == model_bytes(shorter)
+    assert stopped.metrics == shorter.metrics
+    assert stopped.summary["confusion"] == shorter.summary["confusion"]
+    assert (stopped.summary["rounds"], stopped.summary["stopped_early"]["rounds"]) == (2, 5)
+    assert "stopped after round 2: on_round returned True" in heard
+    assert fedcore.load_run(stopped.directory).metrics == stopped.metrics
+
+
+def test_a_run_that_was_ended_goes_on_with_more_rounds(config, tmp_path):
+    fedcore.run(config, on_round=lambda row: row["round"] == 2)
+    resumed = fedcore.resume(config.out, changes={"rounds": 5})
+    whole = fedcore.run(config, out=tmp_path / "whole")
+    assert model_bytes(resumed) == model_bytes(whole)
+
+
+def test_an_exception_names_the_callback_and_the_round_is_saved(config, tmp_path):
+    def watch(row):
+        if row["round"] == 3:
+            raise KeyError("accuracy")
+
+    with pytest.raises(CallbackError, match=r"on_round=.*watch raised KeyError after round 3: 'accuracy'") as caught:
+        fedcore.run(config, on_round=watch)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "in watch" in "".join(traceback.format_exception(caught.value)), "with the caller's own line"
+    lines = (config.out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 1, 2]
+    resumed = fedcore.resume(config.out)
+    assert model_bytes(resumed) == model_bytes(fedcore.run(config, out=tmp_path / "whole"))
