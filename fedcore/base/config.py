@@ -192,6 +192,10 @@ class RunConfig(BaseModel):
     eval_every: int = Field(
         default=1, ge=1, description="Rounds between evaluations. The last round is always evaluated."
     )
+    keep: Literal["last", "best"] = Field(
+        default="last",
+        description="best: also keep the global model of the best round on the clients' held-out parts.",
+    )
     checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
     out: Path | None = Field(default=None, description="Run directory. Default: runs/<time>-<plugins>.")
     trackers: dict[str, dict[str, Json]] = Field(

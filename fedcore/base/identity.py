@@ -19,6 +19,7 @@ WITHOUT_EFFECT = (
     "engine_options",
     "workers",
     "lanes",
+    "keep",
     "checkpoint_every",
     "max_waiting",
     "trackers",

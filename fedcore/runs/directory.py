@@ -249,23 +249,30 @@ class RunDirectory:
             path.unlink(missing_ok=True)
         return state
 
-    def write_model(self, model: Mapping[str, Tensor], names: Mapping[str, str], inputs: Inputs) -> None:
-        """Write the global model, and the form of its inputs.
+    def write_model(
+        self, model: Mapping[str, Tensor], names: Mapping[str, str], inputs: Inputs, *, best: int | None = None
+    ) -> None:
+        """Write the final global model, or that of the best round, and the form of its inputs.
 
         :param names: the tensors' names in the file, see :meth:`SplitModel.file_names`.
+        :param best: the best round so far, from 1, if it is the model of this round.
         """
         tensors = {names[name]: tensor for name, tensor in model.items()}
-        write_tensors(self.path / "model.safetensors", tensors, {"inputs": inputs.to_json()})
+        file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
+        write_tensors(file, tensors, {"inputs": inputs.to_json(), "best_round": best})
 
-    def read_model(self, names: Mapping[str, str]) -> tuple[dict[str, Tensor], Inputs]:
-        """Return the final global model by name, and the form of its inputs.
+    def read_model(self, names: Mapping[str, str], *, best: int | None = None) -> tuple[dict[str, Tensor], Inputs]:
+        """Return the final global model, or that of the best round, by name, and the form of its inputs.
 
         :param names: as for :meth:`write_model`.
-        :raises RunDirectoryError: the file is missing, damaged or of another model.
+        :param best: as for :meth:`write_model`.
+        :raises RunDirectoryError: the file is missing, damaged, or of another model or round.
         """
-        file = self.path / "model.safetensors"
+        file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
         try:
             tensors, meta = read_tensors(file)
+            if meta["best_round"] != best:
+                raise ValueError(f"it is of round {meta['best_round']}, but the best round is {best}")
             return {name: tensors[names[name]] for name in names}, Inputs.from_json(meta["inputs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"

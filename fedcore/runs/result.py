@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import html
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.base.identity import flat, method, short_name
 from fedcore.base.protocols import EVALUATED, PROTOCOLS
+from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import evaluate, rates
 from fedcore.data import TensorSamples
 from fedcore.data.inputs import Inputs, is_samples
@@ -69,6 +71,21 @@ class RunResult:
         :raises ConfigError: a plugin or ``--projection`` gave the model layers that the network does not have.
         """
         return self.model.network()
+
+    @property
+    def best_model(self) -> SplitModel:
+        """The global model of the best round on the clients' held-out parts, for ``predict(x, model=...)``.
+
+        :raises ConfigError: the run did not keep it.
+        :raises RunDirectoryError: its file is missing or damaged.
+        """
+        best = self.summary["metrics"].get("best_by_validation")
+        if self.config.keep != "best" or best is None:
+            raise ConfigError("this run did not keep its best model; train with --keep best")
+        model = copy.deepcopy(self.model)
+        weights, _ = RunDirectory(self.directory).read_model(model.file_names(), best=best["round"])
+        copy_into(model.state_dict(), weights)
+        return model
 
     def predict(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.int64]:
         """Return the predicted class of every sample, (n,) int64.

@@ -102,12 +102,18 @@ class Run:
         config, dataset = resolve(config, dataset)
         config = config.model_copy(update={"trackers": resolve_trackers(config.trackers)})
         config, partition = _partitioned(config, dataset, partition, reached)
-        if config.patience is not None and not partition.test.sizes.any():
-            raise ConfigError("--patience looks at the clients' held-out parts; add --client-test-fraction 0.2")
+        for option, used in (("--patience", config.patience is not None), ("--keep best", config.keep == "best")):
+            if used and not partition.test.sizes.any():
+                raise ConfigError(f"{option} looks at the clients' held-out parts; add --client-test-fraction 0.2")
         chosen = RunDirectory.reserve(list(config.plugins)) if config.out is None else nullcontext(config.out)
         with chosen as out:
             out = RunDirectory.choose(out)
             setup = _set_up(config.model_copy(update={"out": out}), dataset)
+            if config.keep == "best" and setup.layout.personal:
+                raise ConfigError(
+                    f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on "
+                    "the clients; leave it out"
+                )
             with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
                 try:
                     partition.save(directory.partition_file)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -168,6 +169,8 @@ class Experiment:
         if ended.figures is not None:
             metrics = self._noted(ended.figures())
             state = replace(state, best=self.evaluator.best(state, metrics))
+            if self.config.keep == "best" and state.best and state.best["round"] + 1 == state.round:
+                self.directory.write_model(state.model, *self._file, best=state.round)
             if not last and out_of_patience(self.config, state):
                 last, state = True, replace(state, phase="post_train")
                 best = state.best["round"]
@@ -229,8 +232,8 @@ class Experiment:
     def finish(self, state: ServerState) -> RunResult:
         """Write the model and the summary."""
         metrics = self.final_metrics(state)
-        inputs = Inputs.of(self.federation.dataset.train, self.federation.dataset.input_shape)
-        self.directory.write_model(state.model, self.federation.setup.model.file_names(), inputs)
+        names, inputs = self._file
+        self.directory.write_model(state.model, names, inputs)
         summary = {
             "run_dir": str(self.directory.path),
             "plugins": list(self.config.plugins),
@@ -263,6 +266,12 @@ class Experiment:
             summary,
             self.config.model_copy(update={"out": None}),
         )
+
+    @cached_property
+    def _file(self) -> tuple[dict[str, str], Inputs]:
+        """The names of the model's tensors in its file, and the form of its inputs."""
+        dataset = self.federation.dataset
+        return self.federation.setup.model.file_names(), Inputs.of(dataset.train, dataset.input_shape)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
         """Return the figures of all protocols, the best round by validation, and the figures before a correction."""

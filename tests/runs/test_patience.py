@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import fedcore
 from fedcore import ConfigError, RunConfig
+from fedcore.data import load_dataset
 from fedcore.runs.training import out_of_patience
 from fedcore.server.state import ServerState
 from fedcore_testing import model_bytes
@@ -59,4 +61,63 @@ def test_the_test_set_plays_no_part(tmp_path):
         ConfigError, match="--patience looks at the clients' held-out parts; add --client-test-fraction"
     ):
         fedcore.run(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_best_rounds_model_is_kept(tmp_path):
+    options = {
+        "clients": 4,
+        "rounds": 6,
+        "samples": 200,
+        "lr": 1.0,
+        "seed": 1,
+        "client_test_fraction": 0.3,
+        "workers": 0,
+    }
+    result = fedcore.run(**options, keep="best", out=tmp_path / "run")
+    best = result.summary["metrics"]["best_by_validation"]
+    assert best["round"] < 6, "else the test shows nothing"
+    shorter = fedcore.run(**options | {"rounds": best["round"]}, out=tmp_path / "shorter")
+    kept = result.best_model.state_dict()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in shorter.model.state_dict().items())
+    test = load_dataset("digits").test
+    assert result.evaluate(test, model=result.best_model)["accuracy"] == best["global_accuracy"]
+    plain = fedcore.run(**options, out=tmp_path / "plain")
+    assert model_bytes(plain) == model_bytes(result)
+    with pytest.raises(ConfigError, match="did not keep"):
+        _ = plain.best_model
+
+
+def test_a_killed_run_keeps_the_same_best_model(tmp_path):
+    options = {
+        "clients": 4,
+        "rounds": 6,
+        "samples": 200,
+        "lr": 1.0,
+        "seed": 1,
+        "client_test_fraction": 0.3,
+        "workers": 0,
+    }
+    whole = fedcore.run(**options, keep="best", out=tmp_path / "whole")
+
+    def stop(row):
+        assert row["round"] < 3
+
+    with pytest.raises(fedcore.CallbackError):
+        fedcore.run(**options, keep="best", out=tmp_path / "stopped", on_round=stop)
+    resumed = fedcore.resume(tmp_path / "stopped")
+    files = [(result.directory / "model-best.safetensors").read_bytes() for result in (whole, resumed)]
+    assert files[0] == files[1]
+    (tmp_path / "stopped" / "model-best.safetensors").unlink()
+    with pytest.raises(fedcore.RunDirectoryError, match=r"model-best.safetensors is missing"):
+        _ = resumed.best_model
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({}, "--keep best looks at"), ({"plugins": "fedper", "client_test_fraction": 0.2}, "stay on the clients")],
+)
+def test_a_run_without_a_best_global_model_is_refused(tmp_path, options, problem):
+    with pytest.raises(ConfigError, match=problem):
+        fedcore.run(clients=3, keep="best", out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
