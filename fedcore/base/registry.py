@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base import objects
-from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
+from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError, place_of
 
 GROUPS = {
     "plugin": "fedcore.plugins",
@@ -139,7 +139,8 @@ def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -
     except FedcoreError:
         raise
     except Exception as error:  # third-party code can raise anything
-        raise PluginContractError.of(name, f"raised {type(error).__name__}: {error}", kind=kind) from error
+        place = place_of(error, getattr(function, "__module__", ""))
+        raise PluginContractError.of(name, f"raised {type(error).__name__}: {error}{place}", kind=kind) from error
 
 
 def _missing(error: Exception, point: EntryPoint) -> str:
