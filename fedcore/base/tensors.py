@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
@@ -134,12 +135,12 @@ def memory_of(tensors: Iterable[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, shapes, dtypes and values, in hex."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+def digest_of(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """Return the SHA-256, in hex, of a text and of every tensor's name, dtype, shape and values, in any order."""
+    described = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
+    digest = hashlib.sha256(json.dumps([described, text]).encode())
+    for name in sorted(tensors):
+        digest.update(tensors[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
