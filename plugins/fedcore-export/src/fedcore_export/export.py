@@ -19,8 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fedcore import SplitModel
-from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
 from fedcore.base.files import storing, write_text
 from fedcore.base.process import one_thread
 from fedcore.base.serial import read_tensors

@@ -14,13 +14,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedcore import ConfigError, Exchange, Plugin
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError
 from fedcore.cli.options import base_type, bounds, choices
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
 from fedcore.hooks.declarations import ATTRIBUTES, KEEPS, TABLE
-from fedcore.hooks.plugin import BUILTIN, Exchange, Plugin, option_names, patterns_of
+from fedcore.hooks.plugin import BUILTIN, option_names, patterns_of
 from fedcore_testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}

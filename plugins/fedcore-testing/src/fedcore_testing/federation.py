@@ -16,18 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore import Interrupted, RunConfig, RunResult, Setup, Tensors, resume, run
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
 from fedcore.base.process import environment
 from fedcore.base.serial import read_tensors
-from fedcore.base.types import Tensors
 from fedcore.client.messages import Engine
-from fedcore.client.setup import Setup
 from fedcore.client.site import ClientSite
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted, RunResult, resume, run
 from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
 from fedcore_testing import importable as offered

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError
 from fedcore.engines import local
 
 SERVER = Path(__file__).with_name("fork_server.py")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedcore.base.types import Loss
+from fedcore import Loss
 from fedcore.client.loop import BatchStep
 
 IDLE_STEPS = 12

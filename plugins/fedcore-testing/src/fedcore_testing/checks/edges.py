@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.base.tensors import flatten
 from fedcore.client.site import ClientSite
 from fedcore.data import load_partition
