@@ -24,6 +24,7 @@ from fedcore.client.evaluation import evaluate_client, own_model
 from fedcore.client.loop import run_steps, train
 from fedcore.client.messages import (
     ClientFailure,
+    ClientSite,
     ClientTask,
     Evaluation,
     FailureKind,
@@ -36,7 +37,6 @@ from fedcore.client.plugin_results import chosen_starts
 from fedcore.client.recorder import CudaRecorder, Recorder
 from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import READ_UPDATES, Setup
-from fedcore.client.site import ClientSite
 from fedcore.client.store import ClientStore
 from fedcore.client.working_model import CORE, KeptModels, WorkingModel
 from fedcore.data.client_data import ClientData

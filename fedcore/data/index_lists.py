@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 _INT32 = torch.iinfo(torch.int32)
 
@@ -50,6 +51,10 @@ class IndexLists(Sequence[Tensor]):
     def sizes(self) -> Tensor:
         """The number of positions of each client, (K,) int64."""
         return self.offsets.diff()
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return IndexLists, (self.positions, self.offsets)  # without the cached arrays
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

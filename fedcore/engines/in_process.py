@@ -14,9 +14,8 @@ from dataclasses import replace
 from torch import nn
 
 from fedcore.client.branches import Branches, PlannedStep, planned
-from fedcore.client.messages import ClientTask, Outcome, Pair, SharedPayload
+from fedcore.client.messages import ClientSite, ClientTask, Outcome, Pair, SharedPayload
 from fedcore.client.runtime import TASKS, TRAINS, ClientRuntime
-from fedcore.client.site import ClientSite
 from fedcore.engines.dispatch import Dispatcher
 
 

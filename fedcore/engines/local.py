@@ -23,14 +23,15 @@ from fedcore.base.tensors import unflatten
 from fedcore.client.captured_steps import captures
 from fedcore.client.messages import (
     ClientFailure,
+    ClientSite,
     ClientTask,
     Pair,
     SharedPayload,
     pack_shared,
+    pack_site,
     pack_task,
     unpack_outcome,
 )
-from fedcore.client.site import ClientSite, pack_objects, pack_site
 from fedcore.engines.bundles import Bundle, bundled
 from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.in_process import InProcessEngine, LanesEngine
@@ -108,13 +109,12 @@ def worker_environment() -> dict[str, str]:
 class _Worker:
     """One worker process and this end of its channel.
 
-    :param objects: the result of :func:`pack_objects`.
     :param site: the descriptor of the packed site.
     :param shared: key -> descriptor of each shared payload.
     :param timeout: the limit for a client's answer, in seconds; None for no limit.
     """
 
-    def __init__(self, objects: bytes, site: int, shared: dict[str, int], timeout: float | None) -> None:
+    def __init__(self, site: int, shared: dict[str, int], timeout: float | None) -> None:
         self.since = time.monotonic()  # start of the process, later of its task
         connection, theirs = socket.socketpair()
         with theirs:
@@ -125,7 +125,7 @@ class _Worker:
         self.ready = False
         self._shared, self._has = shared, ""  # the payload that the process has
         with contextlib.suppress(OSError):  # a dead worker is detected by _collect
-            self.channel.send({}, objects.hex(), descriptor=site)
+            self.channel.send({}, None, descriptor=site)
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
@@ -149,9 +149,8 @@ class WorkerEngine:
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
         self._timeout = site.config.client_timeout
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
-        self._objects = pack_objects(site)
         self._shared: dict[str, int] = {}
-        self._site = put_frame(*pack_site(site))
+        self._site = put_frame(pack_site(site), None)
         try:
             for _ in range(workers):
                 self._dispatcher.workers.append(self._new_worker())
@@ -160,7 +159,7 @@ class WorkerEngine:
             raise
 
     def _new_worker(self) -> _Worker:
-        return _Worker(self._objects, self._site, self._shared, self._timeout)
+        return _Worker(self._site, self._shared, self._timeout)
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Put a payload into memory that all workers map."""

@@ -16,9 +16,8 @@ import time
 from fedcore.base.errors import FedcoreError
 from fedcore.base.process import end_without_collecting, one_thread
 from fedcore.base.tensors import flatten
-from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_task
+from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.site import unpack_objects, unpack_site
 from fedcore.engines.transport import Channel, get_frame
 
 PR_SET_PDEATHSIG = 1
@@ -67,11 +66,10 @@ def serve(channel: Channel) -> None:
 
 def _set_up(channel: Channel) -> ClientRuntime | None:
     """Return the runtime. If it cannot be set up, tell the engine and return None."""
-    _, objects, descriptor = channel.receive()
+    _, _, descriptor = channel.receive()
     assert descriptor is not None
     try:
-        unpack_objects(bytes.fromhex(objects))
-        runtime = ClientRuntime(unpack_site(*get_frame(descriptor)))
+        runtime = ClientRuntime(unpack_site(get_frame(descriptor)[0]))
     except FedcoreError as error:
         channel.send({}, ["broken", pack_error(error)])
         return None

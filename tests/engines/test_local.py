@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fedcore.base.errors import ConfigError, StorageError
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite
 from fedcore.engines import local, transport
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore_testing import federate, model_bytes, records, small_config

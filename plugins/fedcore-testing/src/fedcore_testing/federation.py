@@ -21,9 +21,8 @@ from fedcore.base.config import RunConfig
 from fedcore.base.process import environment
 from fedcore.base.serial import read_tensors
 from fedcore.base.types import Tensors
-from fedcore.client.messages import Engine
+from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup
-from fedcore.client.site import ClientSite
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory

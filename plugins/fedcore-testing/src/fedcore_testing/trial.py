@@ -17,8 +17,7 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError
 from fedcore.base.process import search_path
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.client.messages import Engine
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite, Engine
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import Plugin
 from fedcore.runs.experiment import RunResult

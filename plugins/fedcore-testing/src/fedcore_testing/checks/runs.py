@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcore.base import registry
 from fedcore.base.errors import PluginContractError
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
