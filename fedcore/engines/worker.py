@@ -23,23 +23,18 @@ from fedcore.engines.transport import Channel, get_frame
 PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int, engine: int) -> None:
+def main(fd: int, engine: int | None = None) -> None:
     """Serve an engine until it closes the connection or dies.
 
     :param fd: the descriptor of the connection.
-    :param engine: the process id of the engine.
+    :param engine: the process id of the engine; default the parent process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != engine:
+    if engine not in (None, os.getppid()):
         return  # the engine died before the line above
     with one_thread():
         serve(Channel(socket.socket(fileno=fd)))
-
-
-def begin(fd: int) -> None:
-    """Serve the parent process from a fork."""
-    main(fd, os.getppid())
 
 
 def serve(channel: Channel) -> None:
