@@ -222,12 +222,12 @@ class StepGraphs:
         """Record a step and take it; return REFUSED if it cannot be captured."""
         own = batch.picked.clone()
         before, counts, names = held(session), dict(session.losses.counts), set(session.losses.sums)
-        session.training.optimizer.zero_grad()
+        session.optimizer.zero_grad()
         try:
             launch = self.recorder.record(partial(take_step, session, replace(batch, picked=own)))
         except (RuntimeError, PluginCallError) as error:
             session.losses.counts = counts
-            session.training.optimizer.zero_grad()
+            session.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
             self._steps[Kind.of(batch)] = {Key(Kind.of(batch)): REFUSED}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 from typing_extensions import override
 
 from fedcore.base.errors import PluginConflictError, PluginContractError
@@ -15,13 +17,18 @@ from fedcore.base.state import State
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.optimizer import ParameterGroup
-from fedcore.client.passes import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.client.session import LocalSession
+from fedcore.client.working_model import all_outputs, order_of
 from fedcore.data import PublicSamples
+from fedcore.data.client_data import ClientData
 from fedcore.hooks.contexts import ClientContext, View
 from fedcore.hooks.plugins import match
-from fedcore.models import SplitModel
+from fedcore.models import Outputs, SplitModel
+from fedcore.models.placement import forward_chunk
 from fedcore.models.split import evaluating
+
+MeanLoss = Callable[[Outputs, Tensor], Tensor]
+"""Takes a model's outputs and the labels (B,); returns the mean loss, of shape ()."""
 
 
 def context_of(session: LocalSession, plugin: str) -> ClientContext:
@@ -62,13 +69,12 @@ class SessionContext(View, ClientContext):
     @property
     @override
     def parameters(self) -> dict[str, nn.Parameter]:
-        working = self._session.working
-        return {n: p for n, p in working.parameters.items() if p.requires_grad and n not in working.layout.personal}
+        return dict(self._session.working.shared)
 
     @property
     @override
     def start(self) -> Tensors:
-        return {name: self._session.start[name] for name in self.parameters}
+        return {name: self._session.start[name] for name in self._session.working.shared}
 
     @property
     @override
@@ -153,9 +159,30 @@ class SessionContext(View, ClientContext):
 
     def _require_begin_local(self, method: str) -> None:
         if not self._session.requests.open:
-            raise PluginContractError.of(
-                self._plugin,
-                f"calls client.{method}, which works in begin_local only",
-                round=self.round,
-                client=self.id,
-            )
+            raise self._session.broken(self._plugin, f"calls client.{method}, which works in begin_local only")
+
+
+def cross_entropy(outputs: Outputs, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy, of shape ()."""
+    return F.cross_entropy(outputs.logits, labels)
+
+
+def mean_gradients(
+    model: SplitModel, data: ClientData, names: Collection[str], positions: Tensor | None, loss: MeanLoss
+) -> Tensors:
+    """Return the gradient of a mean loss over a client's samples (default all), in the given order.
+
+    :param names: the names of the parameters. A parameter that the loss does not depend on has gradient 0.
+    """
+    order = order_of(data, positions)
+    own = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if name in names}
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in own.items()}
+    with evaluating(model), torch.enable_grad():
+        for part in order.split(max(100, forward_chunk(order.device) // 8)):
+            outputs = Outputs(*functional_call(model, own, (data.inputs(part),)))
+            value = loss(outputs, data.labels[part]) * (len(part) / len(order))
+            found = torch.autograd.grad(value, list(own.values()), allow_unused=True)
+            for name, gradient in zip(own, found):
+                if gradient is not None:
+                    total[name].add_(gradient)
+    return total

@@ -19,7 +19,7 @@ from typing_extensions import override
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
 from fedcore.client.context import context_of
-from fedcore.client.objective import SecondPass, objective, random_state, replace_gradients, trained_parameters
+from fedcore.client.objective import SecondPass, objective, random_state, replace_gradients
 from fedcore.client.session import LocalSession
 from fedcore.client.setup import require_shared
 from fedcore.data.client_data import Picked
@@ -111,11 +111,11 @@ def take_step(session: LocalSession, batch: Batch, view: ViewOf | None = None) -
 
     :param view: makes the step that plugins see; default :class:`BatchStep`.
     """
-    view, plugins, training = view or BatchStep, session.plugins, session.training
+    view, plugins = view or BatchStep, session.plugins
     changes = plugins.implements("gradients")
     random = random_state(session.working.device) if changes else None
     step, total = _forward(session, batch, view)
-    training.optimizer.zero_grad()
+    session.optimizer.zero_grad()
     try:
         total.backward()
     except RuntimeError as error:
@@ -126,11 +126,11 @@ def take_step(session: LocalSession, batch: Batch, view: ViewOf | None = None) -
         second = SecondPass(session, lambda rows: _forward(session, batch.part(rows), view, record=False)[1], random)
         _change_gradients(session, step._with(_second=second))
     if session.config.clip_norm is not None:
-        nn.utils.clip_grad_norm_(training.parameters, session.config.clip_norm)
+        nn.utils.clip_grad_norm_(session.working.trained.values(), session.config.clip_norm)
     if plugins.implements("observe"):
         with torch.no_grad():
             plugins.call_all("observe", step=step)
-    training.optimizer.step()
+    session.optimizer.step()
 
 
 def _forward(session: LocalSession, batch: Batch, view: ViewOf, *, record: bool = True) -> tuple[BatchStep, Tensor]:
@@ -156,7 +156,7 @@ def _edited(session: LocalSession) -> PluginContractError:
 
 def _change_gradients(session: LocalSession, step: BatchStep) -> None:
     """Let the plugin that implements ``gradients`` replace the model's gradients."""
-    trained = trained_parameters(session)
+    trained = session.working.trained
     given = MappingProxyType({name: p.grad for name, p in trained.items() if p.grad is not None})
     with torch.no_grad():
         for plugin, found in session.plugins.each("gradients", step=step, gradients=given):
@@ -232,14 +232,14 @@ class BatchStep(View, Step):
     @override
     def parameters(self) -> list[nn.Parameter]:
         session = self._batch.session
-        if not session.training.shared:  # in this epoch, or in the whole run
+        if not session.working.shared:  # in this epoch, or in the whole run
             require_shared(session.plugins, session.working.layout, self._plugin)
-        return session.training.shared
+        return list(session.working.shared.values())
 
     @property
     @override
     def reference(self) -> list[Tensor]:
-        return self._batch.session.training.reference
+        return self._batch.session.reference
 
     @override
     def frozen(self, name: str) -> Outputs | None:
@@ -270,12 +270,8 @@ class BatchStep(View, Step):
     @override
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
         if self._second is None:
-            raise PluginContractError.of(
-                self._plugin,
-                "calls step.gradients_at, which works in the hook gradients only",
-                round=self._batch.session.round,
-                client=self._batch.session.client,
-            )
+            found = "calls step.gradients_at, which works in the hook gradients only"
+            raise self._batch.session.broken(self._plugin, found)
         return self._second.gradients_at(weights, rows)
 
     def _require(self, model: str) -> None:

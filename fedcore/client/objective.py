@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import global_generators
 from fedcore.base.types import Loss
-from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
 from fedcore.hooks.contexts import Step
 from fedcore.hooks.plugin import Plugin
@@ -47,7 +46,7 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
     if total is None or not total.requires_grad:
         found = f"give no part of the local objective that depends on the model: task_scale is {task_scale}"
         hint = "return a term that has a gradient, or a task_scale above 0"
-        raise PluginContractError.of(None, found, round=session.round, client=session.client, hint=hint)
+        raise session.broken(None, found, hint=hint)
     return total
 
 
@@ -123,7 +122,7 @@ class SecondPass:
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
         """Return the gradient of the whole objective by name; see :class:`fedcore.hooks.contexts.Step`."""
-        trained = trained_parameters(self._session)
+        trained = self._session.working.trained
         self._check(weights, trained)
         with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
             total = self._evaluate(rows)
@@ -177,19 +176,14 @@ class SecondPass:
             generator.set_state(now)
 
 
-def trained_parameters(session: LocalSession) -> dict[str, nn.Parameter]:
-    """Return the parameters of the model that the current step trains, by name, in the model's order."""
-    return {name: p for name, p in session.working.parameters.items() if p.requires_grad}
-
-
 def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str, Tensor]) -> None:
     """Replace the model's gradients by a plugin's gradients. Parameters that it leaves out are not updated.
 
     :raises PluginContractError: a name or a shape does not fit.
     """
-    trained = {name: p for name, p in trained_parameters(session).items() if p.grad is not None}
+    trained = {name: p for name, p in session.working.trained.items() if p.grad is not None}
     names = "the names that it was given"
-    check_tensors_fit(found, trained, session, plugin=plugin.name, hook="gradients", names=names)
+    session.check_fit(found, trained, plugin=plugin.name, hook="gradients", names=names)
     for name, parameter in trained.items():
         if name not in found:
             parameter.grad = None

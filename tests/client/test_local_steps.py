@@ -9,7 +9,7 @@ import torch
 
 from fedcore import Exchange, Plugin, PluginOptions, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
-from fedcore.client.passes import FrozenModel
+from fedcore.client.working_model import FrozenModel
 from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
 from fedcore_testing.problems import one_sample, with_batch_norm

@@ -241,7 +241,7 @@ def personal_state(result: RunResult | Path, client: int, plugin: str = "fedcore
     :raises KeyError: the client keeps none.
     """
     state = client_state(result, client)[plugin]
-    return {name.removeprefix("personal."): tensor for name, tensor in state.items()}
+    return {name.removeprefix("personal/"): tensor for name, tensor in state.items()}
 
 
 def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
