@@ -23,7 +23,8 @@ from fedcore.client.captured_steps import (
     Key,
     StepGraphs,
 )
-from fedcore.client.loop import Batch, batches, take_step
+from fedcore.client.context import Batch
+from fedcore.client.loop import batches, take_step
 from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
 

@@ -32,7 +32,7 @@ from fedcore.client.messages import (
     Reply,
     SharedPayload,
 )
-from fedcore.client.recorder import CudaRecorder, Recorder
+from fedcore.client.recorder import CudaRecorder
 from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import READ_UPDATES, Setup
 from fedcore.client.store import ClientStore
@@ -62,7 +62,7 @@ class ClientRuntime:
     :param recorder: records training steps, if they are captured; default a new recorder.
     """
 
-    def __init__(self, site: ClientSite, recorder: Recorder | None = None) -> None:
+    def __init__(self, site: ClientSite, recorder: CudaRecorder | None = None) -> None:
         self.config, self.partition = site.config, site.partition
         self.setup = Setup.build(self.config, site.dataset)
         self.placement = Placement.of(self.config, self.setup.model)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from fedcore.client.context import SessionContext, context_of
-from fedcore.client.loop import BatchStep
+from fedcore.client.context import BatchStep, SessionContext, context_of
 from fedcore.hooks.checks import QUESTION
 from fedcore.hooks.plugin import Plugin
 
