@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fedcore.base.config import RunConfig
 from fedcore.client.evaluation import evaluate, rates
-from fedcore.client.passes import all_outputs
+from fedcore.client.working_model import all_outputs
 from fedcore.data import Dataset
 from fedcore.data.client_data import ClientData
 from fedcore.models.split import Outputs

@@ -160,7 +160,7 @@ def _given(found: Mapping[Key, Any]) -> Given:
     reason = ""
     for (kind, name), value in lent.items():
         try:
-            pickled({(kind, name): value})
+            pickled(value)
         except Exception as error:  # a program's objects can raise anything
             reason = f"the {kind} {short_name(name)!r} cannot be sent to other processes ({error})"
     return Given(lent, reason)

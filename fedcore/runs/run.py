@@ -22,9 +22,8 @@ from fedcore.base.identity import CHANGEABLE
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
-from fedcore.client.messages import Engine
+from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup
-from fedcore.client.site import ClientSite
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.dataset import data_digest
 from fedcore.models import SplitModel

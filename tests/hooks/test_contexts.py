@@ -10,8 +10,7 @@ import torch
 
 from fedcore import ClientUpdate, Loss, Plugin, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
-from fedcore.client.context import SessionContext
-from fedcore.client.loop import BatchStep
+from fedcore.client.context import BatchStep, SessionContext
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.plugin import PluginOptions
 from fedcore.server.context import RoundContext, ScopeContext

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fedcore import ClientUpdate, Tensors
 from fedcore.base.tensors import clone, flatten
-from fedcore.client.messages import ClientTask, Pair, SharedPayload
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite, ClientTask, Pair, SharedPayload
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.server import cohort
 

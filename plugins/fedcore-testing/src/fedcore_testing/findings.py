@@ -8,8 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 from fedcore import Plugin
-from fedcore.client.context import SessionContext, context_of
-from fedcore.client.loop import BatchStep
+from fedcore.client.context import BatchStep, SessionContext, context_of
 from fedcore.hooks.checks import QUESTION
 
 IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")

@@ -157,7 +157,7 @@ def forked_workers(*modules: str) -> Iterator[None]:
     def fork(connection: socket.socket) -> ForkedProcess:
         fd = connection.fileno()
         return server.fork(
-            "fedcore.engines.worker:begin",
+            "fedcore.engines.worker:main",
             [fd],
             environment=local.worker_environment(),
             descriptors={fd: fd},

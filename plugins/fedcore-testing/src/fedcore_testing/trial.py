@@ -16,8 +16,7 @@ from fedcore import FedcoreError, Plugin, RunConfig, RunResult
 from fedcore.base import registry
 from fedcore.base.process import search_path
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.client.messages import Engine
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite, Engine
 from fedcore.hooks.checks import create_plugin
 from fedcore.server.round import Notify
 from fedcore_testing import problems

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedcore import Interrupted, PluginContractError, RunResult, resume
 from fedcore.base import registry
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
