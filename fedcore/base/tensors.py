@@ -128,12 +128,6 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def memory_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of memory that tensors keep alive. A view keeps the whole tensor alive that it is a part of."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of names, shapes, dtypes and values, in hex."""
     digest = hashlib.sha256()

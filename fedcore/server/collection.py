@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedcore.base.errors import PluginCallError, RejectUpdate, print_traceback
-from fedcore.base.tensors import bytes_of, clone, memory_of
+from fedcore.base.tensors import bytes_of, clone
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.hooks.plugin import Plugin
@@ -164,14 +163,6 @@ class Collector:
 
 
 def _kept(update: ClientUpdate, names: Iterable[str]) -> ClientUpdate:
-    """Return the part of an update that its owner aggregates.
-
-    The tensors of an update are views of one buffer, which is not freed as long as one view is kept. If the buffer is
-    much larger than the part, the part gets memory of its own.
-    """
-    model = {name: update.model[name] for name in names}
-    # Hooks may have added values that are not tensors.
-    sent = {n: t for n, t in update.payload.items() if isinstance(t, Tensor) and t.layout == torch.strided}
-    if memory_of([*model.values(), *sent.values()]) <= 2 * (bytes_of(model) + bytes_of(sent)):
-        return replace(update, model=model)
-    return replace(update, model=clone(model), payload={**update.payload, **clone(sent)})
+    """Return a copy of the part of an update that its owner aggregates, so that the rest of the update is freed."""
+    payload = {name: value.clone() if isinstance(value, Tensor) else value for name, value in update.payload.items()}
+    return replace(update, model=clone({name: update.model[name] for name in names}), payload=payload)
