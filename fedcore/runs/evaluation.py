@@ -19,7 +19,7 @@ from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import Samples
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
-from fedcore.server.broadcasts import Broadcasts
+from fedcore.server.cohort import Broadcasts
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 

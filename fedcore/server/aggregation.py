@@ -17,8 +17,8 @@ from fedcore.client.setup import Setup
 from fedcore.hooks.contexts import ServerContext
 from fedcore.hooks.plugin import Plugin
 from fedcore.models.layout import Layout
-from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Round
+from fedcore.server.validation import check_partial
 
 BLOCK = 1 << 16
 """The number of values that are added at once: few enough for a CPU's cache."""

@@ -22,8 +22,8 @@ from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.aggregation import RunningMean
-from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Phase, Round, ServerScope
+from fedcore.server.validation import check_partial
 
 ASKING: tuple[Phase, ...] = ("select_clients", "begin_round", "aggregate", "end_round", "post_train")
 """The phases in which ``server.ask`` works."""

@@ -1,18 +1,18 @@
-"""Validation of the outcomes that clients send, before anything uses them."""
+"""Validation of the outcomes that clients send and of the tensors that plugins return, before anything uses them."""
 
 from __future__ import annotations
 
 import json
 import math
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedcore.base.errors import RejectUpdate, lower_first
+from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
@@ -232,6 +232,20 @@ class UpdateValidator:
         if broken:
             raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
         return max(largest.values(), default=0.0)
+
+
+def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:
+    """Refuse tensors of a plugin with names that it may not set, a wrong layout, or values that are not finite.
+
+    :raises PluginContractError: with the tensor's name and the problem.
+    """
+    extra = sorted(set(tensors) - set(allowed))
+    if extra:
+        raise PluginContractError.of(plugin, f"may not set {extra[0]!r}", hook=hook)
+    try:
+        setup.layout.check(tensors, tensors, "a tensor that does not fit", most=math.inf)
+    except RejectUpdate as error:
+        raise PluginContractError.of(plugin, f"returned {error}", hook=hook) from None
 
 
 def _expected(kind: type[Expected], outcome: Outcome, task: ClientTask) -> Expected:
