@@ -12,7 +12,7 @@ from fedcore.base.state import States
 from fedcore.base.tensors import bytes_of, flatten
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
-from fedcore.server.context import RoundContext, ScopeContext
+from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Round, ServerScope
 from fedcore.server.validation import check_partial
 
@@ -28,7 +28,9 @@ class Broadcasts:
         plugins = scope.federation.setup.plugins
         self._scope, self._plugins = scope, plugins
         self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
-        sent = {plugin.name: dict(found or {}) for plugin, found in plugins.each("broadcast", server=_context(scope))}
+        sent = {
+            plugin.name: dict(found or {}) for plugin, found in plugins.each("broadcast", server=ScopeContext(scope))
+        }
         self._to_all = {plugin: tensors for plugin, tensors in sent.items() if tensors}
         scope.share(key, self._to_all)
         self._sizes: dict[int, dict[str, int]] = {}
@@ -36,8 +38,7 @@ class Broadcasts:
             self._state = scope.states.snapshot()
             scope.states = States(self._state)  # later writes reach copies, not this snapshot
             self._seen = copy.copy(scope)
-            if isinstance(self._seen, Round):
-                self._seen.accepted = []
+            self._seen.accepted = []
 
     def to(self, client: int) -> Callable[[], Tensors] | None:
         """Return a function that makes the tensors of a client's task, named ``plugin/name``.
@@ -57,8 +58,7 @@ class Broadcasts:
     def _message(self, client: int) -> Tensors:
         # New states for each call: an edit in place must not reach the next call.
         self._seen.states = States(self._state, read_only="broadcast_to")
-        context = _context(self._seen)
-        found = self._plugins.each("broadcast_to", server=context, client=client)
+        found = self._plugins.each("broadcast_to", server=ScopeContext(self._seen), client=client)
         sent = {plugin.name: tensors or {} for plugin, tensors in found}
         for plugin, tensors in sent.items():
             if twice := sorted(set(tensors).intersection(self._to_all.get(plugin, {}))):
@@ -66,10 +66,6 @@ class Broadcasts:
                 raise PluginContractError.of(plugin, clash, hook="broadcast_to", client=client)
         self._sizes[client] = {name: bytes_of(tensors) for name, tensors in sent.items()}
         return flatten(sent)[0]
-
-
-def _context(scope: ServerScope) -> ScopeContext:
-    return RoundContext(scope) if isinstance(scope, Round) else ScopeContext(scope)
 
 
 def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tuple[ClientTask, Outcome]]:
@@ -194,7 +190,7 @@ def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[i
         own = setup.claimed(plugin, "exchanges")
         seen = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
         result = setup.plugins.call(
-            plugin.name, "mid_local_epoch", server=RoundContext(current), epoch=epoch, snapshots=seen
+            plugin.name, "mid_local_epoch", server=ScopeContext(current), epoch=epoch, snapshots=seen
         )
         for tensors in seen.values():
             current.ledger.up(plugin.name, bytes_of(tensors))

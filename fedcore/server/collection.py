@@ -17,7 +17,7 @@ from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import REJECTING
 from fedcore.server.aggregation import RunningMean
-from fedcore.server.context import RoundContext
+from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Round
 
 
@@ -26,7 +26,7 @@ class Collector:
 
     def __init__(self, current: Round) -> None:
         self._current, self._federation = current, current.federation
-        self.server = RoundContext(current)
+        self.server = ScopeContext(current)
         """The round as hooks see it."""
         setup = current.federation.setup
         self._owners = {

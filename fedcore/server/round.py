@@ -13,7 +13,7 @@ from fedcore.hooks.checks import whole_numbers
 from fedcore.server.aggregation import aggregate, require_enough
 from fedcore.server.cohort import Broadcasts, train_cohort
 from fedcore.server.collection import Collector
-from fedcore.server.context import RoundContext, ScopeContext
+from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Federation, Round, ServerScope
 from fedcore.server.state import Manifest, ServerState
 
@@ -87,7 +87,7 @@ def _select(current: Round) -> None:
     if not current.available:
         return
     current.phase = "select_clients"
-    for plugin, cohort in setup.plugins.each("select_clients", server=RoundContext(current)):
+    for plugin, cohort in setup.plugins.each("select_clients", server=ScopeContext(current)):
         if cohort is not None:
             current.select(_checked_cohort(cohort, setup, plugin.name))
             break
@@ -122,7 +122,7 @@ def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[in
 
 def _begin(current: Round) -> None:
     current.phase = "begin_round"
-    current.federation.setup.plugins.call_all("begin_round", server=RoundContext(current))
+    current.federation.setup.plugins.call_all("begin_round", server=ScopeContext(current))
     current.phase = "round"
 
 

@@ -87,6 +87,18 @@ class ServerScope:
     """The keys of the payloads that the engine holds until this scope is closed."""
     asked: int = 0
     """The number of questions so far."""
+    cohort: list[int] = field(default_factory=list)
+    """The selected clients; empty outside of a round, as the next five attributes."""
+    accepted: list[int] = field(default_factory=list)
+    """The clients whose updates were accepted so far."""
+    weights: dict[int, float] = field(default_factory=dict)
+    """Client -> the weight of its accepted update in the mean."""
+    frozen: frozenset[str] = frozenset()
+    """The parameters that no accepted client trained."""
+    buffers: Tensors = field(default_factory=dict)
+    """The buffers of the next model, once they are averaged."""
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Client -> its staleness, if clients train without waiting for each other."""
     _down: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -201,22 +213,10 @@ class Round(ServerScope):
     """A round in progress."""
 
     phase: Phase = "round"
-    cohort: list[int] = field(default_factory=list)
-    """The selected clients."""
     simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
     """Client -> its outcome in the simulated system."""
-    accepted: list[int] = field(default_factory=list)
-    """The clients whose updates were accepted so far."""
     raised: list[PluginCallError] = field(default_factory=list)
     """The errors of plugins for which updates are left out."""
-    frozen: frozenset[str] = frozenset()
-    """The parameters that no accepted client trained."""
-    weights: dict[int, float] = field(default_factory=dict)
-    """Client -> the weight of its accepted update in the mean."""
-    buffers: Tensors = field(default_factory=dict)
-    """The buffers of the next model, once they are averaged."""
-    staleness: dict[int, int] = field(default_factory=dict)
-    """Client -> its staleness, if clients train without waiting for each other."""
     epochs: dict[int, int] = field(default_factory=dict)
     """Client -> its local epochs, if ``select_clients`` chose them."""
     _away: set[int] = field(default_factory=set)
