@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median_low
 from typing import Any
 
 import torch
@@ -59,19 +58,6 @@ def out_of_range(largest: Mapping[str, float], most: float = LARGEST) -> tuple[s
         if value > most:
             return name, f"has values up to {value:.1e}, more than {most:.0e} counts as diverged"
     return None
-
-
-def outlier(largest: Mapping[int, float]) -> tuple[int, float, float] | None:
-    """Return the client with the largest value, this value and the median client's value.
-
-    Return None unless the value is more than 1000 times the median.
-
-    :param largest: each client's largest magnitude.
-    """
-    if not largest:
-        return None
-    client, median = max(largest, key=largest.__getitem__), median_low(largest.values())
-    return (client, largest[client], median) if largest[client] > 1000 * median else None
 
 
 def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:

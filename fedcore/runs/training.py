@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import DivergedError, FedcoreError
+from fedcore.base.errors import FedcoreError
 from fedcore.base.files import finite
 from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
@@ -96,27 +96,12 @@ class Experiment:
                 state = self.post_train(state)
             self.settle()
             return self.finish(state)
-        except DivergedError as error:
-            if not error.everywhere or state.round == 0:
-                raise
-            raise self._step_back(state, error) from error
         except KeyboardInterrupt:
             self.save()
             self.notify("stopped", {})
             if not self.directory.metrics.length:
                 raise Interrupted("interrupted before a round was finished") from None
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
-
-    def _step_back(self, state: ServerState, error: DivergedError) -> DivergedError:
-        """Drop a state from which every client diverged, so that the run goes on from the checkpoint before it."""
-        self.settle()
-        self._open = self._unsaved = None
-        left = self.directory.checkpoints.step_back(state.round)
-        start = f"its checkpoint after {left} round{'s' * (left != 1)}" if left else "the beginning"
-        return DivergedError(
-            f"{error} The state from which the clients began is dropped: {self.directory.how_to_resume} goes on from "
-            f"{start}. With the same clients and options it diverges again."
-        )
 
     def one_round(self, state: ServerState) -> ServerState:
         """Run, evaluate and record one round; return the committed state, whose checkpoint is being written.

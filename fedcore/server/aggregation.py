@@ -59,8 +59,7 @@ def aggregate(
     broken = first_nonfinite(model)
     if broken:
         raise DivergedError(
-            f"round {current.number + 1}: the aggregated {broken!r} is not finite.{current.outlier} "
-            f"{_against_divergence(current)}"
+            f"round {current.number + 1}: the aggregated {broken!r} is not finite. {_against_divergence(current)}"
         )
     current.model, current.phase = model, "end_round"
     plugins.call_all("end_round", server=server)
@@ -96,8 +95,7 @@ def require_enough(current: Round) -> None:
         return bool(count) and len(current.accepted) + count >= needed
 
     if missing(kinds["diverged"]):
-        outlier = current.committed.outlier
-        raise DivergedError(f"{what}{outlier} {_against_divergence(current)}", everywhere=not current.accepted)
+        raise DivergedError(f"{what} {_against_divergence(current)}")
     raise RoundFailedError(what, raised=missing(kinds["raised"] + len(current.raised)))
 
 

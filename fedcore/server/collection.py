@@ -79,7 +79,7 @@ class Collector:
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins
-        sent, largest = self._federation.validator.update(task, outcome, current.lr)
+        sent = self._federation.validator.update(task, outcome, current.lr)
         sizes = {"model": bytes_of(sent.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in sent.payload.items()})
         update = self._inspected(task, sent)
@@ -94,7 +94,6 @@ class Collector:
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
         current.weights[task.client] = weight
-        current.note_largest(task.client, largest)
         for sender, size in sizes.items():
             current.ledger.up(sender, size)
         self.versions[task.client] = sent.version

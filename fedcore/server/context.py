@@ -150,9 +150,8 @@ class ScopeContext(View, ServerContext):
         scope = self._scope
 
         def parse(task: ClientTask, outcome: Outcome) -> Tensors:
-            tensors, largest = scope.federation.validator.answer(task, outcome)
+            tensors = scope.federation.validator.answer(task, outcome)
             self._require_usable(Answer(task.client, tensors), check)
-            scope.note_largest(task.client, largest)
             return tensors
 
         for task, tensors in scope.answers(tasks, parse, window=self.config.max_waiting):
@@ -246,6 +245,6 @@ class ScopeContext(View, ServerContext):
         if out_of_range(largest_values(trained)):
             raise DivergedError(
                 f"plugin {self._plugin!r}: the classifier's retraining diverged; try a smaller {self._plugin}.lr "
-                f"({lr:g} now).{scope.outlier} The trained model is kept."
+                f"({lr:g} now). The trained model is kept."
             )
         self.update_model(trained)

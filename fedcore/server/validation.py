@@ -108,8 +108,8 @@ class UpdateValidator:
         limit = setup.config.max_payload
         self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
 
-    def update(self, task: ClientTask, outcome: Outcome, lr: float) -> tuple[ClientUpdate, float]:
-        """Return the update of a finished training, and the largest magnitude in its tensors.
+    def update(self, task: ClientTask, outcome: Outcome, lr: float) -> ClientUpdate:
+        """Return the update of a finished training.
 
         :param lr: the learning rate that the server set.
         """
@@ -121,13 +121,13 @@ class UpdateValidator:
         self._check_metrics(update.metrics, claims.metrics.losses, what)
         for plugin in sorted(set(update.payload) & self._plugins - self._senders):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, which has no hook that sends tensors")
-        return update, self.check(task, update, encoded=True)
+        self.check(task, update, encoded=True)
+        return update
 
-    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> float:
+    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> None:
         """Validate an update before it is aggregated; hooks of the server may have changed it.
 
         :param encoded: whether parameters that plugins encode may be absent.
-        :returns: the largest magnitude of a value.
         """
         what = f"client {task.client}"
         if update.client != task.client:
@@ -136,12 +136,11 @@ class UpdateValidator:
             if type(number) is not int or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
         absent = self.encoded.difference(update.model) if encoded else frozenset[str]()
-        largest = [self._uploads.check(update.model, self._shared - absent, what)]
+        self._uploads.check(update.model, self._shared - absent, what)
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
                 raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is not a plugin of this run")
-            largest.append(self._check_extra(tensors, what, f"plugin {plugin!r}"))
-        return max(largest)
+            self._check_extra(tensors, what, f"plugin {plugin!r}")
 
     def snapshot(self, task: ClientTask, outcome: Outcome, names: Collection[str], epoch: int) -> Tensors:
         """Return the tensors of a client that paused at an exchange."""
@@ -152,11 +151,12 @@ class UpdateValidator:
         self._layout.check(pause.tensors, names, what)
         return pause.tensors
 
-    def answer(self, task: ClientTask, outcome: Outcome) -> tuple[Tensors, float]:
-        """Return the tensors of an answer to ``server.ask``, and the largest magnitude in them."""
+    def answer(self, task: ClientTask, outcome: Outcome) -> Tensors:
+        """Return the tensors of an answer to ``server.ask``."""
         what, tensors = f"client {task.client}", _expected(Reply, outcome, task).tensors
         _check_plain(tensors, what)
-        return tensors, self._check_extra(tensors, what, f"plugin {task.meta['plugin']!r}")
+        self._check_extra(tensors, what, f"plugin {task.meta['plugin']!r}")
+        return tensors
 
     def evaluation(
         self, task: ClientTask, outcome: Outcome, totals: Mapping[str, int], classes: int
@@ -220,18 +220,15 @@ class UpdateValidator:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
                 raise RejectUpdate(f"{what}: loss {_short(name)} belongs to no plugin of this run")
 
-    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> float:
+    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> None:
         size = bytes_of(tensors)
         if size > self._limit:
             raise RejectUpdate(
                 f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
                 "allowed; --max-payload sets this limit"
             )
-        largest = largest_values(tensors)
-        broken = out_of_range(largest)
-        if broken:
+        if broken := out_of_range(largest_values(tensors)):
             raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
-        return max(largest.values(), default=0.0)
 
 
 def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:
