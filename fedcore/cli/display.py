@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedcore.base.protocols import EVALUATED
 from fedcore.cli.output import clean, duration, note, number, percent, stopwatch, text
-from fedcore.runs import participation
+from fedcore.runs import records
 
 ROWS = 8
 
@@ -245,15 +245,13 @@ def seconds(record: Record) -> float:
 def took_part(record: Record) -> str:
     """Return the participation and duration of a simulated round: ``5 of 8 clients, 35 s virtual``."""
     system = record["system"]
-    words = participation.in_words(
-        len(record["cohort"]), record["accepted"], len(system["partial"]), participation.lost(record)
-    )
+    words = records.in_words(len(record["cohort"]), record["accepted"], len(system["partial"]), records.lost(record))
     return f"{clean(words)}, {duration(system['seconds'])} virtual"
 
 
 def failures(record: Record) -> Iterator[str]:
     """Yield a line per kind of failure, with the number of clients and the first message, without simulated ones."""
-    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in participation.SIMULATED)
+    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in records.SIMULATED)
     for kind, count in kinds.items():
         first = next(failure for failure in record["failures"] if failure["kind"] == kind)
         others = f" and {count - 1} more" if count > 1 else ""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from fedcore.runs.learning_curve import learning_curve
-from fedcore.runs.result import accuracies, headline
+from fedcore.runs.records import accuracies
+from fedcore.runs.result import headline, learning_curve
 
 REDRAWN = 0.25
 """The least seconds between two drawings within a round."""

@@ -7,8 +7,9 @@ import shutil
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,9 +28,7 @@ from fedcore.client.setup import Setup
 from fedcore.client.site import ClientSite
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.dataset import data_digest
-from fedcore.models import SplitModel
 from fedcore.models.placement import Placement, resolve_device
-from fedcore.runs.autotune import tuned
 from fedcore.runs.cautions import (
     data_cautions,
     evaluation_cautions,
@@ -40,7 +39,7 @@ from fedcore.runs.cautions import (
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import session, versions
-from fedcore.runs.resolve import resolve, resolve_partition
+from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned
 from fedcore.runs.result import RunResult
 from fedcore.runs.saved import (
     SavedConfig,
@@ -50,7 +49,6 @@ from fedcore.runs.saved import (
     partition_digest,
     places_in,
 )
-from fedcore.runs.tracking import resolve_trackers, tracked
 from fedcore.runs.training import Experiment, out_of_patience
 from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
@@ -204,11 +202,13 @@ class Run:
         cautions += option_cautions(self.config)
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
         notify("start", {**begun, "notes": [*notes, *cautions]})
-        with tracked(self.config, self.directory.path, notify) as notify, self.federation(make) as federation:
+        with ExitStack() as stack:
+            if trackers := self.config.trackers:
+                notify = stack.enter_context(tracking(trackers).tracked(self.config, self.directory.path, notify))
+            federation = stack.enter_context(self.federation(make))
             device = resolve_device(self.config.device)
             self.directory.sessions.append(session(self.config, self.setup.model, device))
-            with Experiment(federation, self.directory, notify) as experiment:
-                yield experiment
+            yield stack.enter_context(Experiment(federation, self.directory, notify))
 
     def train(self, *, notify: Notify | None = None, make: Make | None = None) -> RunResult:
         """Train the rest of the run; for a new run, all of it. It raises as :func:`fedcore.run`."""
@@ -340,12 +340,7 @@ def _silent(event: str, details: Mapping[str, Any]) -> None:
 
 
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
-    """Build the set-up. With ``autotune``, measure which memory format is faster."""
-
-    def tune(config: RunConfig, model: SplitModel) -> RunConfig:
-        return tuned(config, model, dataset)
-
-    return Setup.build(config, dataset, tune=tune if config.autotune else None)
+    return Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
 
 
 def _partitioned(

@@ -19,12 +19,11 @@ from fedcore.base.seeding import OtherDraws
 from fedcore.base.state import States
 from fedcore.base.tensors import copy_into
 from fedcore.models.placement import Placement
-from fedcore.runs import participation
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
+from fedcore.runs.records import RoundTimes, not_evaluated, per_round, totals
 from fedcore.runs.result import RunResult
-from fedcore.runs.times import RoundTimes, has_times, per_round
 from fedcore.server.context import ScopeContext
 from fedcore.server.round import Notify, RoundResult, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope
@@ -201,9 +200,9 @@ class Experiment:
             summary["stopped_early"] = {"rounds": self.config.rounds, "patience": self.config.patience}
         summary |= self.reports(state)
         if self.config.system is not None:
-            summary["system"] = participation.totals(self.directory.read_metrics())
+            summary["system"] = totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
-        if earlier and not self._times.rounds and has_times(earlier, summary):  # no round was added since
+        if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
         summary = finite(summary)
         self.directory.write_summary(summary)
@@ -224,7 +223,7 @@ class Experiment:
 
     def _noted(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return an evaluation's figures. A note tells the first time that clients could not be evaluated."""
-        failed = participation.not_evaluated(metrics)
+        failed = not_evaluated(metrics)
         if failed and not self._failures_noted:
             self._failures_noted = True
             self.notify("note", {"message": failed})

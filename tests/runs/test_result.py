@@ -14,8 +14,8 @@ import torch
 import fedcore
 from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
 from fedcore.runs import notebook
-from fedcore.runs.learning_curve import learning_curve
-from fedcore.runs.result import history_rows
+from fedcore.runs.records import history_rows
+from fedcore.runs.result import learning_curve
 
 
 @pytest.fixture(scope="module")
