@@ -20,7 +20,7 @@ from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement
 from fedcore.runs.evaluation import evaluation_tasks
 from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, given_again, name_objects
-from fedcore.runs.notebook import notebook_display
+from fedcore.runs.progress import notebook_display
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run, noting, only_notes
 from fedcore.runs.training import Experiment, Interrupted
