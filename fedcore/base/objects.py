@@ -67,14 +67,20 @@ def pickled(more: Mapping[Key, Any] | None = None) -> bytes:
 
     Data sets are left out: their samples travel as tensors.
 
-    :raises Exception: an object cannot be pickled. The type of the exception depends on the object.
+    :raises ConfigError: an object cannot be pickled.
     """
     needed = {key: value for key, value in {**_lent, **(more or {})}.items() if key[0] != "dataset"}
     if not needed:
         return b""
     import cloudpickle
 
-    found: bytes = cloudpickle.dumps(needed)
+    try:
+        found: bytes = cloudpickle.dumps(needed)
+    except Exception as error:  # a program's objects can raise anything
+        names = ", ".join(f"{kind} {name!r}" for kind, name in needed)
+        raise ConfigError(
+            f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
+        ) from error
     return found
 
 
