@@ -76,7 +76,7 @@ class Evaluator:
 
     def _count(self, state: ServerState, with_confusion: bool) -> Counted:
         """Count on the server's test set. On CUDA the device may still compute the counts."""
-        model = loaded(self._twin, state) if self.overlaps else self.load_model(state)
+        model = loaded(self._twin, state.model) if self.overlaps else self.load_model(state)
         threads = cores() if self.device.type == "cpu" else 1
         classes = self.federation.dataset.num_classes
         return count(model, self._test, classes, self.device, threads=threads, confusion=with_confusion)
@@ -179,12 +179,12 @@ class Evaluator:
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""
-        return loaded(self.placement.model(self.federation.setup.model), state)
+        return loaded(self.placement.model(self.federation.setup.model), state.model)
 
 
-def loaded(model: SplitModel, state: ServerState) -> SplitModel:
-    """Load the committed weights into a model; return it in eval mode."""
-    copy_into(model.state_dict(), state.model)
+def loaded(model: SplitModel, weights: Mapping[str, torch.Tensor]) -> SplitModel:
+    """Load weights into a model; return it in eval mode."""
+    copy_into(model.state_dict(), weights)
     return model.eval()
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,10 +16,9 @@ from fedcore.base.files import finite
 from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
 from fedcore.base.state import States
-from fedcore.base.tensors import copy_into
 from fedcore.models.placement import Placement
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.evaluation import Evaluator
+from fedcore.runs.evaluation import Evaluator, loaded
 from fedcore.runs.provenance import now
 from fedcore.runs.records import RoundTimes, not_evaluated, per_round, totals
 from fedcore.runs.result import RunResult
@@ -76,9 +74,7 @@ class Experiment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.save()
         finally:
@@ -207,8 +203,7 @@ class Experiment:
         summary = finite(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)
-        model = Placement.plain().model(self.federation.setup.model).eval()
-        copy_into(model.state_dict(), state.model)
+        model = loaded(Placement.plain().model(self.federation.setup.model), state.model)
         return RunResult(metrics, model, self.directory.path, summary, self.config)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
@@ -231,15 +226,11 @@ class Experiment:
 
     def reports(self, state: ServerState) -> dict[str, Any]:
         """Return the reports of plugins after the last committed round, as an entry of a record; empty without any."""
-        found = self.federation.setup.plugins.each("report", server=self._after(state))
-        reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
-        return {"reports": reports} if reports else {}
-
-    def _after(self, state: ServerState) -> ScopeContext:
-        """Return the server as hooks see it after the last committed round. Its state is read-only."""
         scope = ServerScope(self.federation, state, state.round - 1, "report")
         scope.states = States(state.plugins, read_only="report")
-        return ScopeContext(scope)
+        found = self.federation.setup.plugins.each("report", server=ScopeContext(scope))
+        reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
+        return {"reports": reports} if reports else {}
 
     def save(self) -> None:
         """Record an open round, and wait until a checkpoint of the last recorded round is on the disk.
