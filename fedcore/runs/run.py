@@ -20,7 +20,7 @@ from fedcore.base.files import sync_path
 from fedcore.base.identity import CHANGEABLE
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
-from fedcore.base.tensors import clone
+from fedcore.base.tensors import clone, copy_into
 from fedcore.client.messages import Engine
 from fedcore.client.setup import Setup
 from fedcore.client.site import ClientSite
@@ -36,7 +36,6 @@ from fedcore.runs.cautions import (
 )
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.evaluation import loaded
 from fedcore.runs.provenance import session, versions
 from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned
 from fedcore.runs.result import RunResult
@@ -231,7 +230,8 @@ class Run:
             problem = damage[0] if damage else f"{self.directory.path} is not finished; go on with it"
             raise RunDirectoryError(f"{problem}: {self.directory.how_to_resume}")
         self.directory.read_metrics(noting(only_notes))
-        network = loaded(Placement.plain().model(self.setup.model), self.directory.read_model())
+        network = Placement.plain().model(self.setup.model).eval()
+        copy_into(network.state_dict(), self.directory.read_model())
         return RunResult(summary["metrics"], network, self.directory.path, summary, self.config)
 
     def initial(self) -> ServerState:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
@@ -16,14 +15,15 @@ from fedcore.base.files import finite
 from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
 from fedcore.base.state import States
+from fedcore.base.tensors import copy_into
 from fedcore.models.placement import Placement
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.evaluation import Evaluator, loaded
+from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
 from fedcore.runs.records import RoundTimes, not_evaluated, per_round, totals
 from fedcore.runs.result import RunResult
 from fedcore.server.context import ScopeContext
-from fedcore.server.round import Notify, RoundResult, run_post_train, run_round
+from fedcore.server.round import Notify, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 
@@ -38,17 +38,6 @@ class Interrupted(FedcoreError):
     """Ctrl-C: the run stopped with a checkpoint from which it can go on."""
 
 
-class OpenRound(NamedTuple):
-    """A committed round that has not been recorded."""
-
-    state: ServerState
-    result: RoundResult
-    figures: Callable[[], dict[str, Any]] | None
-    """Waits for the round's evaluation and returns its figures; None if the round is not evaluated."""
-    seconds: float
-    """The seconds that it took to begin the evaluation."""
-
-
 class Experiment:
     """A run in progress.
 
@@ -61,7 +50,6 @@ class Experiment:
         self.config = federation.config
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
-        self._open: OpenRound | None = None
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._latest: dict[str, Any] | None = None
         self._failures_noted = False
@@ -99,46 +87,16 @@ class Experiment:
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
     def one_round(self, state: ServerState) -> ServerState:
-        """Run, evaluate and record one round; return the committed state, whose checkpoint is being written.
-
-        If evaluation overlaps with training, the round is recorded after the next one has trained.
-        """
+        """Run, evaluate and record one round; return the committed state, whose checkpoint is being written."""
         result = run_round(self.federation, state, self.notify)
-        before = self.record() or state
-        last = result.state.round == self.config.rounds
-        state = replace(
-            result.state,
-            phase="post_train" if last else "train",
-            best=before.best,
-            metrics_bytes=before.metrics_bytes,
-        )
-        began = time.perf_counter()
-        figures, overlaps = None, False
-        if last or state.round % self.config.eval_every == 0:
-            figures = self.evaluator.begin(
-                state,
-                with_confusion=last or self.config.patience is not None,  # which may make this round the last one
-            )
-            overlaps = self.evaluator.overlaps and not last
-        self._open = OpenRound(state, result, figures, time.perf_counter() - began)
-        return state if overlaps else self.record() or state
-
-    def record(self) -> ServerState | None:
-        """Wait for the evaluation of the last round and record it.
-
-        :returns: The state of the round; None if it was recorded before.
-        """
-        ended, self._open = self._open, None
-        if ended is None:
-            return None
-        state, last = ended.state, ended.state.phase == "post_train"
         began, metrics = time.perf_counter(), None
-        if ended.figures is not None:
-            metrics = self._noted(ended.figures())
+        state, last = result.state, result.state.round == self.config.rounds
+        if last or state.round % self.config.eval_every == 0:
+            may_end = last or self.config.patience is not None  # the last round's figures have the confusions
+            metrics = self._noted(self.evaluator.evaluate(state, with_confusion=may_end))
             state = replace(state, best=self.evaluator.best(state, metrics))
             if not last and out_of_patience(self.config, state):
-                last, state = True, replace(state, phase="post_train")
-                best = state.best["round"]
+                last, best = True, state.best["round"]
                 self.notify(
                     "note",
                     {
@@ -146,17 +104,22 @@ class Experiment:
                         f"clients' held-out parts (--patience {self.config.patience})"
                     },
                 )
+        state = replace(state, phase="post_train" if last else "train")
+        seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
+        return self.record(state, {**result.record, "metrics": metrics}, seconds)
+
+    def record(self, state: ServerState, record: dict[str, Any], seconds: dict[str, Any]) -> ServerState:
+        """Append a round's record to metrics.jsonl and begin its checkpoint; return the state to go on from."""
         if self._other_draws is not None and self._other_draws.noticed():
             self._other_draws = None
             self.notify("note", {"message": OTHER_DRAWS})
-        self._latest = metrics
-        seconds = {**ended.result.seconds, "evaluation": ended.seconds + time.perf_counter() - began}
-        record = {**ended.result.record, "metrics": metrics, **self.reports(state), "time": seconds}
+        self._latest = record["metrics"]
+        record = {**record, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         self._touched.update(record["cohort"])
         self._unsaved = state
         began = time.perf_counter()
-        if last or state.round % self.config.checkpoint_every == 0:
+        if state.phase == "post_train" or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
         self._times.add({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
         self.notify("round", record)
@@ -203,7 +166,8 @@ class Experiment:
         summary = finite(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)
-        model = loaded(Placement.plain().model(self.federation.setup.model), state.model)
+        model = Placement.plain().model(self.federation.setup.model).eval()
+        copy_into(model.state_dict(), state.model)
         return RunResult(metrics, model, self.directory.path, summary, self.config)
 
     def final_metrics(self, state: ServerState) -> dict[str, Any]:
@@ -233,18 +197,13 @@ class Experiment:
         return {"reports": reports} if reports else {}
 
     def save(self) -> None:
-        """Record an open round, and wait until a checkpoint of the last recorded round is on the disk.
-
-        If a round was stopped before its record was complete, it is trained again when the run goes on.
+        """Wait until a checkpoint of the last recorded round is on the disk.
 
         :raises StorageError: the checkpoint could not be written.
         """
-        try:
-            self.record()
-        finally:
-            if self._unsaved is not None:
-                self.checkpoint(self._unsaved)
-            self.settle()
+        if self._unsaved is not None:
+            self.checkpoint(self._unsaved)
+        self.settle()
 
     def checkpoint(self, state: ServerState) -> None:
         """Wait until the previous checkpoint is on the disk, then begin to save a committed state.
