@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +180,7 @@ def client_model(
     :raises PluginCallError: ``personal_model`` raised.
     """
     with _reopened(path, model, plugins, dataset, allow_code) as reopened:
-        return own_model(reopened, client).network
+        return own_model(reopened, client)[0]
 
 
 @contextmanager
@@ -202,17 +201,11 @@ def _reopened(
         yield Run.open(path, allow_code=allow_code, **how)
 
 
-@dataclass(frozen=True)
-class ClientModel:
-    """A client's own model on the CPU, contiguous, in eval mode."""
+def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
+    """Return a client's model of a run, see :func:`fedcore.client_model`, and whether the client has trained.
 
-    network: nn.Module
-    took_part: bool
-    """Whether the client trained. If it did not, the model is the global one with initial personal parameters."""
-
-
-def own_model(run: Run, client: int) -> ClientModel:
-    """Return a client's model of a run; see :func:`fedcore.client_model`."""
+    If it has not, the model is the global one with initial personal parameters.
+    """
     setup, path = run.setup, run.directory.path
     if not setup.layout.personal and not setup.plugins.implementers("personal_model"):
         raise ConfigError(f"the clients of {path} have no models of their own: all of them use the global model")
@@ -227,4 +220,4 @@ def own_model(run: Run, client: int) -> ClientModel:
         assert isinstance(running.engine, InProcessEngine)
         with running.engine.own_model(task) as network:
             taken = copy.deepcopy(network)
-    return ClientModel(Placement.plain().model(taken).eval(), task.meta["took_part"])
+    return Placement.plain().model(taken).eval(), bool(task.meta["took_part"])

@@ -89,14 +89,10 @@ def require_enough(current: Round) -> None:
     )
 
     kinds = Counter(failure["kind"] for failure in current.failures)
-
-    def missing(count: int) -> bool:
-        """Whether the round lacks these clients: with so many more updates it would have enough."""
-        return bool(count) and len(current.accepted) + count >= needed
-
-    if missing(kinds["diverged"]):
+    lacking = needed - len(current.accepted)
+    if lacking <= kinds["diverged"]:  # there would be enough if they had not diverged
         raise DivergedError(f"{what} {_against_divergence(current)}")
-    raise RoundFailedError(what, raised=missing(kinds["raised"] + len(current.raised)))
+    raise RoundFailedError(what, raised=lacking <= kinds["raised"] + len(current.raised))
 
 
 def _reasons(failures: Iterable[Mapping[str, Any]]) -> str:
@@ -125,13 +121,12 @@ def _checked(
 def _against_divergence(current: Round) -> str:
     """Return a sentence about the options that make local steps smaller, with their current values."""
     config = current.federation.config
-    clip = "off" if config.clip_norm is None else f"{config.clip_norm:g}"
-    ways = [f"a smaller --lr ({config.lr:g} now)", f"a smaller bound on gradients, --clip-norm ({clip} now)"]
-    if config.clip_norm is None:
-        ways[1] = f"bounded gradients, such as --clip-norm 10 ({clip} now)"
+    clip, less = "bounded gradients, such as --clip-norm 10 (off now)", ""
+    if config.clip_norm is not None:
+        clip = f"a smaller bound on gradients, --clip-norm ({config.clip_norm:g} now)"
     if config.momentum and config.optimizer == "sgd":
-        ways.append(f"less --momentum ({config.momentum:g} now)")
-    return f"Training diverged; try {', '.join(ways[:-1])} or {ways[-1]}."
+        less = f" or less --momentum ({config.momentum:g} now)"
+    return f"Training diverged; try a smaller --lr ({config.lr:g} now) or {clip}{less}."
 
 
 class RunningMean:

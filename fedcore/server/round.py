@@ -44,7 +44,9 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         _select(current)
         any_reachable = any(simulated.reached for simulated in current.simulated.values())
         if any_reachable:
-            _begin(current)
+            current.phase = "begin_round"
+            federation.setup.plugins.call_all("begin_round", server=ScopeContext(current))
+            current.phase = "round"
         selected = time.perf_counter()
         broadcasts = Broadcasts(current, f"round-{current.number}") if any_reachable else None
         sent = time.perf_counter()
@@ -118,12 +120,6 @@ def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[in
             found = f"gives client {client} {epochs!r} local epochs"
             raise PluginContractError.of(plugin, found, hook="select_clients", expected=expected)
     return {client: given[client] for client in sorted(ids)}
-
-
-def _begin(current: Round) -> None:
-    current.phase = "begin_round"
-    current.federation.setup.plugins.call_all("begin_round", server=ScopeContext(current))
-    current.phase = "round"
 
 
 def _next_state(current: Round, collector: Collector) -> ServerState:
