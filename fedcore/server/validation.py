@@ -189,24 +189,20 @@ class UpdateValidator:
         work = task.meta.get(unit, work)
         most = work * config.batches(held) if unit == "epochs" else work
         kept = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
-        unknown = next((name for name in claims.frozen if name not in self._trainable), None)
-        if claims.client != task.client:
-            raise _unexpected(task, "client", claims.client, f"{task.client}")
-        if claims.samples > held:
-            raise _unexpected(task, "samples", claims.samples, f"at most the {held} that it holds")
-        if claims.steps > most:
-            in_epochs = f", in {work} epochs" if unit == "epochs" else ""
-            raise _unexpected(task, "steps", claims.steps, f"at most {most}{in_epochs}")
-        if claims.lr != lr:
-            raise _unexpected(task, "lr", claims.lr, f"the round's {lr}")
-        if claims.momentum != config.momentum:
-            raise _unexpected(task, "momentum", claims.momentum, f"the run's {config.momentum}")
-        if unknown is not None:
-            names = "names of trainable shared parameters"
-            raise _unexpected(task, "frozen", f"{_short(unknown)} among others", names)
-        if not kept:
-            states = f"a state of round {task.round} that is there, or None"
-            raise _unexpected(task, "version", claims.version, states)
+        in_epochs = f", in {work} epochs" if unit == "epochs" else ""
+        for name, holds, expected in (
+            ("client", claims.client == task.client, f"{task.client}"),
+            ("samples", claims.samples <= held, f"at most the {held} that it holds"),
+            ("steps", claims.steps <= most, f"at most {most}{in_epochs}"),
+            ("lr", claims.lr == lr, f"the round's {lr}"),
+            ("momentum", claims.momentum == config.momentum, f"the run's {config.momentum}"),
+            ("frozen", claims.frozen <= self._trainable, "names of trainable shared parameters"),
+            ("version", kept, f"a state of round {task.round} that is there, or None"),
+        ):
+            if not holds:
+                raise RejectUpdate(
+                    f"client {task.client}: {name} is {_short(getattr(claims, name))}, expected {expected}"
+                )
 
     def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
         """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of unknown plugins."""
@@ -283,10 +279,6 @@ def _parsed(model: type[Model], value: Any, what: str) -> Model:
         given = "" if first["type"] == "missing" else f" (given: {_short(first['input'])})"
         problem = first["msg"].partition(" or instance of ")[0]  # the rest names a private class
         raise RejectUpdate(f"{what}:{where}: {lower_first(problem)}{given}") from None
-
-
-def _unexpected(task: ClientTask, name: str, value: Any, expected: str) -> RejectUpdate:
-    return RejectUpdate(f"client {task.client}: {name} is {value}, expected {expected}")
 
 
 def _short(value: Any) -> str:
