@@ -124,11 +124,6 @@ class RoundFailedError(FedcoreError):
 class DivergedError(RoundFailedError):
     """A round failed because training diverged: losses, updates or the new model are not finite."""
 
-    def __init__(self, message: str, *, everywhere: bool = False) -> None:
-        super().__init__(message)
-        self.everywhere = everywhere
-        """Whether no client delivered a usable update. The state that the clients started from is then suspect."""
-
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest known name. Without one, return the list of the known names."""

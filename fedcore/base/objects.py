@@ -69,7 +69,7 @@ def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) 
     Lent data sets are left out: workers do not load data sets.
 
     :param apart: returns the name of a part of the value that travels apart from the bytes; None for all others.
-    :raises Exception: a part cannot be pickled. The type of the exception depends on the part.
+    :raises ConfigError: a part cannot be pickled.
     """
     import cloudpickle  # here: importing it takes 20 ms, and only runs with workers need it
 
@@ -77,8 +77,14 @@ def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) 
         def persistent_id(self, part: Any) -> str | None:
             return apart(part)
 
-    file = io.BytesIO()
-    Pickler(file).dump((value, {key: found for key, found in _lent.items() if key[0] != "dataset"}))
+    file, lent = io.BytesIO(), {key: found for key, found in _lent.items() if key[0] != "dataset"}
+    try:
+        Pickler(file).dump((value, lent))
+    except Exception as error:  # a program's objects can raise anything
+        names = ", ".join(f"{kind} {name!r}" for kind, name in lent) or "its data set"
+        raise ConfigError(
+            f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
+        ) from error
     return file.getvalue()
 
 

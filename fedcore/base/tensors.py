@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median_low
 from typing import Any
 
 import torch
@@ -62,19 +61,6 @@ def out_of_range(largest: Mapping[str, float], most: float = LARGEST) -> tuple[s
     return None
 
 
-def outlier(largest: Mapping[int, float]) -> tuple[int, float, float] | None:
-    """Return the client with the largest value, this value and the median client's value.
-
-    Return None unless the value is more than 1000 times the median.
-
-    :param largest: each client's largest magnitude.
-    """
-    if not largest:
-        return None
-    client, median = max(largest, key=largest.__getitem__), median_low(largest.values())
-    return (client, largest[client], median) if largest[client] > 1000 * median else None
-
-
 def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:
     """Refuse a client's tensors unless they are exactly the expected ones. A wrong shape could be broadcast unnoticed.
 
@@ -127,12 +113,6 @@ def clone(tensors: Mapping[str, Tensor]) -> Tensors:
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:
     """Return the number of bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def memory_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of memory that tensors keep alive. A view keeps the whole tensor alive that it is a part of."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def digest_of(tensors: Mapping[str, Tensor], text: str = "") -> str:

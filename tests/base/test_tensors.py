@@ -55,12 +55,6 @@ def test_bytes_and_digests():
     )
 
 
-def test_memory_that_parts_keep_alive():
-    whole = torch.zeros(100)
-    assert tensors.memory_of([whole[:2], whole[5:6]]) == tensors.memory_of([whole]) == 400
-    assert tensors.memory_of([whole[:2].clone(), whole[5:6].clone(), torch.zeros(0)]) == 12
-
-
 def test_only_what_is_trained_may_be_sent():
     model = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
     tensors.check_changes({"w": torch.ones(2, 3)}, model, ["w", "b"])

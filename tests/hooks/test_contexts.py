@@ -13,7 +13,7 @@ from fedcore.base.errors import ConfigError
 from fedcore.client.context import BatchStep, SessionContext
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.plugin import PluginOptions
-from fedcore.server.context import RoundContext, ScopeContext
+from fedcore.server.context import ScopeContext
 from tests.support import run_toy
 
 
@@ -128,7 +128,7 @@ def members(context):
 
 @pytest.mark.parametrize(
     ("real", "declared"),
-    [(SessionContext, ClientContext), (BatchStep, Step), (ScopeContext, ServerContext), (RoundContext, ServerContext)],
+    [(SessionContext, ClientContext), (BatchStep, Step), (ScopeContext, ServerContext)],
 )
 def test_what_a_context_means_is_said_where_it_is_declared_only(real, declared):
     for name in members(declared):
