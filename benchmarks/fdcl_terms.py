@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fedcore.base.config import RunConfig
 from fedcore.client.evaluation import evaluate, rates
-from fedcore.client.passes import all_outputs
+from fedcore.client.working_model import all_outputs
 from fedcore.data import Dataset
 from fedcore.data.client_data import ClientData
 from fedcore.models.split import Outputs
@@ -89,11 +89,11 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     clients = []
     for client in args.clients:
-        own = own_model(run, client)
-        if not own.took_part:
+        own, took_part = own_model(run, client)
+        if not took_part:
             parser.error(f"client {client} has not taken part yet")
         data = ClientData(samples.train, partition.train[client], CPU)
-        clients.append((client, data, all_outputs(received, data), all_outputs(own.network, data)))
+        clients.append((client, data, all_outputs(received, data), all_outputs(own, data)))
     total = sum(len(data.labels) for _, data, *_ in clients)
     start = nn.utils.parameters_to_vector(received.parameters()).detach()
     for name, terms in TERMS.items():

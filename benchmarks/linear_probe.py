@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fedcore
-from fedcore.client.passes import all_outputs
+from fedcore.client.working_model import all_outputs
 from fedcore.data.client_data import ClientData
 from fedcore_testing.federation import data_of
 

@@ -209,11 +209,12 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_options(cls, values: Any) -> Any:
+    def _known_options(cls, values: Any, info: ValidationInfo) -> Any:
         """Refuse an unknown option and suggest a similar one, as the command line does."""
         for name in values if isinstance(values, dict) else ():
             if name not in cls.model_fields:
-                raise UnknownNameError("option", str(name), cls.model_fields)
+                hint = f"(in {info.context})" if info.context else ""
+                raise UnknownNameError("option", str(name), cls.model_fields, hint)
         return values
 
     @field_validator("dataset", "model", mode="before")
@@ -312,11 +313,8 @@ class RunConfig(BaseModel):
         :param typed: the fields with values from the command line instead of the file.
         :raises ConfigError: names each field, its value and its bound.
         """
-        unknown = set(values) - set(cls.model_fields)
-        if unknown:
-            raise UnknownNameError("option", sorted(unknown)[0], cls.model_fields, f"(in {source})" if source else "")
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(values, context=source)
         except ValidationError as error:
             raise ConfigError(describe(error, f"{source}: " if source else "", typed=typed)) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import linecache
 import os
 import traceback
 from collections.abc import Collection, Iterable
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 DEBUG = "FEDCORE_DEBUG"
 """Environment variable of a command with ``--debug``; worker processes inherit it."""
@@ -126,11 +124,6 @@ class RoundFailedError(FedcoreError):
 class DivergedError(RoundFailedError):
     """A round failed because training diverged: losses, updates or the new model are not finite."""
 
-    def __init__(self, message: str, *, everywhere: bool = False) -> None:
-        super().__init__(message)
-        self.everywhere = everywhere
-        """Whether no client delivered a usable update. The state that the clients started from is then suspect."""
-
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest known name. Without one, return the list of the known names."""
@@ -169,28 +162,19 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, ty
         if flags and path[:1] == ["system"]:
             name = " ".join([name, *path[1:]])
         message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        if problem["type"] in ("tuple_type", "list_type", "set_type", "frozen_set_type"):
-            written = f", written [{problem['input']}]" if isinstance(problem["input"], (str, int, float)) else ""
-            message = f"input should be a list{written}"
+        if problem["type"] in ("tuple_type", "list_type"):
+            message = "input should be a list, such as [1, 2]"
         says_what = problem["type"] == "value_error" and message  # with the value, where that helps
         message = lower_first(message) or "a validator refuses it and gives no reason"
         given = "" if says_what or isinstance(problem["input"], dict) else f" (given: {_short(problem['input'])})"
         source = "" if path and path[0] in typed else prefix
-        lines.append(f"{source}{name + ': ' if name else ''}{message}{given}{_as_fraction(problem)}")
+        lines.append(f"{source}{name + ': ' if name else ''}{message}{given}")
     return "\n".join(lines)
 
 
 def lower_first(text: str) -> str:
     """Return a sentence as it stands after a colon."""
     return text[:1].lower() + text[1:]
-
-
-def _as_fraction(problem: ErrorDetails) -> str:
-    """Return a hint such as ``; 50 % is 0.5`` if a number of at most 1 is expected and a percentage is given."""
-    value, context = problem["input"], problem.get("ctx", {})
-    if context.get("le", context.get("lt")) != 1 or not isinstance(value, (int, float)) or not 5 <= value <= 100:
-        return ""
-    return f"; {value:g} % is {value / 100:g}"
 
 
 def _short(value: Any) -> str:
@@ -205,13 +189,9 @@ def print_traceback() -> None:
 
 
 def place_of(error: BaseException, module: str) -> str:
-    """Return the last line of a module's package that an error passed, as `` (method.py:12)``.
-
-    The text is empty if the error passed no line of the package. For code without a file it is the line of code.
-    """
+    """Return the last line of a module's package that an error passed, as `` (method.py:12)``; empty if none."""
     package, found = module.partition(".")[0], ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
-            file = frame.f_code.co_filename
-            found = linecache.getline(file, line).strip() if file.startswith("<") else f"{Path(file).name}:{line}"
-    return f" ({found})" if found else ""
+            found = f" ({Path(frame.f_code.co_filename).name}:{line})"
+    return found

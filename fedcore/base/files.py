@@ -13,7 +13,6 @@ import itertools
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ NOT_FINITE = "not_finite"
 
 _FILES = (".safetensors", ".json", ".jsonl", ".yaml")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @contextlib.contextmanager
@@ -160,31 +158,19 @@ def refuse_links(directory: Path, *, deep: bool = True) -> None:
 def parse_json(text: str | bytes) -> Any:
     """Return a JSON text's value.
 
-    :raises ValueError: the text is invalid, nested too deeply, or holds an unpaired surrogate (``"\\ud800"``). Neither
-        a file nor a terminal can take such a character.
+    :raises ValueError: the text is invalid or nested too deeply.
     """
     try:
-        if isinstance(text, bytes):
-            text = text.decode()  # json accepts unpaired surrogates
-        value = json.loads(text)
-        if _HALF.search(text):
-            json.dumps(value, ensure_ascii=False).encode()
+        return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except UnicodeEncodeError as error:
-        raise ValueError(f"it holds {error.object[error.start]!r}, an unpaired surrogate") from None
-    return value
 
 
 def finite(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with None instead of nan and inf, which JSON does not have. ``not_finite`` lists their names."""
-    try:
-        json.dumps(record, allow_nan=False)
-    except ValueError:
-        names: list[str] = []
-        plain = {name: _finite(value, name, names) for name, value in record.items()}
-        return {**plain, NOT_FINITE: names} if names else plain
-    return dict(record)
+    names: list[str] = []
+    plain = {name: _finite(value, name, names) for name, value in record.items()}
+    return {**plain, NOT_FINITE: names} if names else plain
 
 
 def _finite(value: Any, name: str, names: list[str]) -> Any:

@@ -8,9 +8,10 @@ notebook thus travels by value, as in Ray and joblib. Imports no torch.
 from __future__ import annotations
 
 import importlib.util
+import io
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -62,38 +63,53 @@ def is_lent(name: str) -> bool:
     return any(name == other for _, other in _lent)
 
 
-def pickled(more: Mapping[Key, Any] | None = None) -> bytes:
-    """Return the lent objects, and more, as bytes for :func:`lend` in a worker process.
+def pickled(value: Any, apart: Callable[[Any], str | None] = lambda part: None) -> bytes:
+    """Return a value, and the lent objects, as bytes for :func:`unpickled` in a worker process.
 
-    Data sets are left out: their samples travel as tensors.
+    Lent data sets are left out: workers do not load data sets.
 
-    :raises Exception: an object cannot be pickled. The type of the exception depends on the object.
+    :param apart: returns the name of a part of the value that travels apart from the bytes; None for all others.
+    :raises ConfigError: a part cannot be pickled.
     """
-    needed = {key: value for key, value in {**_lent, **(more or {})}.items() if key[0] != "dataset"}
-    if not needed:
-        return b""
-    import cloudpickle
+    import cloudpickle  # here: importing it takes 20 ms, and only runs with workers need it
 
-    found: bytes = cloudpickle.dumps(needed)
-    return found
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, part: Any) -> str | None:
+            return apart(part)
 
-
-def lend(sent: bytes) -> None:
-    """Lend the objects of another process in this process, until it ends.
-
-    :param sent: the bytes of :func:`pickled`, from the process that started this one and through their own connection.
-        Never pass bytes of another origin, such as a file or another machine: unpickling executes code.
-    :raises ConfigError: the objects cannot be unpickled here.
-    """
-    if not sent:
-        return
+    file, lent = io.BytesIO(), {key: found for key, found in _lent.items() if key[0] != "dataset"}
     try:
-        _lent.update(pickle.loads(sent))  # noqa: S301 - the caller's own program sent it
+        Pickler(file).dump((value, lent))
+    except Exception as error:  # a program's objects can raise anything
+        names = ", ".join(f"{kind} {name!r}" for kind, name in lent) or "its data set"
+        raise ConfigError(
+            f"an object that was given to the run cannot be sent to a worker process ({names}: {error}). Use workers=0"
+        ) from error
+    return file.getvalue()
+
+
+def unpickled(sent: bytes, find_part: Callable[[str], Any]) -> Any:
+    """Return the value of :func:`pickled` in another process, and lend its objects there until the process ends.
+
+    :param sent: bytes from the process that started this one, through their own connection. Never pass bytes of another
+        origin, such as a file or another machine: unpickling executes code.
+    :param find_part: returns a part that travelled apart from the bytes.
+    :raises ConfigError: a part cannot be unpickled here.
+    """
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, name: str) -> Any:
+            return find_part(name)
+
+    try:
+        value, found = Unpickler(io.BytesIO(sent)).load()
     except Exception as error:  # a program's objects can raise anything
         raise ConfigError(
             f"a worker process cannot load the objects that were given to the run ({type(error).__name__}: {error}). "
             "Put them into a module, or use workers=0"
         ) from error
+    _lent.update(found)
+    return value
 
 
 def import_name(value: Any) -> str | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.base import objects
-from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError
+from fedcore.base.errors import ConfigError, FedcoreError, PluginContractError, UnknownNameError, place_of
 
 GROUPS = {
     "plugin": "fedcore.plugins",
@@ -49,39 +49,25 @@ def available(kind: str) -> dict[str, EntryPoint]:
 
     A name that two distributions provide is included. :func:`resolve` refuses it; see :func:`conflict`.
     """
-    return dict(_scan(kind, tuple(sys.path)))
+    return {name: points[0] for name, points in _scan(kind, tuple(sys.path)).items()}
 
 
 def conflict(kind: str, name: str) -> str:
     """Return a message if two distributions provide the same name, with the remedy; else an empty text."""
-    return _conflicts(kind, tuple(sys.path)).get(name, "")
+    points = _scan(kind, tuple(sys.path)).get(name, [])
+    if len({point.value for point in points}) < 2:
+        return ""
+    origins = dict.fromkeys(map(_origin, points))
+    return f"{kind} {name!r} is provided twice: by {' and by '.join(origins)}. Uninstall one of the two packages."
 
 
 @functools.cache
-def _points(kind: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _scan(kind: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     """Read the metadata on a search path once: reading takes longer than a round of a small run."""
-    return tuple(entry_points(group=GROUPS[kind]))
-
-
-@functools.cache
-def _conflicts(kind: str, path: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for point in _points(kind, path):
-        found.setdefault(point.name, {}).setdefault(point.value, point)
-    return {
-        name: f"{kind} {name!r} is provided twice: by {' and by '.join(map(_origin, points.values()))}. "
-        "Uninstall one of the two packages."
-        for name, points in found.items()
-        if len(points) > 1
-    }
-
-
-@functools.cache
-def _scan(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for point in _points(kind, path):
-        found.setdefault(point.name, point)
-    return dict(sorted(found.items(), key=lambda item: (_origin(item[1]) != "fedcore", item[0])))
+    found: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=GROUPS[kind]), key=lambda point: (_origin(point) != "fedcore", point.name)):
+        found.setdefault(point.name, []).append(point)
+    return found
 
 
 def resolve(kind: str, name: str) -> Any:
@@ -110,8 +96,7 @@ def resolve(kind: str, name: str) -> Any:
         hint = hint or _meant(kind, name, points)
         known = [] if hint else [*points, *(f"{prefix}:NAME" for prefix in prefixes)]
         raise UnknownNameError(kind, name, known, hint)
-    twice = conflict(kind, name)
-    if twice:
+    if twice := conflict(kind, name):
         raise ConfigError(twice)
     try:
         return points[name].load()
@@ -154,7 +139,8 @@ def call(kind: str, name: str, function: Any, *arguments: Any, **options: Any) -
     except FedcoreError:
         raise
     except Exception as error:  # third-party code can raise anything
-        raise PluginContractError.of(name, f"raised {type(error).__name__}: {error}", kind=kind) from error
+        place = place_of(error, getattr(function, "__module__", ""))
+        raise PluginContractError.of(name, f"raised {type(error).__name__}: {error}{place}", kind=kind) from error
 
 
 def _missing(error: Exception, point: EntryPoint) -> str:
@@ -240,13 +226,7 @@ def refuse_while_importing() -> None:
     module = _importing.get()
     if module is None:
         return
-    frame, names = sys._getframe(1), []
-    while frame.f_back is not None:
-        if frame.f_code.co_name == "<module>":
-            names.append(str(frame.f_globals.get("__name__")))
-        frame = frame.f_back
-    program = next(iter(names), module)
     raise RunWhileImported(
-        f"{program.rpartition('.')[2]}.py starts a run when it is imported; put fedcore.run below "
+        f"{module.rpartition('.')[2]}.py starts a run when it is imported; put fedcore.run below "
         'if __name__ == "__main__":'
     )

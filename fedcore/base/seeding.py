@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -33,24 +34,8 @@ def numpy_generator(
 
 
 def choose(population: int, count: int, stream: torch.Generator) -> list[int]:
-    """Draw ``count`` of 0..population-1 uniformly without replacement: the first of a random permutation.
-
-    A truncated Fisher-Yates shuffle draws a few numbers of a large population. It gives the same numbers as
-    ``torch.randperm``.
-    """
-    if count * _DRAW_COST > population or population >= _RANDPERM_CHANGES:
-        return torch.randperm(population, generator=stream)[:count].tolist()
-    moved: dict[int, int] = {}  # position -> value, where the permutation differs from 0, 1, 2, ...
-    chosen = []
-    for place in range(count):
-        other = place + int(torch.randint(population - place, (1,), generator=stream))
-        chosen.append(moved.get(other, other))
-        moved[other] = moved.get(place, place)
-    return chosen
-
-
-_DRAW_COST = 500  # one separate draw takes as long as this many numbers of a permutation
-_RANDPERM_CHANGES = 1 << 27  # above, randperm draws 64 bits at a time
+    """Draw ``count`` of 0..population-1 uniformly without replacement: the first of a random permutation."""
+    return torch.randperm(population, generator=stream)[:count].tolist()
 
 
 class RandomStream:
@@ -80,21 +65,9 @@ class RandomStream:
             each.set_state(state)
 
 
-@contextlib.contextmanager
-def random_stream(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed torch's global generators for the block, and restore their state afterwards.
-
-    For code that can only draw from the global generators: module constructors, dropout.
-    """
-    generators = global_generators(device)
-    states = [each.get_state() for each in generators]
-    try:
-        for each in generators:
-            each.manual_seed(seed)
-        yield
-    finally:
-        for each, state in zip(generators, states):
-            each.set_state(state)
+def random_stream(seed: int, device: torch.device | str = "cpu") -> AbstractContextManager[None]:
+    """Return a block of a :class:`RandomStream` of its own."""
+    return RandomStream(seed, device).running()
 
 
 class OtherDraws:

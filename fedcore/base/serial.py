@@ -6,18 +6,17 @@ or altered.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from fedcore.base.files import parse_json, write_bytes
+from fedcore.base.tensors import digest_of
 
 _META = "fedcore"
 _CHECKSUM = "sha256:"  # then 64 digits in front of the JSON value: with a second entry, headers have no fixed order
@@ -47,7 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any = None, *
     :raises StorageError: there is no room, or no permission.
     """
     plain, value = _plain(tensors), json.dumps(meta)
-    header = {_META: f"{_CHECKSUM}{content_hash(plain, value)} {value}"}
+    header = {_META: f"{_CHECKSUM}{digest_of(plain, value)} {value}"}
     write_bytes(path, safetensors.torch.save(plain, header), sync=sync)
 
 
@@ -61,7 +60,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     except (SafetensorError, KeyError) as error:  # KeyError: a dtype that torch does not have
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     found, _, value = header.get(_META, "").partition(" ")
-    if found != f"{_CHECKSUM}{content_hash(tensors, value)}":
+    if found != f"{_CHECKSUM}{digest_of(tensors, value)}":
         raise ValueError(f"{path} is damaged: its contents do not match its checksum")
     return tensors, parse_json(value)
 
@@ -72,20 +71,6 @@ def _parse(blob: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
     header: dict[str, Any] = parse_json(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     texts = header.pop("__metadata__", None) or {}
     return {name: tensors[name] for name in header}, texts
-
-
-def content_hash(tensors: Mapping[str, Tensor], meta: str) -> str:
-    """Return the SHA-256, in hex, of a file's contents: every tensor's name, dtype, shape and bytes, and the JSON text.
-
-    :param tensors: contiguous tensors on the CPU.
-    """
-    described = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
-    whole = hashlib.sha256(json.dumps([described, meta]).encode())
-    for name in sorted(tensors):
-        if tensors[name].numel():
-            content: Any = tensors[name].detach().reshape(-1).view(torch.uint8).numpy()
-            whole.update(content)
-    return whole.hexdigest()
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

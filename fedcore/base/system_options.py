@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -91,20 +90,9 @@ def read_system(value: Any) -> Any:
     :raises ConfigError: a text has another form, or an option is given twice.
     :raises UnknownNameError: there is no such option.
     """
-    if isinstance(value, str):
-        value = [value]
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        value = _mapping(value)
-    if isinstance(value, dict):
-        for name in value:
-            if name not in SystemOptions.model_fields:
-                raise UnknownNameError("system option", str(name), SystemOptions.model_fields)
-    return value
-
-
-def _mapping(texts: Sequence[Any]) -> dict[str, Any]:
+    texts = [value] if isinstance(value, str) else value
     found: dict[str, Any] = {}
-    for text in texts:
+    for text in texts if isinstance(texts, (list, tuple)) else ():
         name, equals, value = str(text).partition("=")
         name = name.strip().replace("-", "_")
         if not (isinstance(text, str) and equals and name and value.strip()):
@@ -115,4 +103,8 @@ def _mapping(texts: Sequence[Any]) -> dict[str, Any]:
             found[name] = read_yaml(value)
         except ValueError as error:
             raise ConfigError(f"--system {text}: the value is not valid YAML ({error})") from None
-    return found
+    value = found or value
+    for name in value if isinstance(value, dict) else ():
+        if name not in SystemOptions.model_fields:
+            raise UnknownNameError("system option", str(name), SystemOptions.model_fields)
+    return value

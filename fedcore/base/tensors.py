@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median_low
 from typing import Any
 
 import torch
@@ -59,19 +59,6 @@ def out_of_range(largest: Mapping[str, float], most: float = LARGEST) -> tuple[s
         if value > most:
             return name, f"has values up to {value:.1e}, more than {most:.0e} counts as diverged"
     return None
-
-
-def outlier(largest: Mapping[int, float]) -> tuple[int, float, float] | None:
-    """Return the client with the largest value, this value and the median client's value.
-
-    Return None unless the value is more than 1000 times the median.
-
-    :param largest: each client's largest magnitude.
-    """
-    if not largest:
-        return None
-    client, median = max(largest, key=largest.__getitem__), median_low(largest.values())
-    return (client, largest[client], median) if largest[client] > 1000 * median else None
 
 
 def check_tensors(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[Sequence[int], torch.dtype | None]]) -> None:
@@ -128,18 +115,13 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def memory_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of memory that tensors keep alive. A view keeps the whole tensor alive that it is a part of."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, shapes, dtypes and values, in hex."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+def digest_of(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """Return the SHA-256, in hex, of a text and of every tensor's name, dtype, shape and values, in any order."""
+    described = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in sorted(tensors)]
+    digest = hashlib.sha256(json.dumps([described, text]).encode())
+    for name in sorted(tensors):
+        content = tensors[name].detach().cpu().contiguous().unsqueeze(-1)  # a last stride of 1, also of a single value
+        digest.update(content.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

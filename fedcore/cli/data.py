@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -67,10 +68,8 @@ def split(
     config = RunConfig.create(given)
     if config.partition.endswith(".json"):
         raise ConfigError(f"--partition {config.partition}: split writes partition files; name a partitioner instead")
-    if out is not None and out.suffix != ".json":
-        raise ConfigError(f"--out {out}: the name must end with .json, so that --partition recognises a file")
-    if out is not None and out.exists() and not force:
-        raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
+    if out is not None:
+        _check_out(out, [".json"], force)
 
     from fedcore.data import load_dataset
     from fedcore.data.drawing import draw_table
@@ -111,10 +110,7 @@ def plot(
     """
     if out is not None:
         save_figure = registry.resolve("figure", "partition")
-        if out.suffix not in (".png", ".pdf"):
-            raise ConfigError(f"--out {out}: the name must end with .png or .pdf")
-        if out.exists() and not force:
-            raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
+        _check_out(out, [".png", ".pdf"], force)
     if file is not None and given.get("partition") is not None:
         raise ConfigError(f"name either {file} or --partition {given['partition']}")
     config = RunConfig.create(given)
@@ -140,6 +136,13 @@ def plot(
     if out is not None:
         registry.call("figure", "partition", save_figure, partition, dataset, out)
         console.print(output.text(f"written: {out}"), soft_wrap=True)
+
+
+def _check_out(out: Path, suffixes: Sequence[str], force: bool) -> None:
+    if out.suffix not in suffixes:
+        raise ConfigError(f"--out {out}: the name must end with {' or '.join(suffixes)}")
+    if out.exists() and not force:
+        raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
 
 
 def _with_data_of_run(partition: Path, config: RunConfig, given: dict[str, Any], *, allow_code: bool) -> RunConfig:

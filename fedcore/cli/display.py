@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +17,8 @@ from rich.text import Text
 
 from fedcore.base.protocols import EVALUATED
 from fedcore.cli.output import clean, duration, note, number, percent, stopwatch, text
-from fedcore.runs import participation
+from fedcore.runs import records
+from fedcore.runs.progress import Progress
 
 ROWS = 8
 
@@ -33,23 +32,12 @@ def make_display(console: Console, *, quiet: bool = False) -> Display:
     return LiveDisplay(console) if console.is_interactive and console.file.isatty() else PlainDisplay(console)
 
 
-class Display:
-    """Follows a run's events and prints its notes only. ``run`` takes an instance as ``notify``.
-
-    Rounds are numbered from 1 here. In records and hooks they are numbered from 0.
-    """
+class Display(Progress):
+    """Prints a run's notes only."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console, self.clock = console, clock
-        self.directory: Path | None = None
-        """The run directory; None before it exists."""
-        self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
-        self.finished = False
-        self.began = clock()
-        self._round_began: float | None = (
-            None  # the first round also starts the workers, so its duration is no estimate
-        )
-        self._pace: deque[float] = deque(maxlen=20)
+        super().__init__(clock=clock)
+        self.console = console
 
     def __enter__(self) -> Self:
         """Start the display."""
@@ -60,36 +48,9 @@ class Display:
     ) -> None:
         """Restore the terminal."""
 
-    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
-        """Handle an event of the run. Unknown events are ignored."""
-        if event == "start":
-            self.directory, self.done = details["directory"], details["round"]
-            self.rounds, self.cohort = details["config"].rounds, details["config"].cohort_size
-            self.started(details)
-        elif event == "client":
-            self.clients += 1
-            self.failed += bool(details["failed"])
-        elif event == "round":
-            now = self.clock()
-            if self._round_began is not None:
-                self._pace.append(now - self._round_began)
-            self._round_began, self.clients, self.failed, self.done = now, 0, 0, details["round"] + 1
-            self.round_done(details)
-        elif event == "note":
-            note(details["message"], self.console)
-        elif event == "done":
-            self.finished = True
-
-    @property
-    def left(self) -> float | None:
-        """Estimated seconds to the end, from the last 20 rounds; None before the end of the second round."""
-        return median(self._pace) * (self.rounds - self.done) if self._pace else None
-
-    def started(self, details: Mapping[str, Any]) -> None:
-        """Show that a run starts or resumes."""
-
-    def round_done(self, record: Record) -> None:
-        """Show a round's record."""
+    def noted(self, message: str) -> None:
+        """Print the note."""
+        note(message, self.console)
 
 
 class PlainDisplay(Display):
@@ -99,7 +60,7 @@ class PlainDisplay(Display):
         """Print the run's headline and notes."""
         self._print(text(headline(details)))
         for message in details.get("notes", ()):
-            note(message, self.console)
+            self.noted(message)
 
     def round_done(self, record: Record) -> None:
         """Print one line for the round and one per kind of failure."""
@@ -141,7 +102,7 @@ class LiveDisplay(Display):
         """Print the run's headline and start drawing."""
         self.console.print(text(headline(details), style="bold"), soft_wrap=True)
         for message in details.get("notes", ()):
-            note(message, self.console)
+            self.noted(message)
         self._showing = True
         self._live.start(refresh=True)
 
@@ -245,15 +206,13 @@ def seconds(record: Record) -> float:
 def took_part(record: Record) -> str:
     """Return the participation and duration of a simulated round: ``5 of 8 clients, 35 s virtual``."""
     system = record["system"]
-    words = participation.in_words(
-        len(record["cohort"]), record["accepted"], len(system["partial"]), participation.lost(record)
-    )
+    words = records.in_words(len(record["cohort"]), record["accepted"], len(system["partial"]), records.lost(record))
     return f"{clean(words)}, {duration(system['seconds'])} virtual"
 
 
 def failures(record: Record) -> Iterator[str]:
     """Yield a line per kind of failure, with the number of clients and the first message, without simulated ones."""
-    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in participation.SIMULATED)
+    kinds = Counter(failure["kind"] for failure in record["failures"] if failure["kind"] not in records.SIMULATED)
     for kind, count in kinds.items():
         first = next(failure for failure in record["failures"] if failure["kind"] == kind)
         others = f" and {count - 1} more" if count > 1 else ""

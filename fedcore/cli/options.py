@@ -43,58 +43,32 @@ _NAMES_OF = {
     "trackers": "tracker",
 }
 
-Json = Annotated[bool, typer.Option("--json", help="Print only the result as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print the result in one line, without progress.")]
-Debug = Annotated[bool, typer.Option("--debug", callback=debug, help="Print the traceback of an error.")]
+
+def _option(name: str, text: str, in_panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(name, help=text, rich_help_panel=in_panel, **more)
+
+
+_IN_ONE_LINE = "Print the result in one line, without progress."
+_TRACEBACK = "Print the traceback of an error."
+_OUTSIDE = "Allow trackers to write, and the engine to connect, outside the run directory."
+_SET = "Set an option of a plugin, a tracker or the engine, such as moon.mu=5. Can be repeated."
+_FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
+_CODE_OF_FILE = "Import code that the --config file names as module:...; inspect that code first."
+
+Json = Annotated[bool, _option("--json", "Print only the result as JSON on stdout.")]
+Quiet = Annotated[bool, _option("--quiet", _IN_ONE_LINE)]
+Debug = Annotated[bool, _option("--debug", _TRACEBACK, callback=debug)]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Import code that a file names as module:...; inspect that code first.")
+    bool, _option("--allow-code", "Import code that a file names as module:...; inspect that code first.")
 ]
-AllowOutside = Annotated[
-    bool,
-    typer.Option(
-        "--allow-outside", help="Allow trackers to write, and the engine to connect, outside the run directory."
-    ),
-]
-RunSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME.OPTION=VALUE",
-        help="Set an option of a plugin, a tracker or the engine, such as moon.mu=5. Can be repeated.",
-        rich_help_panel=METHODS,
-    ),
-]
-RunConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="YAML file of options, such as a run's config.yaml. Flags override it.",
-        rich_help_panel=METHODS,
-    ),
-]
-RunAllowCode = Annotated[
-    bool,
-    typer.Option(
-        "--allow-code",
-        help="Import code that the --config file names as module:...; inspect that code first.",
-        rich_help_panel=METHODS,
-    ),
-]
-RunJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print only summary.json on stdout.", rich_help_panel=RECORDS),
-]
-RunQuiet = Annotated[
-    bool, typer.Option("--quiet", help="Print the result in one line, without progress.", rich_help_panel=RECORDS)
-]
-RunProfile = Annotated[
-    bool, typer.Option("--profile", help="Print the time split of a round.", rich_help_panel=RECORDS)
-]
-RunDebug = Annotated[
-    bool,
-    typer.Option("--debug", callback=debug, help="Print the traceback of an error.", rich_help_panel=RECORDS),
-]
+AllowOutside = Annotated[bool, _option("--allow-outside", _OUTSIDE)]
+RunSettings = Annotated[list[str] | None, _option("--set", _SET, METHODS, metavar="NAME.OPTION=VALUE")]
+RunConfigFile = Annotated[Path | None, _option("--config", _FILE, METHODS, metavar="FILE")]
+RunAllowCode = Annotated[bool, _option("--allow-code", _CODE_OF_FILE, METHODS)]
+RunJson = Annotated[bool, _option("--json", "Print only summary.json on stdout.", RECORDS)]
+RunQuiet = Annotated[bool, _option("--quiet", _IN_ONE_LINE, RECORDS)]
+RunProfile = Annotated[bool, _option("--profile", "Print the time split of a round.", RECORDS)]
+RunDebug = Annotated[bool, _option("--debug", _TRACEBACK, RECORDS, callback=debug)]
 
 
 def config_flags(

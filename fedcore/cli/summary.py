@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.cli.output import clean, duration, number, percent, size, text
-from fedcore.runs import participation
+from fedcore.runs import records
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")
 
@@ -37,7 +37,7 @@ def metrics_tables(metrics: Mapping[str, Any]) -> Group:
 
 def protocol_table(metrics: Mapping[str, Any]) -> Table:
     """Return a table with a row for each protocol that the run measured."""
-    rows = {name: metrics[name] for name in PROTOCOLS if metrics.get(name)}
+    rows = records.evaluated(metrics)
     spread = any("std" in row for row in rows.values())
     table = _table("Evaluation")
     table.add_column("protocol", no_wrap=True)
@@ -72,7 +72,7 @@ def traffic_table(ledger: Mapping[str, Any], rounds: int) -> Table:
 
 def system_line(counts: Mapping[str, Any]) -> Text:
     """Return the participation over all rounds of a run with a simulated system."""
-    words = participation.in_words(counts["selected"], counts["accepted"], counts["partial"], counts["lost"])
+    words = records.in_words(counts["selected"], counts["accepted"], counts["partial"], counts["lost"])
     return Text.assemble(
         ("took part: ", "bold"), f"{clean(words)}, in {duration(counts['virtual_time'])} of virtual time"
     )
@@ -139,6 +139,6 @@ def _footnotes(metrics: Mapping[str, Any]) -> Iterator[RenderableType]:
         if "global_accuracy" in best:
             line += f", global {percent(best['global_accuracy'])} % there"
         yield Text.assemble(("best by validation: ", "bold"), line)
-    failed = participation.not_evaluated(metrics)
+    failed = records.not_evaluated(metrics)
     if failed:
         yield Text(clean(failed), style="yellow")

@@ -23,7 +23,8 @@ from fedcore.client.captured_steps import (
     Key,
     StepGraphs,
 )
-from fedcore.client.loop import Batch, batches, take_step
+from fedcore.client.context import Batch
+from fedcore.client.loop import batches, take_step
 from fedcore.client.recorder import LaunchBranches
 from fedcore.client.session import LocalSession
 
@@ -123,14 +124,14 @@ class Branches:
         branches, streams = [], [step.stream for step, _ in steps]
         for step, captured in steps:
             captured.batch.copy_(step.batch.picked)
-            step.batch.session.training.optimizer.zero_grad()
+            step.batch.session.optimizer.zero_grad()
             branches.append(partial(take_step, step.batch.session, replace(step.batch, picked=captured.batch)))
         try:
             launch = self._lanes[0].recorder.record_branches(branches, streams)
         except (RuntimeError, PluginCallError) as error:
             for (step, _), before in zip(steps, counts, strict=True):
                 step.batch.session.losses.counts = before
-                step.batch.session.training.optimizer.zero_grad()
+                step.batch.session.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"steps cannot be branches of one graph: {reason}", CaptureWarning, stacklevel=2)
             return REFUSED

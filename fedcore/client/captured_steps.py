@@ -22,9 +22,9 @@ from typing_extensions import override
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import PluginCallError
-from fedcore.client.context import SessionContext
-from fedcore.client.loop import Batch, BatchStep, take_step
-from fedcore.client.recorder import Launch, Recorder
+from fedcore.client.context import Batch, BatchStep, SessionContext
+from fedcore.client.loop import take_step
+from fedcore.client.recorder import CudaRecorder, Launch
 from fedcore.client.session import LocalSession
 from fedcore.data import Dataset
 from fedcore.data.client_data import Picked
@@ -66,7 +66,7 @@ class WatchedStep(BatchStep):
     @property
     @override
     def client(self) -> ClientContext:
-        return WatchedClient(self._reads, self._batch.session, self._plugin)
+        return WatchedClient(self._reads, self._session, self._plugin)
 
     @override
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
@@ -170,7 +170,7 @@ class CaptureWarning(UserWarning):
 class StepGraphs:
     """The captured steps of one client runtime."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CudaRecorder) -> None:
         self.recorder = recorder
         self._steps: dict[Kind, dict[Key, Captured | str]] = {}
 
@@ -222,12 +222,12 @@ class StepGraphs:
         """Record a step and take it; return REFUSED if it cannot be captured."""
         own = batch.picked.clone()
         before, counts, names = held(session), dict(session.losses.counts), set(session.losses.sums)
-        session.training.optimizer.zero_grad()
+        session.optimizer.zero_grad()
         try:
             launch = self.recorder.record(partial(take_step, session, replace(batch, picked=own)))
         except (RuntimeError, PluginCallError) as error:
             session.losses.counts = counts
-            session.training.optimizer.zero_grad()
+            session.optimizer.zero_grad()
             reason = str(error).partition("\n")[0]
             warnings.warn(f"a training step cannot be captured: {reason}", CaptureWarning, stacklevel=2)
             self._steps[Kind.of(batch)] = {Key(Kind.of(batch)): REFUSED}

@@ -1,9 +1,12 @@
-"""The client as its plugins see it."""
+"""The client and its mini-batches, as plugins see them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,16 +14,20 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedcore.base.errors import PluginConflictError, PluginContractError
+from fedcore.base.seeding import random_stream
 from fedcore.base.state import State
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
+from fedcore.client.objective import SecondPass
 from fedcore.client.optimizer import ParameterGroup
-from fedcore.client.passes import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.client.session import LocalSession
+from fedcore.client.setup import require_shared
+from fedcore.client.working_model import MeanLoss, all_outputs, cross_entropy, mean_gradients
 from fedcore.data import PublicSamples
-from fedcore.hooks.contexts import ClientContext, View
+from fedcore.data.client_data import Picked
+from fedcore.hooks.contexts import ClientContext, Step, View
 from fedcore.hooks.plugins import match
-from fedcore.models import SplitModel
+from fedcore.models import Outputs, SplitModel
 from fedcore.models.split import evaluating
 
 
@@ -62,13 +69,12 @@ class SessionContext(View, ClientContext):
     @property
     @override
     def parameters(self) -> dict[str, nn.Parameter]:
-        working = self._session.working
-        return {n: p for n, p in working.parameters.items() if p.requires_grad and n not in working.layout.personal}
+        return dict(self._session.working.shared)
 
     @property
     @override
     def start(self) -> Tensors:
-        return {name: self._session.start[name] for name in self.parameters}
+        return {name: self._session.start[name] for name in self._session.working.shared}
 
     @property
     @override
@@ -153,9 +159,135 @@ class SessionContext(View, ClientContext):
 
     def _require_begin_local(self, method: str) -> None:
         if not self._session.requests.open:
-            raise PluginContractError.of(
-                self._plugin,
-                f"calls client.{method}, which works in begin_local only",
-                round=self.round,
-                client=self.id,
-            )
+            raise self._session.broken(self._plugin, f"calls client.{method}, which works in begin_local only")
+
+
+@dataclass(eq=False)
+class Batch:
+    """One mini-batch of one client, for one step. The views of all plugins share it."""
+
+    session: LocalSession
+    epoch: int
+    number: int
+    """The batch's number in the epoch, from 0."""
+    picked: Picked
+    _frozen: dict[str, Outputs | None] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def x(self) -> Any:
+        """The model's input. It is gathered when a step first reads it."""
+        return self.session.data.inputs_of(self.picked)
+
+    def part(self, rows: Tensor | slice | None) -> Batch:
+        """Return a batch with some rows of this one, for another pass of the same step; None means all rows."""
+        if rows is None:
+            return self
+        some = (None if part is None else part[rows] for part in self.picked)
+        return replace(self, picked=Picked(*some))  # type: ignore[arg-type]
+
+    def frozen(self, name: str) -> Outputs | None:
+        """Return a frozen model's outputs on this batch; they are computed at most once."""
+        if name not in self._frozen:
+            model, data = self.session.working.frozen[name], self.session.data
+            if not model.present:
+                self._frozen[name] = None
+            elif data.varies or not self.session.work.sees_all_samples:
+                self._frozen[name] = model.outputs(self.x)
+            else:
+                self._frozen[name] = model.cached_outputs(self.picked.positions, data)
+        return self._frozen[name]
+
+
+class BatchStep(View, Step):
+    """One mini-batch, as one plugin sees it; see :class:`fedcore.hooks.contexts.Step`."""
+
+    _argument = "step"
+    _instead = "compute with a variable of your own, and return a loss from task_loss or local_loss"
+    x: Any
+    y: Tensor
+    indices: Tensor
+    features: Tensor
+    logits: Tensor
+    model: SplitModel
+    round: int
+    rounds: int
+    progress: float
+    epoch: int
+    reference: list[Tensor]
+    _batch: Batch
+    _session: LocalSession
+    _plugin: str
+    _second: SecondPass | None
+    _sealed = True
+
+    def __init__(self, batch: Batch, outputs: Outputs) -> None:
+        x, picked, (features, logits) = batch.x, batch.picked, outputs
+        given = {"x": x, "y": picked.labels, "indices": picked.positions, "features": features, "logits": logits}
+        session = batch.session
+        round, rounds = session.round, session.config.rounds
+        given |= {"round": round, "rounds": rounds, "progress": round / rounds, "epoch": batch.epoch}
+        given |= {"model": session.working.module, "reference": session.reference}
+        vars(self).update(_batch=batch, _session=session, _plugin="", _second=None, **given)
+
+    def scoped(self, plugin: str) -> BatchStep:
+        """Return the view of one plugin."""
+        return self._with(_plugin=plugin)
+
+    def _with(self, **changes: Any) -> BatchStep:
+        view = object.__new__(type(self))
+        vars(view).update(vars(self), **changes)  # at once, for speed: a view is made for each batch and hook
+        return view
+
+    @property
+    @override
+    def client(self) -> ClientContext:
+        return context_of(self._session, self._plugin)
+
+    @property
+    @override
+    def added(self) -> Mapping[str, nn.Parameter]:
+        return self._session.requests.added.get(self._plugin, {})
+
+    @property
+    @override
+    def parameters(self) -> list[nn.Parameter]:
+        session = self._session
+        if not session.working.shared:  # in this epoch, or in the whole run
+            require_shared(session.plugins, session.working.layout, self._plugin)
+        return list(session.working.shared.values())
+
+    @override
+    def frozen(self, name: str) -> Outputs | None:
+        self._require(name)
+        return self._batch.frozen(name)
+
+    @property
+    @override
+    def global_model(self) -> SplitModel:
+        self._require("global")
+        return self._session.working.frozen["global"].module
+
+    @property
+    @override
+    def previous_model(self) -> SplitModel | None:
+        self._require("previous")
+        previous = self._session.working.frozen["previous"]
+        return previous.module if previous.present else None
+
+    @override
+    @contextmanager
+    def random(self, purpose: str) -> Iterator[None]:
+        batch = self._batch
+        seed = batch.session.derive_seed(f"{purpose}/{batch.epoch}/{batch.number}")
+        with random_stream(seed, batch.session.working.device):
+            yield
+
+    @override
+    def gradients_at(self, weights: Mapping[str, Tensor], rows: Tensor | slice | None = None) -> dict[str, Tensor]:
+        if self._second is None:
+            found = "calls step.gradients_at, which works in the hook gradients only"
+            raise self._session.broken(self._plugin, found)
+        return self._second.gradients_at(weights, rows)
+
+    def _require(self, model: str) -> None:
+        self._session.plugins.require_reads(model, self._plugin)

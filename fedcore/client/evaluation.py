@@ -9,9 +9,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -176,17 +175,29 @@ def evaluate_client(session: LocalSession, dataset: Dataset, held_out: Tensor, m
         }
 
     found = counts(working.module, "global_local")
+    model: nn.Module = working.module
     try:
         model = own_model(session, took_part=meta["took_part"])
-        with _blaming_plugin(session, model):
-            own = counts(model, "personal", "personal_global", confusion=meta["confusion"])
-            # An infinite loss does not mean a broken model: a model may rule a class out.
-            if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
-                raise ValueError("its logits are nan")
+        own = counts(model, "personal", "personal_global", confusion=meta["confusion"])
+        # An infinite loss does not mean a broken model: a model may rule a class out.
+        if model is not working.module and any(math.isnan(counted["loss"]) for counted in own.values()):
+            raise ValueError("its logits are nan")
         found |= own
     except PluginCallError as error:
         print_traceback()
         failed = str(error)
+    except FedcoreError:
+        raise
+    except Exception as error:  # third-party code can raise anything
+        if model is working.module:
+            raise
+        plugin = session.plugins.implementers("personal_model")[0].name
+        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        what = f"returned {type(model).__name__}, which cannot be evaluated: {reason}"
+        print_traceback()
+        failed = str(
+            PluginCallError.of(plugin, what, hook="personal_model", round=session.round, client=session.client)
+        )
     return Evaluation(found, failed)
 
 
@@ -197,24 +208,6 @@ def own_model(session: LocalSession, *, took_part: bool) -> nn.Module:
     """
     model = session.plugins.first("personal_model", client=context_of(session, "")) if took_part else None
     return session.working.module if model is None else model
-
-
-@contextmanager
-def _blaming_plugin(session: LocalSession, model: nn.Module) -> Iterator[None]:
-    """Name the plugin in errors of a block that evaluates a model from ``personal_model``."""
-    try:
-        yield
-    except FedcoreError:
-        raise
-    except Exception as error:  # third-party code can raise anything
-        if model is session.working.module:
-            raise
-        plugin = session.plugins.implementers("personal_model")[0].name
-        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        what = f"returned {type(model).__name__}, which cannot be evaluated: {reason}"
-        raise PluginCallError.of(
-            plugin, what, hook="personal_model", round=session.round, client=session.client
-        ) from error
 
 
 def summarise_clients(results: Mapping[int, Mapping[str, Any]], untrained: Iterable[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The messages between the server and its clients, and the protocol of the engines that carry them.
+"""The messages between the server and its clients, the site of the clients, and the protocol of the engines.
 
 In the server's process a message is handed over unchanged. An engine whose clients are in other processes packs it into
 named tensors and JSON once, sends these, and unpacks them once in the other process. Each packing function below stands
@@ -9,12 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
+from torch import Tensor
+
+from fedcore.base import objects
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import FedcoreError, PluginContractError, RunDirectoryError, StorageError
 from fedcore.base.tensors import flatten, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
+from fedcore.data import Dataset, Partition
 from fedcore.models.placement import Placement
+
+
+@dataclass(frozen=True)
+class ClientSite:
+    """Everything that an engine needs to set up clients in any process."""
+
+    config: RunConfig
+    dataset: Dataset
+    partition: Partition
+    state_dir: Path
+    """The folder of the clients' states."""
+
 
 TaskKind = Literal["fit_begin", "fit_resume", "ask", "evaluate"]
 
@@ -144,6 +163,35 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop all workers and free the shared payloads. A second call does nothing."""
+
+
+SITE = "site"
+
+
+def pack_site(site: ClientSite) -> Tensors:
+    """Return a site as tensors: its data, and the bytes of everything else, for the program's own processes.
+
+    The bytes also hold the objects that the program gave to its run.
+    """
+    tensors: Tensors = {}
+
+    def apart(part: Any) -> str | None:
+        if type(part) is not Tensor or not part.is_cpu or part.layout is not torch.strided or part.requires_grad:
+            return None
+        tensors[f"{id(part)}"] = part
+        return f"{id(part)}"
+
+    content = objects.pickled(site, apart)
+    return {**tensors, SITE: torch.frombuffer(bytearray(content), dtype=torch.uint8)}
+
+
+def unpack_site(tensors: Tensors) -> ClientSite:
+    """Join a site that :func:`pack_site` split, without copying its data; see :func:`fedcore.base.objects.unpickled`.
+
+    :raises ConfigError: a part of it cannot be loaded here.
+    """
+    site: ClientSite = objects.unpickled(tensors[SITE].numpy().tobytes(), tensors.__getitem__)
+    return site
 
 
 def pack_task(task: ClientTask) -> tuple[Tensors, dict[str, Any]]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import global_generators
 from fedcore.base.types import Loss
-from fedcore.client.plugin_results import check_tensors_fit
 from fedcore.client.session import LocalSession
 from fedcore.hooks.contexts import Step
 from fedcore.hooks.plugin import Plugin
@@ -33,9 +32,9 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
     task_scale = 1.0
     parts: list[tuple[str, float | Tensor, Tensor]] = []
     for plugin, result in session.plugins.each("local_loss", step=step):
-        _check_unedited(plugin, "local_loss", step, versions)
+        _check_unedited(session, plugin, "local_loss", step, versions)
         for loss in [] if result is None else result if isinstance(result, list) else [result]:
-            _check_loss(plugin, loss, step)
+            _check_loss(session, plugin, loss)
             task_scale *= loss.task_scale
             parts.append((f"{plugin.name}.{loss.name}" if loss.name else plugin.name, loss.weight, loss.value))
     parts = [part for part in (*parts, ("task", task_scale, task)) if isinstance(part[1], Tensor) or part[1] != 0]
@@ -47,16 +46,16 @@ def objective(session: LocalSession, step: Step, *, record: bool = True) -> Tens
     if total is None or not total.requires_grad:
         found = f"give no part of the local objective that depends on the model: task_scale is {task_scale}"
         hint = "return a term that has a gradient, or a task_scale above 0"
-        raise PluginContractError.of(None, found, round=session.round, client=session.client, hint=hint)
+        raise session.broken(None, found, hint=hint)
     return total
 
 
 def _task_loss(session: LocalSession, step: Step, versions: list[int]) -> Tensor:
     """Return the task loss of the plugin that replaces it, or cross-entropy."""
     for plugin, value in session.plugins.each("task_loss", step=step):
-        _check_unedited(plugin, "task_loss", step, versions)
+        _check_unedited(session, plugin, "task_loss", step, versions)
         if value is not None:
-            _check_scalar(plugin, "task_loss", step, value)
+            _check_scalar(session, plugin, "task_loss", value)
             task: Tensor = value
             return task
     raise AssertionError("the built-in plugin has a task loss")
@@ -67,33 +66,29 @@ def _versions(step: Step) -> list[int]:
     return [step.y._version, step.features._version, step.logits._version]
 
 
-def _check_unedited(plugin: Plugin, hook: str, step: Step, before: list[int]) -> None:
+def _check_unedited(session: LocalSession, plugin: Plugin, hook: str, step: Step, before: list[int]) -> None:
     after = _versions(step)
     if after != before:
         name = next(name for name, one, other in zip(SHARED, before, after, strict=True) if one != other)
         found = f"edits step.{name} in place, which all plugins share"
-        raise _broken(plugin, hook, step, found, hint=f"edit a copy: step.{name}.clone()")
+        raise session.broken(plugin.name, found, hook=hook, hint=f"edit a copy: step.{name}.clone()")
 
 
-def _check_loss(plugin: Plugin, loss: Any, step: Step) -> None:
+def _check_loss(session: LocalSession, plugin: Plugin, loss: Any) -> None:
     if not isinstance(loss, Loss):
-        expected, hint = "Loss, a list of Loss or None", "wrap it: Loss(value)"
-        raise _broken(plugin, "local_loss", step, f"returned {type(loss).__name__}", expected=expected, hint=hint)
-    _check_scalar(plugin, "local_loss", step, loss.value)
+        found, expected = f"returned {type(loss).__name__}", "Loss, a list of Loss or None"
+        raise session.broken(plugin.name, found, hook="local_loss", expected=expected, hint="wrap it: Loss(value)")
+    _check_scalar(session, plugin, "local_loss", loss.value)
     if loss.task_scale != 1.0 and not plugin.scales_task:
         found = f"returned task_scale {loss.task_scale} without declaring scales_task = True"
-        raise _broken(plugin, "local_loss", step, found)
+        raise session.broken(plugin.name, found, hook="local_loss")
 
 
-def _check_scalar(plugin: Plugin, hook: str, step: Step, value: Any) -> None:
+def _check_scalar(session: LocalSession, plugin: Plugin, hook: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.ndim != 0:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         found, expected, hint = f"returned a value of {shape}", "a 0-dim tensor", "did you forget .mean()?"
-        raise _broken(plugin, hook, step, found, expected=expected, hint=hint)
-
-
-def _broken(plugin: Plugin, hook: str, step: Step, found: str, **more: str) -> PluginContractError:
-    return PluginContractError.of(plugin.name, found, hook=hook, round=step.round, client=step.client.id, **more)
+        raise session.broken(plugin.name, found, hook=hook, expected=expected, hint=hint)
 
 
 Rows = Tensor | slice | None
@@ -123,7 +118,7 @@ class SecondPass:
 
     def gradients_at(self, weights: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
         """Return the gradient of the whole objective by name; see :class:`fedcore.hooks.contexts.Step`."""
-        trained = trained_parameters(self._session)
+        trained = self._session.working.trained
         self._check(weights, trained)
         with self._undisturbed(trained, weights), self._same_numbers(), torch.enable_grad():
             total = self._evaluate(rows)
@@ -177,24 +172,24 @@ class SecondPass:
             generator.set_state(now)
 
 
-def trained_parameters(session: LocalSession) -> dict[str, nn.Parameter]:
-    """Return the parameters of the model that the current step trains, by name, in the model's order."""
-    return {name: p for name, p in session.working.parameters.items() if p.requires_grad}
-
-
-def replace_gradients(session: LocalSession, plugin: Plugin, found: Mapping[str, Tensor]) -> None:
-    """Replace the model's gradients by a plugin's gradients. Parameters that it leaves out are not updated.
+def change_gradients(session: LocalSession, step: Step) -> None:
+    """Let the plugin that implements ``gradients`` replace the model's gradients. Names left out are not updated.
 
     :raises PluginContractError: a name or a shape does not fit.
     """
-    trained = {name: p for name, p in trained_parameters(session).items() if p.grad is not None}
-    names = "the names that it was given"
-    check_tensors_fit(found, trained, session, plugin=plugin.name, hook="gradients", names=names)
-    for name, parameter in trained.items():
-        if name not in found:
-            parameter.grad = None
-        elif found[name] is not parameter.grad:
-            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(found[name])
+    trained = {name: p for name, p in session.working.trained.items() if p.grad is not None}
+    given = MappingProxyType({name: p.grad for name, p in trained.items()})
+    with torch.no_grad():
+        for plugin, found in session.plugins.each("gradients", step=step, gradients=given):
+            if found is None:
+                continue
+            names = "the names that it was given"
+            session.check_fit(found, trained, plugin=plugin.name, hook="gradients", names=names)
+            for name, parameter in trained.items():
+                if name not in found:
+                    parameter.grad = None
+                elif found[name] is not parameter.grad:
+                    parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(found[name])
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Protocol
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -18,28 +17,8 @@ LaunchBranches = Callable[[Streams], None]
 """Repeats the recorded operations of several functions side by side, each with random numbers of its own."""
 
 
-class Recorder(Protocol):
-    """Records the operations of a function on a device, to repeat them in one launch."""
-
-    def running(self) -> AbstractContextManager[None]:
-        """Run a block where recording is possible."""
-
-    def record(self, function: Callable[[], object]) -> Launch:
-        """Call a function and record its device operations without executing them; return their launch.
-
-        :raises RuntimeError: an operation of the function cannot be recorded.
-        """
-
-    def record_branches(self, branches: Sequence[Callable[[], object]], streams: Streams) -> LaunchBranches:
-        """Record functions that may run side by side: none writes to what another one reads or writes.
-
-        :param streams: for each function, the stream from which it draws random numbers.
-        :raises RuntimeError: an operation cannot be recorded.
-        """
-
-
 class CudaRecorder:
-    """Records CUDA graphs on a separate stream."""
+    """Records the operations of a function as a CUDA graph, on a separate stream, to repeat them in one launch."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,7 +38,7 @@ class CudaRecorder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run a block on the recorded stream, after the work that is queued on the current one."""
+        """Run a block where recording is possible: on the recorded stream, after the work queued on the current one."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -67,7 +46,10 @@ class CudaRecorder:
         current.wait_stream(self._stream)
 
     def record(self, function: Callable[[], object]) -> Launch:
-        """Capture a graph; return its launch."""
+        """Call a function and record its device operations without executing them; return their launch.
+
+        :raises RuntimeError: an operation of the function cannot be recorded.
+        """
         graph = torch.cuda.CUDAGraph()
         self._capture(graph, function)
         return graph.replay
@@ -89,7 +71,13 @@ class CudaRecorder:
                 raise
 
     def record_branches(self, branches: Sequence[Callable[[], object]], streams: Streams) -> LaunchBranches:
-        """Capture a graph of branches, each on a CUDA stream and with a generator that no other branch uses."""
+        """Record functions that may run side by side: none writes to what another one reads or writes.
+
+        Each branch of the graph has a CUDA stream and a generator that no other branch uses.
+
+        :param streams: for each function, the stream from which it draws random numbers.
+        :raises RuntimeError: an operation cannot be recorded.
+        """
         while len(self._branches) < len(branches):
             self._branches.append((torch.cuda.Stream(self._device), torch.Generator(self._device)))
         used, graph = self._branches[: len(branches)], torch.cuda.CUDAGraph()

@@ -5,10 +5,9 @@ Every engine runs the same ``ClientRuntime``, in this process or in others.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from fedcore.base.errors import FedcoreError, PluginCallError, PluginContractError, print_traceback
 from fedcore.base.state import States
-from fedcore.base.tensors import on_cpu, unflatten
+from fedcore.base.tensors import flatten, on_cpu, unflatten
 from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.captured_steps import StepGraphs, captures
 from fedcore.client.context import context_of
@@ -24,6 +23,7 @@ from fedcore.client.evaluation import evaluate_client, own_model
 from fedcore.client.loop import run_steps, train
 from fedcore.client.messages import (
     ClientFailure,
+    ClientSite,
     ClientTask,
     Evaluation,
     FailureKind,
@@ -32,15 +32,20 @@ from fedcore.client.messages import (
     Reply,
     SharedPayload,
 )
-from fedcore.client.plugin_results import chosen_starts
-from fedcore.client.recorder import CudaRecorder, Recorder
+from fedcore.client.recorder import CudaRecorder
 from fedcore.client.session import LocalSession, LocalWork
 from fedcore.client.setup import READ_UPDATES, Setup
-from fedcore.client.site import ClientSite
 from fedcore.client.store import ClientStore
-from fedcore.client.working_model import CORE, KeptModels, WorkingModel
+from fedcore.client.working_model import WorkingModel
 from fedcore.data.client_data import ClientData
 from fedcore.models.placement import Placement
+
+CORE = "fedcore"
+"""The core's namespace in a client's state, next to the plugins' namespaces: the models that are kept for the client.
+
+``previous/NAME``: its model after its last committed participation, if a plugin reads it. ``personal/NAME``: the
+parameters and buffers that stay on the client.
+"""
 
 
 class Failed(Exception):
@@ -51,20 +56,13 @@ class Failed(Exception):
         self.kind: FailureKind = kind
 
 
-@dataclass
-class Answer:
-    """A place for the outcome of a task."""
-
-    outcome: Outcome = field(init=False)
-
-
 class ClientRuntime:
     """Turns tasks into results, with one working model that is reused from client to client.
 
     :param recorder: records training steps, if they are captured; default a new recorder.
     """
 
-    def __init__(self, site: ClientSite, recorder: Recorder | None = None) -> None:
+    def __init__(self, site: ClientSite, recorder: CudaRecorder | None = None) -> None:
         self.config, self.partition = site.config, site.partition
         self.setup = Setup.build(self.config, site.dataset)
         self.placement = Placement.of(self.config, self.setup.model)
@@ -80,7 +78,6 @@ class ClientRuntime:
         self.updates_on = torch.device("cpu")
         """The device of finished updates. Everything else that is sent is on the CPU."""
         self._sessions: dict[str, LocalSession] = {}
-        self._spent: dict[str, tuple[float, dict[str, float]]] = {}
 
     def keep_updates_on_device(self) -> None:
         """Leave updates on the device, for a server in this process, unless a plugin on the server reads them."""
@@ -92,51 +89,35 @@ class ClientRuntime:
 
         :raises FedcoreError: a contract or the run directory is broken, so that every other client would fail, too.
         """
-        with self.recording(), self.answering(task) as answer:
-            answer.outcome = TASKS[task.kind](self, task, shared)
-        return answer.outcome
+        with self.recording():
+            try:
+                if task.kind == "ask":
+                    return self._ask(task, shared)
+                if task.kind == "evaluate":
+                    return self._evaluate(task, shared)
+                with self.training(task, shared) as (session, epochs):
+                    train(session, epochs, self._run_steps)
+                    return self.trained(task, session, epochs)
+            except Exception as error:
+                return self.failed(task, error)
 
     def recording(self) -> AbstractContextManager[None]:
         """Run a block in which steps can be captured. All work on tasks needs this."""
         return self.graphs.recorder.running() if self.graphs else nullcontext()
 
-    @contextmanager
-    def answering(self, task: ClientTask) -> Iterator[Answer]:
-        """Run a block that works on a task and sets its outcome. If the client fails, the outcome is its failure.
+    def failed(self, task: ClientTask, error: Exception) -> ClientFailure:
+        """End a task that raised; return the failure of its client.
 
         :raises FedcoreError: as :meth:`handle`.
         """
-        began, before, answer = time.perf_counter(), dict(self.setup.plugins.seconds), Answer()
-        try:
-            yield answer
-        except Failed as failed:
-            answer.outcome = self._failed(task, failed.kind, str(failed))
-        except PluginCallError as error:
-            answer.outcome = self._failed(task, "raised", str(error))
-        except FedcoreError:
-            raise
-        except Exception as error:
-            answer.outcome = self._failed(task, "raised", f"{type(error).__name__}: {error}")
-        after = self.setup.plugins.seconds
-        spent = {name: after[name] - seconds for name, seconds in before.items()}
-        answer.outcome = self._timed(task, answer.outcome, time.perf_counter() - began, spent)
-
-    def _timed(self, task: ClientTask, outcome: Outcome, seconds: float, by_plugin: dict[str, float]) -> Outcome:
-        """Note in an update the seconds of the client, in total and by plugin, with the parts before its pauses."""
-        earlier, earlier_by_plugin = self._spent.pop(task.session or "", (0.0, {}))
-        seconds += earlier
-        by_plugin = {name: value + earlier_by_plugin.get(name, 0.0) for name, value in by_plugin.items()}
-        if isinstance(outcome, Pause):
-            self._spent[task.session or ""] = (seconds, by_plugin)
-        if isinstance(outcome, ClientUpdate):
-            return replace(outcome, seconds=seconds, plugin_seconds=by_plugin)
-        return outcome
-
-    def _failed(self, task: ClientTask, kind: FailureKind, message: str) -> ClientFailure:
+        if isinstance(error, FedcoreError) and not isinstance(error, PluginCallError):
+            raise error
         self._end(self._sessions.pop(task.session or "", None))
-        if kind == "raised":
-            print_traceback()
-        return ClientFailure(kind, message)
+        if isinstance(error, Failed):
+            return ClientFailure(error.kind, str(error))
+        print_traceback()
+        message = str(error) if isinstance(error, PluginCallError) else f"{type(error).__name__}: {error}"
+        return ClientFailure("raised", message)
 
     def _session(self, task: ClientTask, shared: SharedPayload | None, *, read_only: str = "") -> LocalSession:
         """Return the session of a task; the working model holds its first weights.
@@ -156,7 +137,7 @@ class ClientRuntime:
         config, working, device = self.config, self.working, self.working.device
         data = ClientData.training(self.dataset, self.partition.train[task.client], device, augmented=config.augment)
         saved = self.store.read(task.client, task.version)
-        kept = KeptModels.unpack(saved.pop(CORE, {}))
+        kept = unflatten(saved.pop(CORE, {}))
         to_it_alone = {} if task.kind == "ask" else task.tensors
         own = unflatten({name: tensor.to(device, copy=True) for name, tensor in to_it_alone.items()})
         received = {name: {**shared.received.get(name, {}), **own.get(name, {})} for name in {**shared.received, **own}}
@@ -170,19 +151,14 @@ class ClientRuntime:
             work=LocalWork.of(config, len(data), working.smallest_batch, task.meta),
             lr=shared.lr,
             received=received,
-            start={**working.first_personal, **shared.model, **kept.personal},
-            previous=kept.previous,
+            start={**working.first_personal, **shared.model, **kept.get("personal", {})},
+            previous=kept.get("previous", {}),
             states=States(saved, read_only=read_only, device=device),
             pauses=bool(self.setup.breaks),
             public=self.dataset.public,
         )
         session.load()
         return session
-
-    def _fit(self, task: ClientTask, shared: SharedPayload | None) -> ClientUpdate | Pause:
-        with self.training(task, shared) as (session, epochs):
-            train(session, epochs, self._run_steps)
-            return self.trained(task, session, epochs)
 
     @contextmanager
     def training(self, task: ClientTask, shared: SharedPayload | None) -> Iterator[tuple[LocalSession, range]]:
@@ -191,6 +167,7 @@ class ClientRuntime:
         The session ends with the block unless it pauses, also if the block raises.
         """
         session = self._begun(task, shared) if task.kind == "fit_begin" else self._paused(task)
+        session.clock(-1)
         start = int(task.meta["epoch"]) if session.is_paused else 0
         try:
             if session.is_paused:
@@ -209,7 +186,6 @@ class ClientRuntime:
     def _begun(self, task: ClientTask, shared: SharedPayload | None) -> LocalSession:
         for key in [key for key, session in self._sessions.items() if session.round < task.round]:
             self._end(self._sessions.pop(key))  # it paused in an earlier round, and the server gave it up
-        self._spent = {key: spent for key, spent in self._spent.items() if key in self._sessions}
         if self.graphs and shared is not None:
             self.graphs.begin_round(task.round, shared.lr)
         return self._session(task, shared)
@@ -225,8 +201,9 @@ class ClientRuntime:
         if epochs.stop < session.work.epochs:
             assert task.session is not None
             self._sessions[task.session] = session
-            weights = session.pause()
-            names = {name for plugin in self.setup.breaks[epochs.stop] for name in self._exchanged(plugin)}
+            weights, plugins = session.pause(), self.setup.breaks[epochs.stop]
+            names = {n for name in plugins for n in self.setup.claimed(self.setup.plugins[name], "exchanges")}
+            session.clock(+1)
             return Pause(epochs.stop, on_cpu({name: weights[name] for name in sorted(names)}))
         self._sessions.pop(task.session or "", None)
         return self._finish(session)
@@ -260,7 +237,7 @@ class ClientRuntime:
         payload: dict[str, dict[str, Tensor]] = {}
         for plugin, tensors in plugins.each("end_local", client=context_of(session, "")):
             payload[plugin.name] = {name: tensor.detach().clone() for name, tensor in (tensors or {}).items()}
-        kept = KeptModels(previous, self.working.personal()).pack()
+        kept, _ = flatten({"previous": previous, "personal": self.working.personal()})
         update = ClientUpdate(
             client=session.client,
             model=self.setup.uploads.join(self.working.state),
@@ -281,7 +258,12 @@ class ClientRuntime:
             session.client, session.round, {**session.states.snapshot(), **({CORE: kept} if kept else {})}
         )
         sent = {plugin: self._sent(plugin, tensors) for plugin, tensors in update.payload.items() if tensors}
-        return replace(update, model=self._sent("", update.model), payload=sent, version=version)
+        model = self._sent("", update.model)
+        session.clock(+1)
+        seconds = session.spent.pop("")
+        return replace(
+            update, model=model, payload=sent, version=version, seconds=seconds, plugin_seconds=dict(session.spent)
+        )
 
     def _sent(self, plugin: str, tensors: Mapping[str, Any]) -> Tensors:
         """Return tensors of an update on the device from which they are sent.
@@ -313,18 +295,27 @@ class ClientRuntime:
         with closing(self._session(task, shared, read_only="personal_model")) as session:
             yield own_model(session, took_part=task.meta["took_part"])
 
-    def _exchanged(self, plugin_name: str) -> list[str]:
-        plugin = self.setup.plugins[plugin_name]
-        return self.setup.claimed(plugin, "exchanges")
 
+def chosen_starts(session: LocalSession, setup: Setup) -> Tensors:
+    """Call ``begin_local``; return the weights with which plugins start the client, on the device.
 
-TRAINS = ("fit_begin", "fit_resume")
-"""The kinds of tasks that take steps."""
-
-TASKS: dict[str, Callable[[ClientRuntime, ClientTask, SharedPayload | None], Outcome]] = {
-    "fit_begin": ClientRuntime._fit,
-    "fit_resume": ClientRuntime._fit,
-    "ask": ClientRuntime._ask,
-    "evaluate": ClientRuntime._evaluate,
-}
-"""Kind of task -> the function that runs it. With bound methods a runtime would refer to itself and outlive its run."""
+    :raises PluginContractError: a plugin returned an undeclared name or a wrong shape, or it edited the model.
+    """
+    like, starts = session.working.state, Tensors()
+    before = {name: tensor._version for name, tensor in like.items()}
+    session.requests.open = True
+    for plugin, returned in setup.plugins.each("begin_local", client=context_of(session, "")):
+        edited = next((name for name, version in before.items() if like[name]._version != version), None)
+        if edited is not None:
+            found = f"edits {edited!r} of client.model in place"
+            hint = "declare the names in starts and return their values, so that other plugins start from them, too"
+            raise session.broken(plugin.name, found, hook="begin_local", hint=hint)
+        tensors = returned or {}
+        declared = setup.claimed(plugin, "starts", personal=True) if tensors else []
+        names = f"names that it declares in starts = {plugin.starts}"
+        startable = {name: like[name] for name in declared}
+        session.check_fit(tensors, startable, plugin=plugin.name, hook="begin_local", names=names)
+        for name, tensor in tensors.items():
+            starts[name] = torch.empty_like(like[name], requires_grad=False).copy_(tensor.detach())
+    session.requests.open = False
+    return starts

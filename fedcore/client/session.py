@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import derive_seed, generator
 from fedcore.base.state import States
 from fedcore.base.tensors import copy_into
 from fedcore.base.types import Tensors
 from fedcore.client.optimizer import Optimizer, ParameterGroup
-from fedcore.client.working_model import FixedTensors, WorkingModel
+from fedcore.client.working_model import WorkingModel
 from fedcore.data import PublicSamples
 from fedcore.data.client_data import ClientData
 from fedcore.hooks.contexts import ClientContext
@@ -111,20 +113,6 @@ class TrainingRequests:
         return frozenset().union(*(names for names, when in self.frozen if epoch in range(epochs)[when]))
 
 
-@dataclass(frozen=True)
-class TrainedParameters:
-    """The parameters that a local epoch trains."""
-
-    parameters: list[nn.Parameter]
-    """The parameters of the model."""
-    shared: list[nn.Parameter]
-    """The parameters of the model that travel."""
-    reference: list[Tensor]
-    """The values of ``shared`` at the start of the round."""
-    optimizer: Optimizer
-    """The round's optimizer. It has all parameters that some epoch trains, and the added parameters."""
-
-
 @dataclass(eq=False)
 class LocalSession:
     """One client's work on one task, or on a training with its pauses."""
@@ -152,8 +140,10 @@ class LocalSession:
     """The public samples of the run."""
     losses: LossTotals = field(init=False)
     requests: TrainingRequests = field(default_factory=TrainingRequests)
-    training: TrainedParameters = field(init=False)
-    """The parameters that the current epoch trains; ``prepare_training`` sets them."""
+    optimizer: Optimizer = field(init=False)
+    """The round's optimizer. It has all parameters that some epoch trains, and the added parameters."""
+    reference: list[Tensor] = field(default_factory=list)
+    """The values of the parameters that are trained now and travel, at the start of the round."""
     excluded: frozenset[str] = frozenset()
     """The parameters that plugins froze in the current epoch. Outside of epochs: those frozen in all epochs."""
     steps: int = 0
@@ -162,12 +152,15 @@ class LocalSession:
     """The plugins' values for this round, by plugin."""
     contexts: dict[str, ClientContext] = field(default_factory=dict)
     """The client as each plugin sees it."""
+    spent: Counter[str] = field(default_factory=Counter)
+    """The seconds of the training so far: of each plugin, and under an empty name of the whole client."""
     _throughout: frozenset[str] = frozenset()
     _parked: Tensors | None = None
 
     def __post_init__(self) -> None:
         """Make the sums of the losses, in fixed memory if steps are captured for several clients."""
-        self.losses = LossTotals({} if self.fixed is None else self.fixed.losses)
+        fixed = None if self.own_tensors else self.working.loss_sums
+        self.losses = LossTotals({} if fixed is None else fixed)
 
     def close(self) -> None:
         """Drop the contexts. They refer back to the session, which would outlive its use."""
@@ -178,10 +171,28 @@ class LocalSession:
         """Whether the session needs tensors that no other session writes to. Its captured steps then serve it alone."""
         return self.pauses or bool(self.requests.groups)
 
-    @property
-    def fixed(self) -> FixedTensors | None:
-        """The memory for captured steps of several clients; None if no step is captured for more than one client."""
-        return None if self.own_tensors else self.working.fixed
+    def broken(self, plugin: str | None, found: str, **more: Any) -> PluginContractError:
+        """Return the error that a plugin breaks its contract at this client."""
+        return PluginContractError.of(plugin, found, round=self.round, client=self.client, **more)
+
+    def check_fit(
+        self, returned: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, plugin: str, hook: str, names: str
+    ) -> None:
+        """Refuse tensors of a plugin whose names or shapes do not fit the model.
+
+        :param expected: the model's tensors that the hook may return. The hook may leave some of them out.
+        :param names: a description of these names, for the error.
+        :raises PluginContractError: with the tensor and the expectation.
+        """
+        for name, tensor in returned.items():
+            shape = expected[name].shape if name in expected else None
+            if tensor.shape != shape:
+                found = f"returned {name!r} of shape {tuple(tensor.shape)}"
+                raise self.broken(plugin, found, hook=hook, expected=names if shape is None else str(tuple(shape)))
+
+    def clock(self, sign: int) -> None:
+        """Start (-1) or stop (+1) the clocks of the client and its plugins."""
+        self.spent.update({name: sign * now for name, now in {"": time.perf_counter(), **self.plugins.seconds}.items()})
 
     def derive_seed(self, purpose: str) -> int:
         """Return the seed of this client's random stream in this round for a purpose."""
@@ -215,11 +226,10 @@ class LocalSession:
         self._throughout = frozenset.intersection(*(self.requests.excluded(e, epochs) for e in range(epochs or 1)))
         self.working.set_trainable(self._throughout)
         self.excluded = self._throughout
-        trained = [parameter for parameter in self.working.parameters.values() if parameter.requires_grad]
-        own = ParameterGroup(trained, self.lr, self.config.weight_decay)
-        optimizer = Optimizer(self.config, [own, *self.requests.groups])
-        self.training = self._trained_now(optimizer)
-        self._reset_optimizer(optimizer.parameters)
+        own = ParameterGroup(list(self.working.trained.values()), self.lr, self.config.weight_decay)
+        self.optimizer = Optimizer(self.config, [own, *self.requests.groups])
+        self._refer_to_start()
+        self._reset_optimizer(self.optimizer.parameters)
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of a local epoch's random numbers, such as dropout's."""
@@ -241,18 +251,22 @@ class LocalSession:
         if excluded != self.excluded:
             self.excluded = excluded
             self.working.set_trainable(excluded)
-            self.training = self._trained_now(self.training.optimizer)
+            self._refer_to_start()
 
-    def _trained_now(self, optimizer: Optimizer) -> TrainedParameters:
-        trained = {name: parameter for name, parameter in self.working.parameters.items() if parameter.requires_grad}
-        shared = {name: parameter for name, parameter in trained.items() if name not in self.working.layout.personal}
-        fixed = self.fixed
-        reference = [self.start[n] if fixed is None else fixed.fixed(f"reference/{n}", self.start[n]) for n in shared]
-        return TrainedParameters(list(trained.values()), list(shared.values()), reference, optimizer)
+    def _refer_to_start(self) -> None:
+        """Set the reference, in fixed memory if steps are captured for several clients."""
+        fixed = None if self.own_tensors else self.working.reference
+        self.reference = [self.start[name] for name in self.working.shared]
+        if fixed is not None:
+            for name, value in zip(self.working.shared, self.reference, strict=True):
+                if name not in fixed:
+                    fixed[name] = torch.empty_like(value)
+                fixed[name].copy_(value)
+            self.reference = [fixed[name] for name in self.working.shared]
 
     def _reset_optimizer(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give parameters a new state of the optimizer, in the memory of the previous client if possible."""
-        self.training.optimizer.begin(parameters, {} if self.own_tensors else self.working.optimizer_state)
+        self.optimizer.begin(parameters, {} if self.own_tensors else self.working.optimizer_state)
 
     @property
     def is_paused(self) -> bool:

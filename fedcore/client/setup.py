@@ -72,17 +72,13 @@ class Setup:
         for plugin, patterns in plugins.each("personal_parameters", model=model):
             personal.update(match(patterns or (), names, plugin, "personal_parameters"))
         plugins.check_names(names, personal)
-        _check_optimizer(config, plugins)
         if config.buffers == "local":
             personal.update(Layout.of(model).buffers)
         layout, breaks = Layout.of(model, personal), _breaks(config, plugins)
         setup = cls(config, plugins, model, task, layout, breaks, dataset.public)
         _check_fixed(setup)
-        _check_aggregates(plugins)
         for plugin in plugins:
-            if plugin.server_optimizer or "displacement" in plugin.assumes:
-                require_shared(plugins, layout, plugin.name)
-        _check_public(setup)
+            _check_needs(setup, plugin)
         _check_concurrency(setup)
         plugins.call_all("check_run", setup=setup)
         return setup
@@ -145,13 +141,27 @@ def _check_forward(
         )
 
 
-def _check_public(setup: Setup) -> None:
-    for plugin in setup.plugins:
-        if "public" in plugin.reads and not setup.public:
-            raise ConfigError(
-                f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "
-                "the clients' data, --public NAME takes another data set of the same shape"
-            )
+def _check_needs(setup: Setup, plugin: Plugin) -> None:
+    """Refuse a plugin that the run does not have what it needs for. If ``__init__`` sets ``owns``, it may be empty."""
+    if "sgd" in plugin.assumes and setup.config.optimizer != "sgd":
+        raise ConfigError(
+            f"plugin {plugin.name!r} derives gradients from the length of SGD's steps (assumes sgd), but "
+            f"steps of {setup.config.optimizer} have another length; leave out --optimizer"
+        )
+    if plugin in setup.plugins.implementers("aggregate") and not plugin.owns and "owns" not in vars(plugin):
+        raise PluginContractError.of(
+            plugin.name,
+            "owns no parameters, so it has nothing to aggregate and would never be called",
+            hook="aggregate",
+            hint="declare what it aggregates, such as owns = ('classifier.*',), or write end_round",
+        )
+    if plugin.server_optimizer or "displacement" in plugin.assumes:
+        require_shared(setup.plugins, setup.layout, plugin.name)
+    if "public" in plugin.reads and not setup.public:
+        raise ConfigError(
+            f"plugin {plugin.name!r} needs public samples: --public 0.1 takes a tenth of the training set out of "
+            "the clients' data, --public NAME takes another data set of the same shape"
+        )
 
 
 def _check_concurrency(setup: Setup) -> None:
@@ -195,27 +205,6 @@ def require_shared(plugins: PluginSet, layout: Layout, plugin: str) -> None:
     if keeper is not None and not layout.trainable - layout.personal:
         reason = f"{plugin!r} works on the trained parameters that clients share, but {keeper!r} keeps all of them on"
         raise PluginConflictError.of(plugin, keeper, f"{reason} each client, so it would have no effect")
-
-
-def _check_aggregates(plugins: PluginSet) -> None:
-    """Refuse a hook ``aggregate`` without owned parameters. If ``__init__`` sets ``owns``, it may be empty."""
-    for plugin in plugins.implementers("aggregate"):
-        if not plugin.owns and "owns" not in vars(plugin):
-            raise PluginContractError.of(
-                plugin.name,
-                "owns no parameters, so it has nothing to aggregate and would never be called",
-                hook="aggregate",
-                hint="declare what it aggregates, such as owns = ('classifier.*',), or write end_round",
-            )
-
-
-def _check_optimizer(config: RunConfig, plugins: PluginSet) -> None:
-    for plugin in plugins:
-        if "sgd" in plugin.assumes and config.optimizer != "sgd":
-            raise ConfigError(
-                f"plugin {plugin.name!r} derives gradients from the length of SGD's steps (assumes sgd), but "
-                f"steps of {config.optimizer} have another length; leave out --optimizer"
-            )
 
 
 def _breaks(config: RunConfig, plugins: PluginSet) -> dict[int, list[str]]:

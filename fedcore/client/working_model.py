@@ -1,39 +1,104 @@
-"""The model that the clients of one runtime train in turn, its frozen copies, and the tensors kept for each client."""
+"""The model that the clients of one runtime train in turn, its frozen copies, and passes over a client's samples.
+
+Each pass takes the samples in fixed chunks of the given order, so that the bits do not depend on who asks first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from fedcore.base.tensors import clone, copy_into
 from fedcore.base.types import Tensors
-from fedcore.client.passes import FrozenModel
 from fedcore.client.setup import Setup
-from fedcore.models import has_batch_norm
-from fedcore.models.placement import Placement
+from fedcore.data.client_data import ClientData
+from fedcore.models import Outputs, SplitModel, has_batch_norm
+from fedcore.models.placement import Placement, forward_chunk
+from fedcore.models.split import evaluating
 
-CORE = "fedcore"
-"""The core's namespace in a client's state, next to the plugins' namespaces."""
+MeanLoss = Callable[[Outputs, Tensor], Tensor]
+"""Takes a model's outputs and the labels (B,); returns the mean loss, of shape ()."""
 
 
-class FixedTensors:
-    """Memory that outlives a client's session, so that steps captured in one session run in another."""
+def _order(data: ClientData, positions: Tensor | None) -> Tensor:
+    """Return the positions of a pass; default all of the client's samples."""
+    return (torch.arange(len(data)) if positions is None else positions).to(data.labels.device)
 
-    def __init__(self) -> None:
-        self.losses: dict[str, Tensor] = {}
-        """The sums of losses, by name."""
-        self._tensors: dict[str, Tensor] = {}
 
-    def fixed(self, name: str, value: Tensor) -> Tensor:
-        """Return a tensor with this value. Its memory is the same at every call with this name."""
-        held = self._tensors.get(name)
-        if held is None or held.shape != value.shape:
-            held = self._tensors[name] = torch.empty_like(value)
-        return held.copy_(value)
+def all_outputs(model: SplitModel, data: ClientData, positions: Tensor | None = None) -> Outputs:
+    """Return a model's outputs on a client's samples (default all), in the given order."""
+    order = _order(data, positions)
+    with torch.no_grad():
+        chunks = [model(data.inputs(part)) for part in order.split(forward_chunk(order.device))]
+    return Outputs(torch.cat([c.features for c in chunks]), torch.cat([c.logits for c in chunks]))
+
+
+def cross_entropy(outputs: Outputs, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy, of shape ()."""
+    return F.cross_entropy(outputs.logits, labels)
+
+
+def mean_gradients(
+    model: SplitModel, data: ClientData, names: Collection[str], positions: Tensor | None, loss: MeanLoss
+) -> Tensors:
+    """Return the gradient of a mean loss over a client's samples (default all), in the given order.
+
+    :param names: the names of the parameters. A parameter that the loss does not depend on has gradient 0.
+    """
+    order = _order(data, positions)
+    own = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if name in names}
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in own.items()}
+    with evaluating(model), torch.enable_grad():
+        for part in order.split(max(100, forward_chunk(order.device) // 8)):
+            outputs = Outputs(*functional_call(model, own, (data.inputs(part),)))
+            value = loss(outputs, data.labels[part]) * (len(part) / len(order))
+            found = torch.autograd.grad(value, list(own.values()), allow_unused=True)
+            for name, gradient in zip(own, found):
+                if gradient is not None:
+                    total[name].add_(gradient)
+    return total
+
+
+class FrozenModel:
+    """A copy of the model in eval mode without parameter gradients, reused from client to client.
+
+    Without augmentation a sample's outputs do not change within a round. They are then computed once per sample.
+    """
+
+    def __init__(self, template: SplitModel) -> None:
+        self.module = copy.deepcopy(template).requires_grad_(False).eval()
+        self._state = self.module.state_dict()
+        self._cache: Outputs | None = None
+        self.present = False
+
+    def load(self, tensors: Mapping[str, Tensor] | None) -> None:
+        """Load the weights for another client or round.
+
+        :param tensors: the weights; None if there is no previous model.
+        """
+        self._cache = None
+        self.present = tensors is not None
+        copy_into(self._state, tensors or {})
+
+    def outputs(self, x: Any) -> Outputs:
+        """Return features and logits of a batch."""
+        with torch.no_grad():
+            return Outputs(*self.module(x))
+
+    def cached_outputs(self, positions: Tensor, data: ClientData) -> Outputs:
+        """Return features and logits of a client's samples.
+
+        :param positions: the samples' positions; an index on the device.
+        """
+        if self._cache is None:
+            self._cache = all_outputs(self.module, data)
+        return Outputs(self._cache.features[positions], self._cache.logits[positions])
 
 
 class WorkingModel:
@@ -51,7 +116,14 @@ class WorkingModel:
         """The parameters by name."""
         self.optimizer_state: dict[int, dict[str, Tensor]] = {}
         """The memory of the optimizer's state by a parameter's id; it is zeroed for each client."""
-        self.fixed = FixedTensors() if captured else None
+        self.trained: dict[str, nn.Parameter] = {}
+        """The parameters that are trained now, by name."""
+        self.shared: dict[str, nn.Parameter] = {}
+        """The trained parameters that travel, by name."""
+        self.reference: dict[str, Tensor] | None = {} if captured else None
+        """Memory for the values of shared parameters at the start of a round, which captured steps read."""
+        self.loss_sums: dict[str, Tensor] | None = {} if captured else None
+        """Memory for the sums of the losses, to which captured steps add."""
         self.frozen = {name: FrozenModel(self.module) for name in ("global", "previous") if setup.plugins.reads(name)}
         """The frozen copies that the run's plugins read."""
         self.first_personal = self.personal()
@@ -78,6 +150,8 @@ class WorkingModel:
             if parameter.requires_grad != (name in trainable):
                 parameter.requires_grad_(name in trainable)
             parameter.grad = None
+        self.trained = {name: parameter for name, parameter in self.parameters.items() if name in trainable}
+        self.shared = {name: parameter for name, parameter in self.trained.items() if name not in self.layout.personal}
 
     def load_frozen(self, start: Tensors, previous: Tensors) -> None:
         """Load the frozen copies: the model from which the round starts, and the client's previous model, if any."""
@@ -104,26 +178,3 @@ class WorkingModel:
     def personal(self) -> Tensors:
         """Return a copy of the parameters and buffers that stay on the client."""
         return clone({name: self.state[name] for name in sorted(self.layout.personal)})
-
-
-@dataclass(frozen=True)
-class KeptModels:
-    """The tensors of the model that are kept for a client, by name."""
-
-    previous: Tensors = field(default_factory=dict)
-    """The client's model after its last committed participation; empty if no plugin reads it."""
-    personal: Tensors = field(default_factory=dict)
-    """The parameters and buffers that stay on the client."""
-
-    def pack(self) -> Tensors:
-        """Return both as one mapping of named tensors, for the core's namespace of the client's state."""
-        return {f"{kind}.{name}": tensor for kind, kept in vars(self).items() for name, tensor in kept.items()}
-
-    @classmethod
-    def unpack(cls, tensors: Mapping[str, Any]) -> KeptModels:
-        """Split a mapping that :meth:`pack` made."""
-        kept: dict[str, Tensors] = {"previous": {}, "personal": {}}
-        for joined, tensor in tensors.items():
-            kind, _, name = joined.partition(".")
-            kept[kind][name] = tensor
-        return cls(**kept)

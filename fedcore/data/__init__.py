@@ -3,10 +3,8 @@
 from fedcore.data.assign import Partitioner, make_partition, with_public
 from fedcore.data.dataset import Dataset, PublicSamples
 from fedcore.data.images import ResidentSamples, Split, assemble
-from fedcore.data.index_lists import IndexLists
 from fedcore.data.loading import as_dataset, default_data_dir, load_dataset, read_npz
-from fedcore.data.partition import DECLARED, Partition
-from fedcore.data.partition_file import load_partition
+from fedcore.data.partition import DECLARED, IndexLists, Partition, load_partition
 from fedcore.data.partitioners import (
     MIN_SIZE,
     IntArray,

@@ -19,9 +19,8 @@ from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.registry import call, resolve
 from fedcore.base.seeding import numpy_generator
 from fedcore.data.dataset import Dataset, PublicSamples
-from fedcore.data.index_lists import IndexLists
 from fedcore.data.loading import load_dataset
-from fedcore.data.partition import Partition, labels_sha256, problem_with
+from fedcore.data.partition import IndexLists, Partition, labels_sha256, problem_with
 from fedcore.data.partitioners import MIN_SIZE, IntArray, PartitionWarning
 from fedcore.data.samples import JSON
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from fedcore.base.tensors import digest_of
 from fedcore.data.samples import Samples
 
 
@@ -74,7 +73,7 @@ def data_digest(dataset: Dataset) -> str:
     A run resumes only on the samples that it started with.
     """
     described = [dataset.num_classes, list(dataset.input_shape), list(dataset.class_names or ()), dataset.augmentation]
-    whole = hashlib.sha256(json.dumps(described).encode())
+    digests = []
     parts = [dataset.train, dataset.test]
     if dataset.public is not None and dataset.public.samples is not dataset.train:
         parts.append(dataset.public.samples)
@@ -83,8 +82,5 @@ def data_digest(dataset: Dataset) -> str:
             tensors, meta = samples.tensors(), samples.meta()
         except (AttributeError, NotImplementedError):  # samples that are read from disk when they are gathered
             tensors, meta = {"labels": samples.labels}, {}
-        whole.update(json.dumps(meta, sort_keys=True).encode())
-        for name, tensor in sorted(tensors.items()):
-            whole.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-            whole.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return whole.hexdigest()
+        digests.append(digest_of(tensors, json.dumps(meta, sort_keys=True)))
+    return digest_of({}, json.dumps([described, digests]))

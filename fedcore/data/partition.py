@@ -1,11 +1,13 @@
-"""A partition: the samples that each client holds, their hash, and the file format."""
+"""A partition: the samples that each client holds, their hash, and the file, which may be from elsewhere."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import DataError, StorageError
+from fedcore.base.errors import ConfigError, DataError, StorageError
 from fedcore.base.files import write_text
-from fedcore.base.serial import write_tensors
+from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.data.dataset import Dataset
-from fedcore.data.index_lists import IndexLists
-from fedcore.data.samples import JSON
+from fedcore.data.samples import JSON, check_offsets
 
 FORMAT = "fedcore-partition-1"
 SPLIT_FORMAT = "fedcore-partition-2"
@@ -33,6 +34,75 @@ MAX_IN_JSON = 2_000_000
 """Maximum number of positions in the JSON file (about 15 MB). More go into a safetensors file next to it."""
 
 
+_INT32 = torch.iinfo(torch.int32)
+
+_INFO: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "dataset": (str, "a name"),
+    "labels_sha256": (str, "the hash of the data set's labels"),
+    "partitioner": (str, "a name"),
+    "alpha": ((int, float), "a number"),
+    "classes_per_client": (int, "an integer"),
+    "client_test_fraction": ((int, float), "a number"),
+    "seed": (int, "an integer"),
+    "notes": (list, "a list of strings"),
+}
+
+
+class IndexLists:
+    """One (n_k,) int64 tensor per client, created on access: the positions that each client holds.
+
+    A list of tensors takes 1 kB per client, this class 8 bytes per client and 4 per position.
+
+    :param positions: the positions of all clients, concatenated: (n,) int32 or int64.
+    :param offsets: the start of each client's positions, and the end of the last: (K + 1,) int64.
+    """
+
+    def __init__(self, positions: Tensor, offsets: Tensor) -> None:
+        self.positions, self.offsets = positions, offsets
+
+    @classmethod
+    def of(cls, lists: Sequence[Any] | IndexLists) -> IndexLists:
+        """Concatenate one tensor or array of integers per client; an :class:`IndexLists` is returned unchanged."""
+        if isinstance(lists, IndexLists):
+            return lists
+        arrays = [np.asarray(part, dtype=np.int64) for part in lists]
+        positions = torch.from_numpy(np.concatenate(arrays) if arrays else np.empty(0, np.int64))
+        offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+        if len(positions) == 0 or (_INT32.min <= positions.min() and positions.max() <= _INT32.max):
+            positions = positions.to(torch.int32)
+        return cls(positions, torch.from_numpy(offsets))
+
+    @classmethod
+    def empty(cls, clients: int) -> IndexLists:
+        """Return empty lists for ``clients`` clients."""
+        # NumPy's zeros take no memory until they are written, torch's do.
+        return cls(torch.empty(0, dtype=torch.int32), torch.from_numpy(np.zeros(clients + 1, np.int64)))
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of positions of each client, (K,) int64."""
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        k = range(len(self))[client]  # counts from the end, and raises IndexError, as a list does
+        return self.positions[self.offsets[k] : self.offsets[k + 1]].long()
+
+    def size(self, client: int) -> int:
+        """Return the number of positions of one client, without creating its tensor."""
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for begin, end in pairwise(self.offsets.tolist()):
+            yield self.positions[begin:end].long()
+
+    def tolists(self) -> list[list[int]]:
+        """Return the positions as lists of Python's integers."""
+        return [part.tolist() for part in self]
+
+
 class Partition:
     """The training samples that each client holds. ``sha256`` identifies a partition.
 
@@ -43,7 +113,9 @@ class Partition:
         ``samples``, the number of assigned samples, is present if not all were assigned.
     """
 
-    def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor], info: dict[str, JSON]) -> None:
+    def __init__(
+        self, train: Sequence[Tensor] | IndexLists, test: Sequence[Tensor] | IndexLists, info: dict[str, JSON]
+    ) -> None:
         self.train, self.test, self.info = IndexLists.of(train), IndexLists.of(test), info
 
     @classmethod
@@ -154,3 +226,87 @@ def labels_sha256(dataset: Dataset) -> str:
     """Return the hash of a data set's training labels, hexadecimal: a partition fits data sets with the same hash."""
     labels = np.ascontiguousarray(dataset.train.labels.cpu().numpy(), dtype="<i8")
     return hashlib.sha256(labels.data).hexdigest()
+
+
+def load_partition(path: Path, dataset: Dataset) -> Partition:
+    """Read an untrusted partition file and check that it fits ``dataset``.
+
+    :raises DataError: the file is missing, damaged or edited.
+    :raises ConfigError: it belongs to another data set.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+    except OSError as error:
+        raise DataError(f"cannot read the partition file {path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not a partition file: it is not valid JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("format") not in (FORMAT, SPLIT_FORMAT):
+        raise DataError(
+            f'{path} is not a partition file: "format" should be "{FORMAT}". `fedcore data split --out` writes one.'
+        )
+    info = content.get("info")
+    if not isinstance(info, dict):
+        raise DataError(f'{path}: "info" should be an object')
+    for key, (kind, what) in _INFO.items():
+        if not isinstance(info.get(key), kind) or isinstance(info.get(key), bool):
+            raise DataError(f'{path}: "info" needs {key!r}, {what}')
+    texts = [info["dataset"], info["partitioner"], *info["notes"]]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):  # they are printed to a terminal
+        raise DataError(f'{path}: names and "notes" in "info" should be printable text')
+    declared = info["partitioner"] == DECLARED
+    if not declared and info["labels_sha256"] != labels_sha256(dataset):
+        raise ConfigError(
+            f"{path} splits {info['dataset']!r}, whose labels differ from the labels of the {len(dataset.train)} "
+            f"training samples of {dataset.name!r}: use the data set that it was made for, or make a new split"
+        )
+    size = sys.maxsize if declared else len(dataset.train)
+    if content["format"] == SPLIT_FORMAT:
+        train, test = _read_beside(content, path)
+    else:
+        train, test = (_parts(content, name, size, path) for name in ("train", "test"))
+    result = Partition(train, test, info)
+    problem = problem_with(train, test, size, shared=info.get("shares_samples") is True)
+    if problem:
+        raise DataError(f"{path}: {problem}")
+    if content.get("sha256") != result.sha256:
+        raise DataError(
+            f"{path}: the hash does not match the index lists: the file is damaged or was edited. "
+            "Write it again with `fedcore data split --out`; a split of your own is a function, "
+            "--partition module:NAME.FUNCTION."
+        )
+    return result
+
+
+def _parts(content: dict[str, Any], key: str, size: int, path: Path) -> IndexLists:
+    lists = content.get(key)
+    if not isinstance(lists, list):
+        raise DataError(f'{path}: "{key}" should be a list with one list of indices per client')
+    for client, indices in enumerate(lists):
+        # type() and not isinstance: true and false are integers to Python.
+        if not isinstance(indices, list) or not all(type(i) is int and 0 <= i < size for i in indices):
+            raise DataError(f'{path}: "{key}" of client {client} should be a list of indices 0..{size - 1}')
+    return IndexLists.of(lists)
+
+
+def _read_beside(content: dict[str, Any], path: Path) -> tuple[IndexLists, IndexLists]:
+    """Return train and test from the safetensors file that a partition file names."""
+    name = content.get("file")
+    if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+        raise DataError(f'{path}: "file" should name a .safetensors file in the same folder')
+    beside = path.with_name(name)
+    try:
+        tensors, _ = read_tensors(beside)
+        train, test = (IndexLists(tensors[positions], tensors[offsets]) for positions, offsets in TENSORS.values())
+        for part in (train, test):
+            check_offsets("offsets", part.offsets, len(part.positions))
+            if part.positions.ndim != 1 or part.positions.dtype not in (torch.int32, torch.int64):
+                raise ValueError("positions must be int32 or int64 of shape (n,)")
+    except OSError as error:
+        raise DataError(f"the index lists of {path} are in {beside}, which cannot be read: {error}") from error
+    except (ValueError, TypeError, KeyError, DataError) as error:
+        raise DataError(f"{beside} does not hold the index lists of {path}: {error}") from error
+    return train, test
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

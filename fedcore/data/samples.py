@@ -20,8 +20,8 @@ class Samples(Protocol):
     A batch is a tensor (B, ...), or any object with ``to(device)`` that models of its kind take. The core gathers a
     batch by position, moves it to the device and passes it to the model. It does not look into it.
 
-    Worker processes share one copy of the tensors: ``from_tensors(tensors(), meta())`` must gather the same bits. The
-    tensors are never written to.
+    Worker processes get the object by ``pickle``, but they share one copy of its tensors. The tensors are never written
+    to. ``from_tensors(tensors(), meta())`` must gather the same bits.
     """
 
     kind: ClassVar[str]
@@ -42,7 +42,7 @@ class Samples(Protocol):
         """Return the samples on a device; ``memory_format`` applies to images, other samples ignore it."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors from which, with :meth:`meta`, another process rebuilds the samples."""
+        """Return the tensors from which, with :meth:`meta`, the samples can be rebuilt."""
 
     def meta(self) -> dict[str, JSON]:
         """Return everything else as JSON values."""

@@ -1,8 +1,8 @@
 """Engines run client tasks and stream back outcomes. They know nothing of methods.
 
 An engine takes a :class:`ClientSite` and implements :class:`Engine`. A worker makes a :class:`ClientRuntime` from the
-site and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn messages into tensors and JSON and back. ``dumps`` and
-``loads`` turn tensors and JSON into bytes and back.
+site and lets it handle tasks. ``pack_*`` and ``unpack_*`` turn messages into tensors and JSON and back, and a site into
+tensors and back. ``dumps`` and ``loads`` turn tensors and JSON into bytes and back.
 """
 
 from fedcore.base.process import importing
@@ -12,6 +12,7 @@ with importing():  # a worker process begins here
     from fedcore.base.serial import dumps, loads
     from fedcore.client.messages import (
         ClientFailure,
+        ClientSite,
         ClientTask,
         Engine,
         Evaluation,
@@ -24,19 +25,14 @@ with importing():  # a worker process begins here
         pack_error,
         pack_outcome,
         pack_shared,
+        pack_site,
         pack_task,
         unpack_outcome,
         unpack_shared,
+        unpack_site,
         unpack_task,
     )
     from fedcore.client.runtime import ClientRuntime
-    from fedcore.client.site import (
-        ClientSite,
-        pack_objects,
-        pack_site,
-        unpack_objects,
-        unpack_site,
-    )
     from fedcore.engines.dispatch import Dispatcher, in_window
     from fedcore.engines.in_process import InProcessEngine
     from fedcore.engines.local import ALLOCATOR
@@ -62,12 +58,10 @@ __all__ = [
     "in_window",
     "loads",
     "pack_error",
-    "pack_objects",
     "pack_outcome",
     "pack_shared",
     "pack_site",
     "pack_task",
-    "unpack_objects",
     "unpack_outcome",
     "unpack_shared",
     "unpack_site",

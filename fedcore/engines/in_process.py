@@ -14,9 +14,8 @@ from dataclasses import replace
 from torch import nn
 
 from fedcore.client.branches import Branches, PlannedStep, planned
-from fedcore.client.messages import ClientTask, Outcome, Pair, SharedPayload
-from fedcore.client.runtime import TASKS, TRAINS, ClientRuntime
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite, ClientTask, Outcome, Pair, SharedPayload
+from fedcore.client.runtime import ClientRuntime
 from fedcore.engines.dispatch import Dispatcher
 
 
@@ -94,14 +93,14 @@ def _steps(
     runtime: ClientRuntime, task: ClientTask, shared: SharedPayload | None
 ) -> Generator[PlannedStep, None, Outcome]:
     """Work on a task as :meth:`ClientRuntime.handle` does, but yield the steps: the caller takes them."""
-    with runtime.answering(task) as answer:
-        if task.kind in TRAINS:
-            with runtime.training(task, shared) as (session, epochs):
-                yield from planned(session, epochs)
-                answer.outcome = runtime.trained(task, session, epochs)
-        else:
-            answer.outcome = TASKS[task.kind](runtime, task, shared)
-    return answer.outcome
+    if task.kind in ("ask", "evaluate"):
+        return runtime.handle(task, shared)
+    try:
+        with runtime.training(task, shared) as (session, epochs):
+            yield from planned(session, epochs)
+            return runtime.trained(task, session, epochs)
+    except Exception as error:
+        return runtime.failed(task, error)
 
 
 class LanesEngine(InProcessEngine):

@@ -8,36 +8,40 @@ clients run in this process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
-import select
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any
 
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.process import CORES, command, cores, environment
 from fedcore.base.tensors import unflatten
+from fedcore.base.types import Tensors
 from fedcore.client.captured_steps import captures
 from fedcore.client.messages import (
+    SITE,
     ClientFailure,
+    ClientSite,
     ClientTask,
     Pair,
     SharedPayload,
     pack_shared,
+    pack_site,
     pack_task,
     unpack_outcome,
 )
-from fedcore.client.site import ClientSite, pack_objects, pack_site
-from fedcore.engines.bundles import Bundle, bundled
 from fedcore.engines.dispatch import Dispatcher
 from fedcore.engines.in_process import InProcessEngine, LanesEngine
 from fedcore.engines.transport import Channel, put_frame
 from fedcore.models.placement import resolve_device
 
-KILLED_EARLY = 3
+LOST_EARLY = 3
 """Maximum number of workers that are replaced if they are killed before they are ready. One more ends the run."""
 
 STARTS_WITHIN = 120.0
@@ -46,8 +50,8 @@ STARTS_WITHIN = 120.0
 STOPS_WITHIN = 3.0
 """Seconds that idle workers have to stop before they are killed."""
 
-LONGEST_POLL = 2**31 - 1
-"""The longest wait of poll, in milliseconds: 24 days. A longer wait takes several polls."""
+LONGEST_WAIT = 86_400.0
+"""Seconds of the longest wait for a message. A longer wait, which the kernel may refuse, takes several."""
 
 # By default glibc returns freed activations to the kernel, and every step page-faults them in again.
 ALLOCATOR = {
@@ -71,25 +75,7 @@ def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N8
     return WorkerEngine(site, min(workers or cores(), config.clients))  # further workers would never have a task
 
 
-class Process(Protocol):
-    """The part of a worker process that the engine uses. ``subprocess.Popen`` has it."""
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit code.
-
-        :param timeout: in seconds; None waits without a limit.
-        :raises subprocess.TimeoutExpired: the process is still running.
-        """
-
-    def kill(self) -> None:
-        """Kill the process if it is running."""
-
-
-def start_worker(connection: socket.socket) -> Process:
+def start_worker(connection: socket.socket) -> subprocess.Popen[bytes]:
     """Start a worker process with its end of a channel. Tests replace this function by a fork."""
     return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
         command("fedcore.engines.worker", str(connection.fileno()), str(os.getpid())),
@@ -108,13 +94,11 @@ def worker_environment() -> dict[str, str]:
 class _Worker:
     """One worker process and this end of its channel.
 
-    :param objects: the result of :func:`pack_objects`.
-    :param site: the descriptor of the packed site.
-    :param shared: key -> descriptor of each shared payload.
+    :param shared: key -> descriptor of each shared payload, and of the packed site.
     :param timeout: the limit for a client's answer, in seconds; None for no limit.
     """
 
-    def __init__(self, objects: bytes, site: int, shared: dict[str, int], timeout: float | None) -> None:
+    def __init__(self, shared: dict[str, int], timeout: float | None) -> None:
         self.since = time.monotonic()  # start of the process, later of its task
         connection, theirs = socket.socketpair()
         with theirs:
@@ -123,18 +107,19 @@ class _Worker:
         self.channel = Channel(connection)
         self.task: ClientTask | None = None
         self.ready = False
-        self._shared, self._has = shared, ""  # the payload that the process has
-        with contextlib.suppress(OSError):  # a dead worker is detected by _collect
-            self.channel.send({}, objects.hex(), descriptor=site)
+        self._shared, self._has = shared, SITE  # the payload that the process has
+        self._send({}, None, shared[SITE])
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()
-        tasks = task.tasks if isinstance(task, Bundle) else [task]
-        packed = [pack_task(each) for each in tasks]
+        packed = [pack_task(each) for each in (task.tasks if isinstance(task, Bundle) else [task])]
         lent = None if task.shared in (None, self._has) else self._shared[task.shared]
         self._has = task.shared or self._has
-        with contextlib.suppress(OSError):  # a dead worker is detected by _collect
-            self.channel.send(packed[0][0], [meta for _, meta in packed], descriptor=lent)
+        self._send(packed[0][0], [meta for _, meta in packed], lent)
+
+    def _send(self, tensors: Tensors, value: Any, descriptor: int | None) -> None:
+        with contextlib.suppress(OSError):  # the engine finds a dead worker when it waits for the answer
+            self.channel.send(tensors, value, descriptor=descriptor)
 
     def stop(self) -> None:
         self.channel.connection.close()
@@ -145,22 +130,17 @@ class WorkerEngine:
 
     def __init__(self, site: ClientSite, workers: int) -> None:
         self.workers = workers
-        self._killed_early = 0
+        self._lost_early = 0
         self._seconds: dict[str, float] = {}  # of the workers' processors for a task, by kind
         self._timeout = site.config.client_timeout
         self._dispatcher: Dispatcher[_Worker] = Dispatcher([])
-        self._objects = pack_objects(site)
-        self._shared: dict[str, int] = {}
-        self._site = put_frame(*pack_site(site))
+        self._shared = {SITE: put_frame(pack_site(site), None)}
         try:
             for _ in range(workers):
-                self._dispatcher.workers.append(self._new_worker())
+                self._dispatcher.workers.append(_Worker(self._shared, self._timeout))
         except BaseException:
             self.close()
             raise
-
-    def _new_worker(self) -> _Worker:
-        return _Worker(self._objects, self._site, self._shared, self._timeout)
 
     def share(self, key: str, payload: SharedPayload) -> None:
         """Put a payload into memory that all workers map."""
@@ -206,84 +186,102 @@ class WorkerEngine:
         self._dispatcher.workers.clear()
         for key in list(self._shared):
             self.unshare(key)
-        if self._site >= 0:
-            os.close(self._site)
-            self._site = -1
 
     def _collect(self) -> None:
         """Wait for messages of workers, or for a time limit, and report them to the dispatcher."""
-        connections = {worker.channel.connection.fileno(): worker for worker in self._dispatcher.workers}
-        poll, patience = select.poll(), self._patience()
-        for connection in connections:
-            poll.register(connection, select.POLLIN)
-        heard = poll.poll(None if patience is None else min(math.ceil(1000 * patience), LONGEST_POLL))
-        for worker in self._overdue() if not heard else ():
-            self._give_up(worker)
-        for connection, _ in heard:
+        workers = self._dispatcher.workers
+        patience = min(map(self._deadline, workers)) - time.monotonic()
+        connections: dict[Any, _Worker] = {worker.channel.connection: worker for worker in workers}
+        heard = wait(connections, min(max(patience, 0.0), LONGEST_WAIT))
+        for connection in heard:
             self._hear(connections[connection])
+        for worker in [] if heard else [each for each in workers if self._deadline(each) <= time.monotonic()]:
+            self._replace(worker, overdue=True)
+
+    def _deadline(self, worker: _Worker) -> float:
+        """Return the monotonic time at which a worker is overdue; infinity without a limit."""
+        if self._timeout is None or (worker.ready and worker.task is None):
+            return math.inf
+        return worker.since + (self._timeout if worker.ready else max(self._timeout, STARTS_WITHIN))
 
     def _hear(self, worker: _Worker) -> None:
         try:
             tensors, (kind, *said), _ = worker.channel.receive()
-        except EOFError:
-            self._replace(worker)
-        except TimeoutError:
-            self._give_up(worker)
-        else:
-            if kind != "outcomes":
-                self._dispatcher.take(worker, kind, tensors, *said)
-                return
-            (metas, seconds), groups = said, unflatten(tensors)
-            outcomes = [unpack_outcome(groups.get(f"{number}", {}), meta) for number, meta in enumerate(metas)]
-            task = worker.task
-            if task is not None:
-                each = seconds / len(outcomes)
-                self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, each) + 0.1 * each
-            self._dispatcher.finish(worker, outcomes if isinstance(task, Bundle) else outcomes[0])
+        except (EOFError, TimeoutError) as error:
+            self._replace(worker, overdue=isinstance(error, TimeoutError))
+            return
+        if kind != "outcomes":
+            self._dispatcher.take(worker, kind, tensors, *said)
+            return
+        (metas, seconds), groups = said, unflatten(tensors)
+        outcomes = [unpack_outcome(groups.get(f"{number}", {}), meta) for number, meta in enumerate(metas)]
+        task = worker.task
+        if task is not None:
+            each = seconds / len(outcomes)
+            self._seconds[task.kind] = 0.9 * self._seconds.get(task.kind, each) + 0.1 * each
+        self._dispatcher.finish(worker, outcomes if isinstance(task, Bundle) else outcomes[0])
 
-    def _patience(self) -> float | None:
-        """Return the seconds until the next worker is overdue; None if no worker has a time limit."""
-        left = [self._limit(worker) - time.monotonic() for worker in self._at_work()]
-        return max(0.0, min(left)) if left else None
+    def _replace(self, worker: _Worker, *, overdue: bool) -> None:
+        """Replace a worker that died, or that does not answer in time.
 
-    def _overdue(self) -> list[_Worker]:
-        return [worker for worker in self._at_work() if time.monotonic() >= self._limit(worker)]
-
-    def _at_work(self) -> list[_Worker]:
-        """Return the workers that have to answer within the time limit; empty without a limit."""
-        waited_for = [w for w in self._dispatcher.workers if w.task is not None or not w.ready]
-        return [] if self._timeout is None else waited_for
-
-    def _limit(self, worker: _Worker) -> float:
-        """Return the monotonic time at which a worker is overdue."""
-        assert self._timeout is not None
-        return worker.since + (self._timeout if worker.ready else max(self._timeout, STARTS_WITHIN))
-
-    def _give_up(self, worker: _Worker) -> None:
-        """Kill a worker that does not answer, and replace it."""
-        worker.process.kill()  # SIGKILL also ends stopped processes
-        worker.process.wait()
-        worker.stop()
-        if not worker.ready:
-            self._killed_early += 1
-            if self._killed_early > KILLED_EARLY:
-                raise FedcoreError(
-                    f"a worker process was not ready within {max(self._timeout or 0, STARTS_WITHIN):g} s, "
-                    f"{self._killed_early} times. --workers 0 runs everything in one process."
-                )
-        message = f"no answer within {self._timeout:g} s (--client-timeout); its worker process was killed"
-        self._dispatcher.replace(worker, self._new_worker(), message)
-
-    def _replace(self, worker: _Worker) -> None:
-        """Replace a worker that died."""
+        :raises FedcoreError: the process ended by itself before it was ready, or too many were lost before that.
+        """
+        if overdue:
+            worker.process.kill()  # SIGKILL also ends stopped processes
         code = worker.process.wait()
         worker.stop()
-        killed = code < 0 and self._killed_early < KILLED_EARLY
-        self._killed_early += killed and not worker.ready
-        if not worker.ready and not killed:
-            raise FedcoreError(
-                f"a worker process ended with exit code {code} before it was ready; its output above says why. "
-                "--workers 0 runs everything in one process."
-            )
-        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._dispatcher.replace(worker, self._new_worker(), f"the worker process ended ({ended})")
+        if not worker.ready:
+            self._lost_early += 1
+            if code >= 0 or self._lost_early > LOST_EARLY:
+                late = f"was not ready within {max(self._timeout or 0, STARTS_WITHIN):g} s, {self._lost_early} times"
+                died = f"ended with exit code {code} before it was ready; its output above says why"
+                raise FedcoreError(
+                    f"a worker process {late if overdue else died}. --workers 0 runs everything in one process."
+                )
+        late = f"no answer within {self._timeout or 0:g} s (--client-timeout); its worker process was killed"
+        died = f"the worker process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+        self._dispatcher.replace(worker, _Worker(self._shared, self._timeout), late if overdue else died)
+
+
+BUNDLE_SECONDS = 0.02
+"""How long a worker's processor is to be busy with one bundle."""
+ASSIGNED_AT_ONCE = 0.8
+"""Share of the remaining tasks that is assigned at once: each message costs, and the rest evens out unequal groups."""
+
+
+@dataclass(frozen=True)
+class Bundle(ClientTask):
+    """Short tasks that go to a worker in one message. Its outcome is the list of their outcomes.
+
+    They belong to no session and carry no tensors. A switch between processes costs as much as a client of one step.
+    How many tasks are bundled is a question of time: results do not depend on it.
+    """
+
+    tasks: tuple[ClientTask, ...] = ()
+
+
+def bundled(tasks: list[ClientTask], workers: int, seconds: Mapping[str, float]) -> Iterator[ClientTask]:
+    """Join short tasks; all workers get equally many, and fewer each time, so that they end together.
+
+    Tasks come with the longest first. Assigned to the bundles in turn, they make about the same work of each.
+
+    :param seconds: how long a task takes, by kind, where that is known.
+    """
+    left = len(tasks)
+    for (kind, *_), run in itertools.groupby(tasks, _alike):
+        alike = list(run)
+        at_once = max(1, int(BUNDLE_SECONDS / max(seconds.get(kind, BUNDLE_SECONDS), 1e-6)))
+        while alike:
+            each = min(at_once, math.ceil(ASSIGNED_AT_ONCE * left / workers))
+            assigned, alike = alike[: each * workers], alike[each * workers :]
+            left -= len(assigned)
+            for group in (assigned[number::workers] for number in range(min(workers, len(assigned)))):
+                first, id = group[0], f"bundle-{group[0].id}"
+                bundle = Bundle(id, first.kind, first.client, first.round, shared=first.shared, tasks=tuple(group))
+                yield first if len(group) == 1 else bundle
+
+
+def _alike(task: ClientTask) -> tuple[str, str | None, str]:
+    """Return what tasks of one bundle have in common; a task that cannot be in one has it with no other."""
+    plain = task.session is None and task.compute is None and not task.tensors
+    return task.kind, task.shared, "" if plain else task.id

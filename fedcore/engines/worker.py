@@ -16,31 +16,25 @@ import time
 from fedcore.base.errors import FedcoreError
 from fedcore.base.process import end_without_collecting, one_thread
 from fedcore.base.tensors import flatten
-from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_task
+from fedcore.client.messages import SharedPayload, pack_error, pack_outcome, unpack_shared, unpack_site, unpack_task
 from fedcore.client.runtime import ClientRuntime
-from fedcore.client.site import unpack_objects, unpack_site
 from fedcore.engines.transport import Channel, get_frame
 
 PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int, engine: int) -> None:
+def main(fd: int, engine: int | None = None) -> None:
     """Serve an engine until it closes the connection or dies.
 
     :param fd: the descriptor of the connection.
-    :param engine: the process id of the engine.
+    :param engine: the process id of the engine; default the parent process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != engine:
+    if engine not in (None, os.getppid()):
         return  # the engine died before the line above
     with one_thread():
         serve(Channel(socket.socket(fileno=fd)))
-
-
-def begin(fd: int) -> None:
-    """Serve the parent process from a fork."""
-    main(fd, os.getppid())
 
 
 def serve(channel: Channel) -> None:
@@ -67,11 +61,10 @@ def serve(channel: Channel) -> None:
 
 def _set_up(channel: Channel) -> ClientRuntime | None:
     """Return the runtime. If it cannot be set up, tell the engine and return None."""
-    _, objects, descriptor = channel.receive()
+    _, _, descriptor = channel.receive()
     assert descriptor is not None
     try:
-        unpack_objects(bytes.fromhex(objects))
-        runtime = ClientRuntime(unpack_site(*get_frame(descriptor)))
+        runtime = ClientRuntime(unpack_site(get_frame(descriptor)[0]))
     except FedcoreError as error:
         channel.send({}, ["broken", pack_error(error)])
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import reprlib
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedcore.base import objects, registry
-from fedcore.base.errors import FedcoreError, PluginContractError, suggestion
+from fedcore.base.errors import PluginContractError, suggestion
 from fedcore.base.types import ClientUpdate
 from fedcore.hooks import hookspecs
 from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions, parse_options
@@ -62,7 +61,7 @@ def create_plugin(name: str, options: Mapping[str, Any]) -> Plugin:
 
 def _created(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
     """Make the objects of a plugin and of its parts."""
-    plugin = _made(name, cls, options)
+    plugin: Plugin = registry.call("plugin", name, cls, options)
     plugin.name = name
     for attribute in DECLARED:
         _check_declaration(name, attribute, getattr(plugin, attribute))
@@ -110,21 +109,6 @@ def _declare_too(plugin: Plugin, part: Plugin) -> None:
         setattr(plugin, attribute, tuple(dict.fromkeys((*of_part, *own))) if isinstance(default, tuple) else of_part)
 
 
-def _made(name: str, cls: type[Plugin], options: PluginOptions) -> Plugin:
-    """Call a plugin's ``__init__``.
-
-    :raises PluginContractError: ``__init__`` raised; the error names the place.
-    """
-    try:
-        return cls(options)
-    except FedcoreError:
-        raise
-    except Exception as error:  # third-party code can raise anything
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        found = f"cannot be made: __init__ raised {type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
-        raise PluginContractError.of(name, found) from error
-
-
 def check_class(name: str, cls: Any) -> None:
     """Refuse a class that pluggy would accept silently, and then not call or call wrongly.
 
@@ -138,15 +122,8 @@ def check_class(name: str, cls: Any) -> None:
         )
     if not (isinstance(cls.parts, tuple) and all(map(_is_plugin, cls.parts))):
         raise PluginContractError.of(name, f"has parts = {cls.parts!r}", expected="a tuple of subclasses of Plugin")
-    members = _members(cls)
-    for attribute in DECLARED:
-        if not isinstance(members[attribute], property):
-            _check_declaration(name, attribute, members[attribute])
-    for attribute, member in sorted(members.items()):
-        if isinstance(member, (staticmethod, classmethod)) and attribute in HOOKS:
-            kind = type(member).__name__
-            hint = f"remove @{kind}"
-            raise PluginContractError.of(name, f"is a {kind}", hook=attribute, expected="a method", hint=hint)
+    for attribute in dir(cls):
+        member = inspect.getattr_static(cls, attribute)
         marks = getattr(member, "fedcore_impl", None)
         if hasattr(member, "fedcore_question"):
             _check_function(name, f"{QUESTION} {attribute}", member, ARGUMENTS[QUESTION])
@@ -165,22 +142,14 @@ def _is_plugin(cls: Any) -> bool:
     return inspect.isclass(cls) and issubclass(cls, Plugin)
 
 
-def _members(cls: type) -> dict[str, Any]:
-    """Return the attributes of a class and its bases by name, without evaluating properties."""
-    return {name: member for base in reversed(cls.__mro__) for name, member in vars(base).items()}
-
-
 def _check_declaration(name: str, attribute: str, value: object) -> None:
     """Refuse a declaration of the wrong type. It is a mistake, or an attribute that has this name by chance."""
     default = DECLARED[attribute]
     if isinstance(default, bool):
         fits, expected = isinstance(value, bool), "True or False"
     elif isinstance(default, tuple):
-        texts = isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value)
-        fits, expected = (
-            texts,
-            f"a tuple of texts, such as {VALUES.get(attribute, ('classifier.*',))[:1]}",
-        )
+        fits = isinstance(value, (tuple, list)) and all(isinstance(item, str) for item in value)
+        expected = f"a tuple of texts, such as {VALUES.get(attribute, ('classifier.*',))[:1]}"
     elif attribute == "exchanges":
         fits, expected = value is None or isinstance(value, Exchange), "Exchange(patterns, epochs), or None"
     else:
@@ -207,35 +176,21 @@ def _check_hook(name: str, hook: str, function: Any, marks: Mapping[str, Any]) -
 
 def _check_function(name: str, hook: str, function: Any, expected: list[str]) -> None:
     """Check the arguments of a hook or a question, and that a call runs its body."""
+    if isinstance(function, (staticmethod, classmethod)):
+        raise PluginContractError.of(name, f"is a {type(function).__name__}", hook=hook, expected="a method")
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        if parameter.default is not parameter.empty:
+        plain = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+        if not plain or parameter.name not in expected:
             raise PluginContractError.of(
                 name,
-                f"gives its argument {parameter.name!r} a default value, which pluggy would always use",
+                f"takes the argument '{parameter}', which pluggy would never pass",
                 hook=hook,
-                hint="make it an option of the plugin",
+                expected=f"any of ({', '.join(expected)}), without default values",
             )
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            raise PluginContractError.of(
-                name,
-                f"takes {parameter.name!r} as a keyword-only or variable argument, which pluggy never passes",
-                hook=hook,
-                expected=f"any of ({', '.join(expected)}) as plain arguments",
-            )
-        if parameter.name not in expected:
-            raise PluginContractError.of(
-                name,
-                f"takes an argument {parameter.name!r} that the hook does not have",
-                hook=hook,
-                expected=f"any of ({', '.join(expected)})",
-            )
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    generates = inspect.isgeneratorfunction(function) and hook != "select_clients"
+    if generates or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise PluginContractError.of(
-            name, "is asynchronous, so its body would never run", hook=hook, hint="write def instead of async def"
-        )
-    if inspect.isgeneratorfunction(function) and RESULTS.get(hook) not in ITERATED:
-        raise PluginContractError.of(
-            name, "is a generator (it has a yield), so its body would never run", hook=hook, hint="return the result"
+            name, "is a generator or asynchronous, so its body would never run", hook=hook, hint="return the result"
         )
 
 
@@ -248,8 +203,9 @@ def problem_with(hook: str, value: Any) -> str:
         return f"returned {_describe(value)}, expected None: nothing would use it"
     if hook not in RESULTS:
         return ""
-    fits, expected = RESULTS[hook]
-    return "" if fits(value) else f"returned {_describe(value)}, expected {expected} or None"
+    kind, expected = RESULTS[hook]
+    fits = isinstance(value, kind) if isinstance(kind, type) else kind(value)
+    return "" if fits else f"returned {_describe(value)}, expected {expected} or None"
 
 
 def whole_numbers(values: Iterable[Any], plugin: str, hook: str) -> list[int]:
@@ -280,24 +236,13 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _update(value: Any) -> bool:
-    return isinstance(value, ClientUpdate)
-
-
 def _cohort(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes))
 
 
-def _several(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-
-
 def _patterns(value: Any) -> bool:
-    return isinstance(value, Collection) and _several(value) and all(isinstance(item, str) for item in value)
-
-
-def _module(value: Any) -> bool:
-    return isinstance(value, nn.Module)
+    mapping_or_text = isinstance(value, (str, bytes, Mapping))
+    return isinstance(value, Collection) and not mapping_or_text and all(isinstance(item, str) for item in value)
 
 
 def _json(value: Any) -> bool:
@@ -309,12 +254,9 @@ def _json(value: Any) -> bool:
 
 
 _TENSORS = (_tensors, "a mapping of names to tensors")
-_UPDATE = (_update, "a ClientUpdate (dataclasses.replace of the one given)")
-_COHORT = (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs")
-ITERATED = (_COHORT,)
-"""The kinds of results that a generator may yield."""
+_UPDATE = (ClientUpdate, "a ClientUpdate (dataclasses.replace of the one given)")
 
-RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+RESULTS: Mapping[str, tuple[type | Callable[[Any], bool], str]] = {
     QUESTION: _TENSORS,
     "broadcast": _TENSORS,
     "broadcast_to": _TENSORS,
@@ -328,12 +270,15 @@ RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "pre_aggregate": _UPDATE,
     "pre_upload": _UPDATE,
     "guard_upload": _UPDATE,
-    "select_clients": _COHORT,
+    "select_clients": (_cohort, "a sequence of client ids, or a mapping of client ids to local epochs"),
     "personal_parameters": (_patterns, "a sequence of patterns"),
-    "personal_model": (_module, "a module"),
+    "personal_model": (nn.Module, "a module"),
     "report": (_json, "a mapping of names to JSON values"),
 }
-"""Hook -> the check of its result, and the expectation in words. ``objective`` checks losses where it adds them."""
+"""Hook -> the type or the check of its result, and the expectation in words.
+
+``objective`` checks losses where it adds them.
+"""
 
 
 def _describe(value: Any) -> str:

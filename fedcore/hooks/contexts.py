@@ -186,30 +186,22 @@ class Step(Protocol):
     """encoder(x), (B, d)."""
     logits: Tensor
     """classifier(features), (B, C)."""
+    model: SplitModel
+    """The local model in training."""
+    round: int
+    """The round, from 0."""
+    rounds: int
+    """The number of rounds, T."""
+    progress: float
+    """round / rounds: 0 in the first round, (T - 1) / T in the last."""
+    epoch: int
+    """The local epoch, from 0: a pass over the client's samples. ``--local-steps`` can cut the last one short."""
+    reference: list[Tensor]
+    """The values of ``parameters`` at the start of the round."""
 
     @property
     def client(self) -> ClientContext:
         """The client that trains."""
-
-    @property
-    def model(self) -> SplitModel:
-        """The local model in training."""
-
-    @property
-    def round(self) -> int:
-        """The round, from 0."""
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds, T."""
-
-    @property
-    def progress(self) -> float:
-        """round / rounds: 0 in the first round, (T - 1) / T in the last."""
-
-    @property
-    def epoch(self) -> int:
-        """The local epoch, from 0: a pass over the client's samples. ``--local-steps`` can cut the last one short."""
 
     @property
     def added(self) -> Mapping[str, nn.Parameter]:
@@ -218,10 +210,6 @@ class Step(Protocol):
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable shared parameters."""
-
-    @property
-    def reference(self) -> list[Tensor]:
-        """The values of ``parameters`` at the start of the round."""
 
     def frozen(self, name: str) -> Outputs | None:
         """Return (features, logits) of the ``"global"`` or ``"previous"`` model on this batch.

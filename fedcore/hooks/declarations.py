@@ -5,8 +5,6 @@ The checks of :class:`~fedcore.hooks.plugins.PluginSet` and ``fedcore plugins sh
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -91,7 +89,7 @@ ATTRIBUTES = (
     ),
     Declaration("neutral"),
 )
-"""The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`; :func:`meanings` explains them."""
+"""The declarations that are attributes of :class:`~fedcore.hooks.plugin.Plugin`. Its docstring explains them."""
 
 TABLE = {
     declaration.key: declaration
@@ -114,12 +112,6 @@ KEEPS = "personal_parameters"
 """The hook that keeps parameters on the clients. No other plugin can own, exchange or correct these parameters."""
 
 
-def meanings() -> dict[str, str]:
-    """Return the meaning of each attribute, from the docstring of the class Plugin; empty under ``python -OO``."""
-    found = re.findall(r":ivar (\w+): ((?:.|\n )+)", inspect.getdoc(Plugin) or "")
-    return dict.fromkeys((row.name for row in ATTRIBUTES), "") | {name: " ".join(text.split()) for name, text in found}
-
-
 def refuse_together(one: Plugin, other: Plugin) -> None:
     """Refuse two plugins of a run whose declarations conflict for every model.
 
@@ -136,23 +128,3 @@ def refuse_together(one: Plugin, other: Plugin) -> None:
                     value = patterns_of(second, name) if TABLE[name].patterns else ""
                     said = reason.format(one=first.name, other=second.name, value=value)
                     raise PluginConflictError.of(first.name, second.name, said)
-
-
-def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
-    """Return the kinds of plugins that cannot be combined with this one, each as a noun phrase."""
-    found = []
-    for declaration in TABLE.values():
-        if not declaration.made_by(plugin):
-            found += [f"a {declaration.plugin}" for name in declaration.excludes if TABLE[name].made_by(plugin)]
-            continue
-        if declaration.alone:
-            found.append(f"another {declaration.plugin}")
-        if declaration.name == KEEPS:
-            found.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
-        if declaration.patterns:
-            patterns = ", ".join(patterns_of(plugin, declaration.name))
-            found.append(f"another plugin that {declaration.name} any of {patterns}")
-            if declaration.shared:
-                found.append(f"a plugin that keeps any of {patterns} on the clients")
-        found += [f"a {TABLE[name].plugin}" for name in declaration.excludes]
-    return list(dict.fromkeys(found))

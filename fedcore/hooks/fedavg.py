@@ -1,4 +1,8 @@
-"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): the default of each hook that needs a result."""
+"""FedAvg (McMahan et al., AISTATS 2017, arXiv 1602.05629): the default of each hook that needs a result.
+
+It is a file of its own because it is a plugin like any other, behind an entry point of the group ``fedcore.plugins``.
+Other methods replace its results through hooks.
+"""
 
 from __future__ import annotations
 

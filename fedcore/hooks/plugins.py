@@ -59,6 +59,7 @@ class PluginSet:
         self.plugins = tuple(plugins)
         self._by_name = {plugin.name: plugin for plugin in self.plugins}
         self._calls = _calls(self.plugins)
+        self._questions = {plugin.name: _questions(plugin) for plugin in self.plugins}
         self.seconds = dict.fromkeys((plugin.name for plugin in self), 0.0)
         """Time spent in each of the user's plugins since this set was made."""
 
@@ -68,7 +69,7 @@ class PluginSet:
 
         :raises ConfigError: an unknown plugin or option, a value out of bounds.
         :raises PluginContractError: a plugin that breaks the contract.
-        :raises PluginConflictError: two plugins with the same exclusive hook.
+        :raises PluginConflictError: two plugins whose declarations conflict, see :mod:`fedcore.hooks.declarations`.
         """
         plugins = [create_plugin(name, options) for name, options in choices.items() if name != BUILTIN]
         if choices.get(BUILTIN):
@@ -80,7 +81,8 @@ class PluginSet:
             if names.count(name) > 1:
                 raise ConfigError(f"plugin {name!r} is listed twice; list it once")
         made = cls([*plugins, create_plugin(BUILTIN, {})])
-        made.check_exclusive()
+        for one, other in combinations(made, 2):
+            refuse_together(one, other)
         return made
 
     def __iter__(self) -> Iterator[Plugin]:
@@ -136,8 +138,8 @@ class PluginSet:
 
         :raises PluginContractError: ``method`` is not a method of the plugin that is marked as a question.
         """
-        for name, known in self._by_name[plugin_name].questions.items():
-            if method == known:
+        for name, call in self._questions[plugin_name].items():
+            if method == call.methods[0].function:
                 return name
         raise PluginContractError.of(
             plugin_name, f"asks {method!r}", expected="a method of the plugin that is marked with @question"
@@ -148,12 +150,9 @@ class PluginSet:
 
         :raises PluginContractError: the plugin marks no method of this name as a question.
         """
-        plugin = self._by_name[plugin_name]
-        method = plugin.questions.get(question)
-        if method is None:
+        call = self._questions[plugin_name].get(question)
+        if call is None:
             raise PluginContractError.of(plugin_name, f"is asked {question!r}, which it does not mark as a question")
-        names = tuple(inspect.signature(method).parameters)
-        call = _Call(plugin, [_Method(method, names)], frozenset(names))
         return self._invoke(call, f"{QUESTION} {question}", arguments)
 
     def _invoke(self, call: _Call, hook: str, arguments: Mapping[str, Any]) -> Any:
@@ -199,11 +198,6 @@ class PluginSet:
             round_, client = _where(arguments)
             raise PluginContractError.of(name, problem, hook=hook, round=round_, client=client)
         return result
-
-    def check_exclusive(self) -> None:
-        """Refuse two plugins whose declarations conflict; the reasons are in :mod:`fedcore.hooks.declarations`."""
-        for one, other in combinations(self, 2):
-            refuse_together(one, other)
 
     def check_names(self, names: Iterable[str], personal: Iterable[str]) -> None:
         """Resolve every declared pattern over the model's names and refuse overlaps.
@@ -285,6 +279,15 @@ def _calls(plugins: tuple[Plugin, ...]) -> dict[str, list[_Call]]:
             call.methods.append(_Method(method.function, method.argnames))
         calls[hook] = list(found.values())
     return calls
+
+
+def _questions(plugin: Plugin) -> dict[str, _Call]:
+    """Return the questions of a plugin by name, as calls."""
+    arguments = {name: tuple(inspect.signature(method).parameters) for name, method in plugin.questions.items()}
+    return {
+        name: _Call(plugin, [_Method(method, arguments[name])], frozenset(arguments[name]))
+        for name, method in plugin.questions.items()
+    }
 
 
 def _joined(one: Any, other: Any, plugin: str, hook: str) -> Any:

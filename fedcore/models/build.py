@@ -89,7 +89,7 @@ def build_model(
             f"returned {type(model).__name__}",
             kind="model",
             expected="a SplitModel, or another module that ends with a linear layer",
-            hint="return fedcore.SplitModel(base, feature_dim, num_classes), base without the last layer",
+            hint=HINT,
         )
     if projection:
         task.ensure_projection(model)
@@ -113,24 +113,17 @@ def _arguments(
     """
     given = {"num_classes": num_classes, "input_shape": input_shape}
     signature = inspect.signature(factory)
-    parameters = signature.parameters
-    named = {name: value for name, value in given.items() if name in parameters}
-    in_order = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    takes_more = any(
-        p.kind is inspect.Parameter.VAR_POSITIONAL or (p.kind in in_order and p.default is p.empty)
-        for p in parameters.values()
+    named = {name: value for name, value in given.items() if name in signature.parameters}
+    for positional, keywords in (((), named), (tuple(given.values()), {})):
+        with suppress(TypeError):
+            signature.bind(*positional, **keywords)
+            return positional, keywords
+    raise PluginContractError.of(
+        name,
+        "cannot be called with the number of classes and the shape of a sample",
+        kind="model",
+        hint="name its parameters num_classes and input_shape, or one of these, and give defaults to the others",
     )
-    positional = tuple(given.values()) if takes_more and not named else ()
-    try:
-        signature.bind(*positional, **named)
-    except TypeError as error:
-        raise PluginContractError.of(
-            name,
-            f"cannot be called with the number of classes and the shape of a sample: {error}",
-            kind="model",
-            hint="name its parameters num_classes and input_shape, or one of these, and give defaults to the others",
-        ) from None
-    return positional, named
 
 
 class SplitNetwork(SplitModel):

@@ -1,4 +1,8 @@
-"""The model of the core: ``mlp``. The papers' networks are the package ``fedcore-zoo``."""
+"""The model of the core: ``mlp``. The papers' networks are the package ``fedcore-zoo``.
+
+It is a file of its own because it is what a package with a model has: a factory behind an entry point of the group
+``fedcore.models``.
+"""
 
 from __future__ import annotations
 

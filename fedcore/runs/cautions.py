@@ -10,7 +10,6 @@ from typing import Any
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
-from fedcore.base.process import cores
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition
 from fedcore.runs.provenance import INSTRUCTIONS, versions
@@ -29,16 +28,10 @@ def data_cautions(dataset: Dataset) -> list[str]:
 
 
 def option_cautions(config: RunConfig) -> list[str]:
-    """Return the cautions about options without effect, or with another effect than the user may want."""
-    found, processors = [], cores()
+    """Return the cautions about options without effect."""
     if config.local_steps is not None and config.local_epochs != RunConfig.model_fields["local_epochs"].default:
-        found.append(f"--local-epochs {config.local_epochs} has no effect next to --local-steps {config.local_steps}")
-    if config.engine == "local" and config.workers is not None and config.workers > 2 * processors:
-        found.append(
-            f"--workers {config.workers} on {processors} core{'s' * (processors > 1)}: more workers than cores take "
-            "memory and save no time"
-        )
-    return found
+        return [f"--local-epochs {config.local_epochs} has no effect next to --local-steps {config.local_steps}"]
+    return []
 
 
 def evaluation_cautions(setup: Setup, partition: Partition) -> list[str]:

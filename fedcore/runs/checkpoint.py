@@ -122,12 +122,6 @@ class CheckpointStore:
         """
         self._prune(self.clients.everyone())
 
-    def step_back(self, round: int) -> int:
-        """Delete the checkpoints from a round on; return the round of the last checkpoint that is left, or 0."""
-        self._kept = {path: named for path, named in self._kept.items() if _round_of(path) < round}
-        self._prune(())
-        return max(map(_round_of, self._kept), default=0)
-
     def _prune(self, clients: Collection[int], training: int | None = None) -> None:
         names = {path.name for path in self._kept}
         delete_others(self.root, names.__contains__)
@@ -142,10 +136,6 @@ class CheckpointStore:
 
     def _files(self, phase: str | None = None) -> list[Path]:
         return sorted(self.root.glob(f"*-{phase}.safetensors" if phase else "*.safetensors"))
-
-
-def _round_of(path: Path) -> int:
-    return int(path.name.partition("-")[0])
 
 
 def _pack(state: ServerState) -> tuple[dict[str, Tensor], dict[str, Any]]:

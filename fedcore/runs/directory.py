@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -13,7 +12,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -51,15 +50,10 @@ class RunDirectory:
     def __init__(self, path: Path, *, with_clients: bool = True) -> None:
         self.path = path
         self._locked = False
-        self._missing: list[Path] = []  # the folders that this object made, innermost first
         self.metrics = RecordFile(path / "metrics.jsonl")
         self.sessions = RecordFile(path / "sessions.jsonl")
         self.clients = (ClientStore if with_clients else RemoteClientStore)(path / "clients")
         self.checkpoints = CheckpointStore(path / "checkpoint", self.clients)
-
-    def without_clients(self) -> RunDirectory:
-        """Return the same directory for clients that keep their states themselves."""
-        return RunDirectory(self.path, with_clients=False)
 
     @staticmethod
     def choose(out: Path) -> Path:
@@ -71,57 +65,34 @@ class RunDirectory:
             raise _exists(out)
         return _encodable(out.resolve())
 
-    @staticmethod
-    @contextlib.contextmanager
-    def reserve(plugins: list[str]) -> Iterator[Path]:
-        """Make an empty folder below ``runs``, named after time and plugins. No other process gets the same folder.
-
-        If the block raises and the folder is empty, it is deleted again.
-
-        :raises RunDirectoryError: the folder cannot be made.
-        """
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
-        out = base = _encodable(Path("runs").resolve() / f"{stamp}-{names}")
-        missing = [out, *itertools.takewhile(lambda folder: not folder.exists(), out.parents)]
-        for number in itertools.count(1):
-            try:
-                out.mkdir(parents=True)
-                break
-            except FileExistsError:
-                out = missing[0] = base.with_name(f"{base.name}-{number}")
-            except OSError as error:
-                raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
-        sync_names(missing)
-        try:
-            yield out
-        except BaseException:
-            _remove_empty(missing)
-            raise
-
     @classmethod
     @contextlib.contextmanager
-    def create(cls, out: Path, *, with_clients: bool = True) -> Iterator[RunDirectory]:
+    def create(cls, out: Path | None, plugins: Iterable[str] = (), *, with_clients: bool = True) -> Iterator[Self]:
         """Make a new, empty run directory, and keep other processes from it until the block ends.
 
+        If the block raises before a round was finished, the directory is deleted again: there is nothing to resume.
+
+        :param out: None for a folder below ``runs``, named after time and plugins. No other process gets the same one.
         :raises RunDirectoryError: the directory cannot be made, or another process began a run there meanwhile.
         """
         try:
-            missing = make_folders(out)
+            made = _default_folder(plugins) if out is None else make_folders(out)
         except OSError as error:
-            raise RunDirectoryError(f"--out {out} cannot be made: {error}") from error
-        made = cls(out.resolve(), with_clients=with_clients)
-        made._missing = missing
-        with made.lock():
-            if any(made.path.iterdir()):
-                raise _exists(out)
-            yield made
-
-    def discard(self) -> None:
-        """Delete the folders that :meth:`create` made, with their content. It is for a run without a finished round."""
-        for path in self.path.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        _remove_empty(self._missing)
+            raise RunDirectoryError(f"--out {out or 'runs'} cannot be made: {error}") from error
+        folder = cls((made[0] if out is None else out).resolve(), with_clients=with_clients)
+        with folder.lock():
+            if any(folder.path.iterdir()):
+                raise _exists(folder.path)
+            try:
+                yield folder
+            except BaseException:
+                if not folder.metrics.length:
+                    for path in folder.path.iterdir():
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    for each in made:
+                        with contextlib.suppress(OSError):  # it is not empty
+                            each.rmdir()
+                raise
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -307,10 +278,21 @@ class RunDirectory:
         write_text(self.path / "summary.json", rows + "\n")
 
 
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):  # the folder is not empty
-            folder.rmdir()
+def _default_folder(plugins: Iterable[str]) -> list[Path]:
+    """Make an empty folder below ``runs``, named after time and plugins; return the new folders, innermost first."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
+    base = _encodable(Path("runs").resolve() / f"{stamp}-{names}")
+    made, out, number = make_folders(base.parent), base, 0
+    while True:
+        try:
+            out.mkdir()
+        except FileExistsError:  # of a run that began in the same second
+            number += 1
+            out = base.with_name(f"{base.name}-{number}")
+        else:
+            sync_names([out])
+            return [out, *made]
 
 
 def _encodable(out: Path) -> Path:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedcore.base.process import cores
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS, VALIDATION
 from fedcore.base.tensors import copy_into
-from fedcore.client.evaluation import MAX_CONFUSION, Counted, count, rates, summarise_clients
+from fedcore.client.evaluation import MAX_CONFUSION, count, rates, summarise_clients
 from fedcore.client.messages import ClientTask, Outcome
 from fedcore.data import Samples
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
-from fedcore.server.broadcasts import Broadcasts
+from fedcore.server.cohort import Broadcasts
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 
@@ -38,64 +36,30 @@ class Evaluator:
         The mapping is empty if the evaluation was not asked for them, or for more than ``MAX_CONFUSION`` classes.
         """
 
-    @cached_property
-    def overlaps(self) -> bool:
-        """Whether the device evaluates while the next round trains: on CUDA, if only the global model is evaluated.
-
-        It does not if a hook or ``--patience`` needs the figures of a round before the next round.
-        """
-        waits = self.federation.setup.plugins.implements("report") or self.federation.config.patience is not None
-        return self.device.type == "cuda" and not waits and self._global and not self._on_clients
-
     def evaluate(self, state: ServerState, *, with_confusion: bool = False) -> dict[str, Any]:
         """Return the figures of every protocol that applies to this run."""
-        return self.begin(state, with_confusion=with_confusion)()
-
-    def begin(self, state: ServerState, *, with_confusion: bool = False) -> Callable[[], dict[str, Any]]:
-        """Begin an evaluation; return a function that waits for it and returns the figures."""
-        with_confusion = with_confusion and self.federation.dataset.num_classes <= MAX_CONFUSION
-        with torch.cuda.stream(self._stream):
-            counted = self._count(state, with_confusion) if self._global else None
-
-        def figures() -> dict[str, Any]:
-            self.confusions = {}
-            metrics: dict[str, Any] = {"global": None}
-            if counted is not None:
-                with torch.cuda.stream(self._stream):
-                    counts = counted.read()
-                metrics["global"] = rates(counts)
-                if with_confusion:
-                    self.confusions["global"] = np.array(counts["confusion"], dtype=np.int64)
-            else:
-                example = sorted(self.federation.setup.layout.personal)[0]
-                metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
-            metrics.update(self.evaluate_clients(state, with_confusion=with_confusion))
-            return metrics
-
-        return figures
-
-    def _count(self, state: ServerState, with_confusion: bool) -> Counted:
-        """Count on the server's test set. On CUDA the device may still compute the counts."""
-        model = loaded(self._twin, state) if self.overlaps else self.load_model(state)
-        threads = cores() if self.device.type == "cpu" else 1
-        classes = self.federation.dataset.num_classes
-        return count(model, self._test, classes, self.device, threads=threads, confusion=with_confusion)
-
-    @cached_property
-    def _twin(self) -> SplitModel:
-        """A model for evaluation alone: nothing else loads weights into it while the device reads them."""
-        return self.placement.model(copy.deepcopy(self.federation.setup.model))
+        federation = self.federation
+        with_confusion = with_confusion and federation.dataset.num_classes <= MAX_CONFUSION
+        self.confusions = {}
+        metrics: dict[str, Any] = {"global": None}
+        if self._global:
+            model, threads = self.load_model(state), cores() if self.device.type == "cpu" else 1
+            classes = federation.dataset.num_classes
+            counted = count(model, self._test, classes, self.device, threads=threads, confusion=with_confusion)
+            counts = counted.read()
+            metrics["global"] = rates(counts)
+            if with_confusion:
+                self.confusions["global"] = np.array(counts["confusion"], dtype=np.int64)
+        else:
+            example = sorted(federation.setup.layout.personal)[0]
+            metrics["global_reason"] = f"no global model: parameters such as {example!r} stay on the clients"
+        return metrics | self.evaluate_clients(state, with_confusion=with_confusion)
 
     @cached_property
     def _test(self) -> Samples:
         """The server's test set. It is moved to a GPU once."""
         test = self.federation.dataset.test
         return test if self.device.type == "cpu" else test.to(self.device, self.placement.memory_format)
-
-    @cached_property
-    def _stream(self) -> torch.cuda.Stream | None:
-        """The stream of an evaluation that overlaps with the training."""
-        return torch.cuda.Stream(self.device) if self.overlaps else None
 
     @property
     def _global(self) -> bool:
@@ -179,13 +143,9 @@ class Evaluator:
 
     def load_model(self, state: ServerState) -> SplitModel:
         """Return the server's model with the committed weights, in eval mode."""
-        return loaded(self.placement.model(self.federation.setup.model), state)
-
-
-def loaded(model: SplitModel, state: ServerState) -> SplitModel:
-    """Load the committed weights into a model; return it in eval mode."""
-    copy_into(model.state_dict(), state.model)
-    return model.eval()
+        model = self.placement.model(self.federation.setup.model)
+        copy_into(model.state_dict(), state.model)
+        return model.eval()
 
 
 def evaluation_tasks(scope: ServerScope, clients: Iterable[int], **meta: Any) -> list[ClientTask]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,16 @@ from torch import nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.base.objects import lent
 from fedcore.base.process import one_thread
-from fedcore.base.registry import refuse_while_importing
 from fedcore.data import Partition
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement
 from fedcore.runs.evaluation import evaluation_tasks
-from fedcore.runs.given import DatasetObject, Given, ModelObject, PluginObjects, given_again, name_objects
-from fedcore.runs.notebook import notebook_display
+from fedcore.runs.given import DatasetObject, ModelObject, PluginObjects, name_objects, objects_again
+from fedcore.runs.progress import notebook_display
 from fedcore.runs.result import RunResult
-from fedcore.runs.run import Make, Run, noting, only_notes
+from fedcore.runs.run import Make, Run
 from fedcore.runs.training import CallbackError, Experiment, Interrupted, OnRound
 from fedcore.server.round import Notify
 from fedcore.server.scope import ServerScope
@@ -84,34 +83,18 @@ def run(
     :raises Interrupted: Ctrl-C. The directory holds the last finished round, too. Before the first finished round every
         error deletes the directory.
     """
-    refuse_while_importing()
-    given, notify = Given(), notify or notebook_display()
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError(f"fedcore.run got a {type(config).__name__}; write options by name: fedcore.run(rounds=5)")
     if isinstance(partition, str):
         options["partition"], partition = partition, None
     if isinstance(engine, str):
         options["engine"], engine = engine, None
-    config = _configured(config, options)
-    if model is not None or plugins is not None or dataset is not None:
-        config, given = name_objects(config, model, plugins, dataset)
-        changed = given.workers(config)
-        config = config.model_copy(update=changed)
-        if changed:
-            noting(notify or only_notes)(given.note)
-    with (
-        one_thread(),
-        given.lent(),
-        Run.new(config, partition=partition, reached=engine is not None) as new,
-    ):
-        return new.train(notify=notify, make=engine, on_round=on_round)
-
-
-def _configured(config: RunConfig | None, options: dict[str, Any]) -> RunConfig:
-    """Return a configuration with some options replaced, all of them checked."""
-    if config is not None and not isinstance(config, RunConfig):
-        raise ConfigError(f"fedcore.run got a {type(config).__name__}; write options by name: fedcore.run(rounds=5)")
-    if config is not None and not options:
-        return config
-    return RunConfig.create({**(config.model_dump(exclude_unset=True) if config is not None else {}), **options})
+    config = RunConfig() if config is None else config
+    if options:
+        config = RunConfig.create({**config.model_dump(exclude_unset=True), **options})
+    config, given = name_objects(config, model, plugins, dataset)
+    with one_thread(), lent(given), Run.new(config, partition=partition, reached=engine is not None) as new:
+        return new.train(notify=notify or notebook_display(), make=engine, on_round=on_round)
 
 
 @contextmanager
@@ -161,17 +144,9 @@ def resume(
         together, or another process trains it.
     :raises ConfigError: the run needs one of the permissions.
     """
-    path, notify = Path(path), notify or notebook_display()
-    saved, given = given_again(path, model, plugins, dataset)
-    if saved is not None and (changed := given.workers(saved)):
-        changes = {**(changes or {}), **changed}
-        noting(notify)(given.note)
-    reached = engine is not None
-    with one_thread(), given.lent():
-        reopened = Run.open(
-            path, allow_code=allow_code, allow_outside=allow_outside, reached=reached, changes=changes, out=out
-        )
-        return reopened.train(notify=notify, make=engine, on_round=on_round)
+    how = {"allow_outside": allow_outside, "reached": engine is not None, "changes": changes, "out": out}
+    with _reopened(path, model, plugins, dataset, allow_code, **how) as reopened:
+        return reopened.train(notify=notify or notebook_display(), make=engine, on_round=on_round)
 
 
 def evaluate_run(
@@ -232,7 +207,7 @@ def client_model(
     :raises PluginCallError: ``personal_model`` raised.
     """
     with _reopened(path, model, plugins, dataset, allow_code) as reopened:
-        return own_model(reopened, client).network
+        return own_model(reopened, client)[0]
 
 
 @contextmanager
@@ -242,25 +217,22 @@ def _reopened(
     plugins: PluginObjects | None,
     dataset: DatasetObject | None,
     allow_code: bool,
+    **how: Any,
 ) -> Iterator[Run]:
-    """Open a run for reading, with the objects that its configuration names."""
+    """Open a run, with the objects that its configuration names.
+
+    :param how: see :meth:`Run.open`.
+    """
     path = Path(path)
-    _, given = given_again(path, model, plugins, dataset)
-    with one_thread(), given.lent():
-        yield Run.open(path, allow_code=allow_code)
+    with one_thread(), lent(objects_again(path, model, plugins, dataset)):
+        yield Run.open(path, allow_code=allow_code, **how)
 
 
-@dataclass(frozen=True)
-class ClientModel:
-    """A client's own model on the CPU, contiguous, in eval mode."""
+def own_model(run: Run, client: int) -> tuple[nn.Module, bool]:
+    """Return a client's model of a run, see :func:`fedcore.client_model`, and whether the client has trained.
 
-    network: nn.Module
-    took_part: bool
-    """Whether the client trained. If it did not, the model is the global one with initial personal parameters."""
-
-
-def own_model(run: Run, client: int) -> ClientModel:
-    """Return a client's model of a run; see :func:`fedcore.client_model`."""
+    If it has not, the model is the global one with initial personal parameters.
+    """
     setup, path = run.setup, run.directory.path
     if not setup.layout.personal and not setup.plugins.implementers("personal_model"):
         raise ConfigError(f"the clients of {path} have no models of their own: all of them use the global model")
@@ -274,11 +246,5 @@ def own_model(run: Run, client: int) -> ClientModel:
         (task,) = evaluation_tasks(scope, [client])
         assert isinstance(running.engine, InProcessEngine)
         with running.engine.own_model(task) as network:
-            try:
-                taken = copy.deepcopy(network)
-            except Exception as error:  # a module of a plugin can hold anything
-                raise ConfigError(
-                    f"the model of client {client}, a {type(network).__name__}, cannot be copied: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-    return ClientModel(Placement.plain().model(taken).eval(), task.meta["took_part"])
+            taken = copy.deepcopy(network)
+    return Placement.plain().model(taken).eval(), bool(task.meta["took_part"])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +14,7 @@ from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
 from fedcore.base.identity import short_name
-from fedcore.base.objects import Key, import_name, object_name, pickled
+from fedcore.base.objects import Key, import_name, object_name
 from fedcore.data import Dataset, as_dataset
 from fedcore.hooks.plugin import Plugin
 from fedcore.runs.directory import RunDirectory
@@ -31,45 +29,13 @@ DatasetObject: TypeAlias = "Dataset | Callable[[Path | None], Dataset] | Mapping
 """A data set, a loader, arrays, tensors, a pair of torch's data sets (:func:`fedcore.data.as_dataset`), or a name."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """The objects that a program passed to a run."""
-
-    objects: Mapping[Key, Any] = field(default_factory=dict)
-    """The objects by kind and name."""
-    only_here: str = ""
-    """Why other processes cannot have the objects; empty if they can."""
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """Let the registry find the objects until the block ends."""
-        with objects.lent(self.objects):
-            yield
-
-    def workers(self, config: RunConfig) -> dict[str, Any]:
-        """Return the option to change so that only this process needs the objects; empty if it does not change.
-
-        :raises ConfigError: the engine runs clients in other processes.
-        """
-        if not self.only_here or config.workers == 0:
-            return {}
-        if config.engine != "local":
-            raise ConfigError(f"engine {config.engine!r} runs clients in other processes, but {self.only_here}")
-        return {"workers": 0}
-
-    @property
-    def note(self) -> str:
-        """The message for the user if :meth:`workers` changed an option."""
-        return f"{self.only_here}: this run uses this process only"
-
-
 def name_objects(
     config: RunConfig,
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
-) -> tuple[RunConfig, Given]:
-    """Return the configuration with the names of objects, and the objects by these names."""
+) -> tuple[RunConfig, dict[Key, Any]]:
+    """Return the configuration with the names of objects, and the objects by kind and name, for the registry."""
     found: dict[Key, Any] = {}
     values: dict[str, Any] = {}
     if model is not None:
@@ -80,29 +46,19 @@ def name_objects(
         values["plugins"] = RunConfig(plugins=[{name: options} for name, options in named]).plugins
     if dataset is not None:
         values["dataset"] = _add(found, "dataset", dataset)
-    return config.model_copy(update=values), _given(found)
-
-
-def given_again(
-    path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
-) -> tuple[RunConfig | None, Given]:
-    """Return a saved run's configuration and the objects by its names; None and no objects if no object is given."""
-    if model is None and plugins is None and dataset is None:
-        return None, Given()
-    saved = RunDirectory.open(path).read_config()
-    return saved, objects_again(saved, model, plugins, dataset)
+    return config.model_copy(update=values), _usable(found)
 
 
 def objects_again(
-    config: RunConfig,
-    model: ModelObject | None = None,
-    plugins: PluginObjects | None = None,
-    dataset: DatasetObject | None = None,
-) -> Given:
-    """Return objects by the names that a saved configuration has for them. Arguments that are names are skipped.
+    path: Path, model: ModelObject | None, plugins: PluginObjects | None, dataset: DatasetObject | None
+) -> dict[Key, Any]:
+    """Return objects by the names that a saved run has for them. Arguments that are names are skipped.
 
     :raises ConfigError: the saved run has no plugin with the name of a class.
     """
+    if model is None and plugins is None and dataset is None:
+        return {}
+    config = RunDirectory.open(path).read_config()
     found: dict[Key, Any] = {}
     if model is not None and not isinstance(model, str):
         found["model", config.model] = model
@@ -115,7 +71,7 @@ def objects_again(
             found["plugin", names[0]] = plugin
     if dataset is not None and not isinstance(dataset, str):
         found["dataset", config.dataset] = dataset
-    return _given(found)
+    return _usable(found)
 
 
 def _listed(plugins: PluginObjects) -> list[Any]:
@@ -146,23 +102,16 @@ def _name_of_value(value: Any) -> str:
     return object_name(value)
 
 
-def _given(found: Mapping[Key, Any]) -> Given:
-    """Return objects in the form that the registry returns, with the reason if other processes cannot have them."""
-    lent = {key: _usable(key, value) for key, value in found.items()}
-    reason = ""
-    for (kind, name), value in lent.items():
-        try:
-            pickled({(kind, name): value})
-        except Exception as error:  # a program's objects can raise anything
-            reason = f"the {kind} {short_name(name)!r} cannot be sent to other processes ({error})"
-    return Given(lent, reason)
+def _usable(found: Mapping[Key, Any]) -> dict[Key, Any]:
+    """Return objects in the form that the registry returns: a factory of models, a loader of data."""
+    usable = dict(found)
+    for key, value in found.items():
+        if key[0] == "model" and isinstance(value, nn.Module):
+            usable[key] = functools.partial(copy.deepcopy, value)
+        if key[0] == "dataset" and not callable(value):
+            usable[key] = functools.partial(_taken, as_dataset(value, key[1]))
+    return usable
 
 
-def _usable(key: Key, value: Any) -> Any:
-    """Return an object in the form that the registry returns: a factory of models, a loader of data."""
-    if key[0] == "model" and isinstance(value, nn.Module):
-        return functools.partial(copy.deepcopy, value)
-    if key[0] == "dataset" and not callable(value):
-        dataset = as_dataset(value, key[1])
-        return lambda data_dir: dataset
-    return value
+def _taken(dataset: Dataset, data_dir: Path | None) -> Dataset:
+    return dataset

@@ -1,22 +1,34 @@
-"""Resolve a configuration before anything runs or is written: replace every ``auto``, load data, split it."""
+"""Resolve a configuration before anything runs or is written: replace every ``auto``, load data, split it.
+
+``--autotune`` chooses the memory format of images and convolutions by measurement instead of a fixed rule.
+"""
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError
-from fedcore.data import Dataset, Partition, load_dataset, load_partition, make_partition
+from fedcore.data import Dataset, Partition, ResidentSamples, load_dataset, load_partition, make_partition
 from fedcore.data.assign import public_rows, with_public
 from fedcore.hooks.plugin import BUILTIN, parse_options
 from fedcore.hooks.plugins import PluginSet
+from fedcore.models import SplitModel
 from fedcore.models.build import with_digest
-from fedcore.models.placement import resolve_device
+from fedcore.models.placement import Placement, convolves, resolve_device
+
+FORMATS = ("contiguous", "channels_last")
+TURNS = 15
+"""The steps that ``--autotune`` takes in each memory format. The first ones are slow, so the fastest one counts."""
 
 
 def resolve(config: RunConfig, dataset: Dataset | None = None) -> tuple[RunConfig, Dataset]:
@@ -132,3 +144,64 @@ def _require_private(config: RunConfig, dataset: Dataset, partition: Partition) 
             f"--public {config.public}: {config.partition} gives {both} of these samples to clients; make the "
             "partition with fedcore data split and the same --public and --seed, or name another data set"
         )
+
+
+def tracking(trackers: Mapping[str, Any]) -> Any:
+    """Return the part of the package fedcore-trackers that resolves a run's trackers and starts them.
+
+    :raises UnknownNameError: it is not installed; with the name of the package.
+    """
+    if "processes" not in registry.available("tracking"):
+        registry.resolve("tracker", next(iter(trackers)))  # names the package that is missing
+    return registry.resolve("tracking", "processes")
+
+
+def resolve_trackers(trackers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the trackers of a run with all their options.
+
+    :raises UnknownNameError: a tracker is not installed.
+    :raises ConfigError: an option does not exist or is out of bounds.
+    """
+    return tracking(trackers).resolve_trackers(trackers) if trackers else {}
+
+
+def tuned(config: RunConfig, model: SplitModel, dataset: Dataset) -> RunConfig:
+    """Return the configuration with the memory format in which training steps are faster on this machine.
+
+    A format that the user chose stays. ``auto`` stays, too, if the model or the data set leaves no choice.
+    """
+    if config.memory_format != "auto" or not convolves(model) or not isinstance(dataset.train, ResidentSamples):
+        return config
+    seconds = measure(config, model, dataset)
+    return config.model_copy(update={"memory_format": min(seconds, key=lambda name: seconds[name])})
+
+
+def measure(config: RunConfig, model: SplitModel, dataset: Dataset) -> dict[str, float]:
+    """Return the minimum seconds of a training step in each memory format, measured in turns."""
+    steps = {name: _step(config.model_copy(update={"memory_format": name}), model, dataset) for name in FORMATS}
+    found = dict.fromkeys(FORMATS, float("inf"))
+    for _ in range(TURNS):
+        for name, step in steps.items():
+            found[name] = min(found[name], step())
+    return found
+
+
+def _step(config: RunConfig, model: SplitModel, dataset: Dataset) -> Callable[[], float]:
+    """Return a function that trains a copy of the model on one batch, and returns the seconds that it took."""
+    placement = Placement.of(config, model)
+    model = placement.model(copy.deepcopy(model)).train()
+    rows = torch.arange(min(config.batch_size, len(dataset.train)))
+    x = dataset.train.gather(rows).to(placement.device).contiguous(memory_format=placement.memory_format)
+    y = dataset.train.labels[rows].to(placement.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=config.momentum)
+
+    def step() -> float:
+        began = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(model(x)[1], y).backward()
+        optimizer.step()
+        if placement.device.type == "cuda":
+            torch.cuda.synchronize(placement.device)
+        return time.perf_counter() - began
+
+    return step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError
-from fedcore.base.identity import flat, method, short_name
-from fedcore.base.protocols import EVALUATED, PROTOCOLS
+from fedcore.base.identity import method, short_name
+from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import evaluate, rates
 from fedcore.data import TensorSamples
@@ -25,7 +25,15 @@ from fedcore.data.inputs import Inputs, is_samples
 from fedcore.data.loading import labels_of
 from fedcore.models import SplitModel, forward_chunk
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.learning_curve import learning_curve
+from fedcore.runs.records import accuracies, evaluated, history_rows
+
+WIDTH, HEIGHT = 520, 220
+LEFT, RIGHT, TOP, BOTTOM = 44, 118, 10, 34
+COLORS = ("#3d7fd6", "#d9822b", "#3a9d62", "#b0569f")
+DASHES = ("", "6 3", "2 3", "8 3 2 3")
+"""Each protocol has its dashes, so that curves with the same values can be told apart."""
+
+Points = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +52,14 @@ class RunResult:
     """The content of ``summary.json``."""
     config: RunConfig
     """The options of the run without its directory. ``fedcore.run(result.config)`` runs it again."""
+
+    @classmethod
+    def of(
+        cls, summary: dict[str, Any], model: SplitModel, inputs: Inputs, directory: Path, config: RunConfig
+    ) -> RunResult:
+        """Return a result with the summary's figures, and a configuration without the directory."""
+        metrics = {name: summary["metrics"][name] for name in PROTOCOLS if name in summary["metrics"]}
+        return cls(metrics, model, inputs, directory, summary, config.model_copy(update={"out": None}))
 
     @property
     def accuracy(self) -> float | None:
@@ -150,10 +166,10 @@ class RunResult:
             loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
             cells = [name, PROTOCOLS[name].heading, f"{100 * row['accuracy']:.2f}", loss]
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-        table = "<table><tr><th>protocol</th><th>of what</th><th>accuracy %</th><th>loss</th></tr>" + "".join(rows)
+        head = "<tr><th>protocol</th><th>of what</th><th>accuracy %</th><th>loss</th></tr>"
         return (
             f"<p><b>{html.escape(headline(self.config))}</b>, {self.summary['rounds']} rounds, "
-            f"{self.summary['seconds']:.1f} s</p>{table}</table>"
+            f"{self.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
             f"{learning_curve(accuracies(self.records), self.config.rounds)}"
             f"<p><code>{html.escape(str(self.directory))}</code></p>"
         )
@@ -168,42 +184,59 @@ def headline(config: RunConfig) -> str:
     return f"{method({short_name(name): None for name in config.plugins})} on {short_name(config.dataset)}"
 
 
-def protocols_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of protocols alone from a run's metrics."""
-    return {name: metrics[name] for name in PROTOCOLS if name in metrics}
+def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
+    """Return accuracy over rounds as an SVG element; an empty text if nothing was evaluated.
+
+    It uses the page's colour of text, so that it suits dark pages.
+
+    :param curves: protocol -> pairs of a round (from 1) and an accuracy (0 to 1).
+    :param rounds: the number of rounds of the whole run, which is the width of the picture.
+    """
+    values = [100 * accuracy for points in curves.values() for _, accuracy in points]
+    if not values:
+        return ""
+    low, high = 10 * (min(values) // 10), 10 * -(-max(values) // 10)
+    high = max(high, low + 10)
+    last = max(rounds, 2)
+
+    def x(number: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (number - 1) / (last - 1)
+
+    def y(percent: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - percent) / (high - low)
+
+    parts = []
+    step = 10 if high - low <= 50 else 20
+    for percent in range(int(low), int(high) + 1, step):
+        parts.append(_line(LEFT, y(percent), WIDTH - RIGHT, y(percent), 'stroke-opacity="0.2"'))
+        parts.append(_text(LEFT - 6, y(percent) + 4, str(percent), "end"))
+    for number in sorted({1, (1 + last) // 2, last}):
+        parts.append(_text(x(number), HEIGHT - BOTTOM + 16, str(number), "middle"))
+    parts.append(_text(x((1 + last) / 2), HEIGHT - 4, "round", "middle"))
+    parts.append(
+        f'<text x="12" y="{y((low + high) / 2):.1f}" text-anchor="middle" '
+        f'transform="rotate(-90 12 {y((low + high) / 2):.1f})">accuracy %</text>'
+    )
+    for number, (name, points) in enumerate(curves.items()):
+        style = f'stroke="{COLORS[number % len(COLORS)]}" stroke-dasharray="{DASHES[number % len(DASHES)]}"'
+        path = " ".join(f"{x(position):.1f},{y(100 * accuracy):.1f}" for position, accuracy in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke-width="2" {style}/>')
+        if len(points) == 1:
+            parts.append(f'<circle cx="{x(points[0][0]):.1f}" cy="{y(100 * points[0][1]):.1f}" r="3" {style}/>')
+        top = TOP + 10 + 16 * number
+        parts.append(_line(WIDTH - RIGHT + 10, top, WIDTH - RIGHT + 30, top, f'stroke-width="2" {style}'))
+        parts.append(_text(WIDTH - RIGHT + 36, top + 4, name, "start"))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
+        f'style="max-width:100%;font:11px sans-serif" fill="currentColor" stroke-linecap="round">'
+        f"<title>Accuracy over rounds</title>{''.join(parts)}</svg>"
+    )
 
 
-def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows of a run's metrics that are figures of a protocol."""
-    return {name: metrics[name] for name in PROTOCOLS if metrics.get(name)}
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    stroke = "" if "stroke=" in style else 'stroke="currentColor" '
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {stroke}{style}/>'
 
 
-def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return pairs of a round (from 1) and an accuracy for every protocol that was evaluated in rounds."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for record in records:
-        for name in EVALUATED if record.get("metrics") else ():
-            row = record["metrics"].get(name)
-            if row:
-                found.setdefault(name, []).append((record["round"] + 1, row["accuracy"]))
-    return found
-
-
-def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rounds of ``metrics.jsonl`` as flat rows. Values that a round does not have are left out."""
-    rows = []
-    for record in records:
-        if "round" not in record:
-            continue  # the record of post_train
-        row: dict[str, Any] = {"round": record["round"] + 1}
-        row |= {f"loss.{name}": value for name, value in record["losses"].items()}
-        for name, figures in evaluated(record.get("metrics") or {}).items():
-            for key in ("accuracy", "loss", "std", "worst10"):
-                if figures.get(key) is not None:
-                    row[f"{name}.{key}"] = figures[key]
-        row["clients"], row["failed"] = len(record["cohort"]), len(record["failures"])
-        row |= {"bytes.down": record["bytes"]["down"], "bytes.up": record["bytes"]["up"]}
-        row |= {f"report.{path}": value for path, value in flat(record.get("reports", {}), ".")}
-        row["seconds"] = sum(record["time"][part] for part in ("round", "evaluation") if part in record["time"])
-        rows.append(row)
-    return rows
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'

@@ -7,12 +7,11 @@ import shutil
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
-
-import torch
 
 from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig, public_share
@@ -22,14 +21,11 @@ from fedcore.base.identity import CHANGEABLE
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
-from fedcore.client.messages import Engine
+from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup
-from fedcore.client.site import ClientSite
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
 from fedcore.data.dataset import data_digest
-from fedcore.models import SplitModel
 from fedcore.models.placement import Placement, resolve_device
-from fedcore.runs.autotune import tuned
 from fedcore.runs.cautions import (
     data_cautions,
     evaluation_cautions,
@@ -40,8 +36,8 @@ from fedcore.runs.cautions import (
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import session, versions
-from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore.runs.result import RunResult, protocols_of
+from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned
+from fedcore.runs.result import RunResult
 from fedcore.runs.saved import (
     SavedConfig,
     check_code,
@@ -50,16 +46,10 @@ from fedcore.runs.saved import (
     partition_digest,
     places_in,
 )
-from fedcore.runs.tracking import resolve_trackers, tracked
 from fedcore.runs.training import Experiment, OnRound, out_of_patience
 from fedcore.server.round import Notify
 from fedcore.server.scope import Federation
 from fedcore.server.state import ServerState
-
-UNFINISHED = (
-    "the run was finished, as its summary.json says, but its last checkpoint is missing or damaged: everything after "
-    "the checkpoint before is computed again"
-)
 
 Make = Callable[[ClientSite], Engine]
 """Makes an engine for the clients of a run."""
@@ -75,7 +65,7 @@ class Run:
     directory: RunDirectory
     file: SavedConfig
     """The run's config.yaml. The run's other files have to agree with it."""
-    changes: tuple[str, ...] = ()
+    changes: frozenset[str] = frozenset()
     """The names of the options that have new values from here on."""
 
     @classmethod
@@ -105,26 +95,20 @@ class Run:
         for option, used in (("--patience", config.patience is not None), ("--keep best", config.keep == "best")):
             if used and not partition.test.sizes.any():
                 raise ConfigError(f"{option} looks at the clients' held-out parts; add --client-test-fraction 0.2")
-        chosen = RunDirectory.reserve(list(config.plugins)) if config.out is None else nullcontext(config.out)
-        with chosen as out:
-            out = RunDirectory.choose(out)
-            setup = _set_up(config.model_copy(update={"out": out}), dataset)
-            if config.keep == "best" and setup.layout.personal:
-                raise ConfigError(
-                    f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on "
-                    "the clients; leave it out"
-                )
-            with RunDirectory.create(out, with_clients=not partition.is_declared) as directory:
-                try:
-                    partition.save(directory.partition_file)
-                    digests = _digest_of(partition), data_digest(dataset)
-                    file = SavedConfig.of(setup.config, *digests, versions(setup.config))
-                    directory.write_config(file)  # last: with this file the folder is a run that can be resumed
-                    yield cls(setup, dataset, partition, directory, file)
-                except BaseException:
-                    if not directory.metrics.length:  # there is nothing to resume
-                        directory.discard()
-                    raise
+        if config.out is not None:
+            config = config.model_copy(update={"out": RunDirectory.choose(config.out)})
+        setup = _set_up(config, dataset)
+        if config.keep == "best" and setup.layout.personal:
+            raise ConfigError(
+                f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on the "
+                "clients; leave it out"
+            )
+        with RunDirectory.create(config.out, config.plugins, with_clients=not partition.is_declared) as directory:
+            setup = replace(setup, config=setup.config.model_copy(update={"out": directory.path}))
+            partition.save(directory.partition_file)
+            file = SavedConfig.of(setup.config, _digest_of(partition), data_digest(dataset), versions(setup.config))
+            directory.write_config(file)  # last: with this file the folder is a run that can be resumed
+            yield cls(setup, dataset, partition, directory, file)
 
     @classmethod
     def open(
@@ -162,13 +146,13 @@ class Run:
         partition = load_partition(directory.partition_file, dataset)
         if partition.is_declared:
             _require_reached(reached, path)
-            directory = directory.without_clients()
+            directory = RunDirectory(directory.path, with_clients=False)  # they keep their states themselves
         saved.require(_digest_of(partition), data_digest(dataset), directory.path)
-        file, changed = saved, tuple(changes)
+        file, changed = saved, frozenset(changes)
         if out is not None:
             out = RunDirectory.choose(out)
             file = replace(file, values={**saved.values, "out": str(directory.path)})
-            config, changed = config.model_copy(update={"out": out}), (*changed, "out")
+            config, changed = config.model_copy(update={"out": out}), changed | {"out"}
         setup = _set_up(config, dataset)
         if out is not None:
             directory = _copied(directory, out, with_clients=not partition.is_declared)
@@ -214,41 +198,40 @@ class Run:
         cautions += option_cautions(self.config)
         begun = {"directory": self.directory.path, "config": self.config, "round": state.round}
         notify("start", {**begun, "notes": [*notes, *cautions]})
-        with tracked(self.config, self.directory.path, notify) as notify, self.federation(make) as federation:
+        with ExitStack() as stack:
+            if trackers := self.config.trackers:
+                notify = stack.enter_context(tracking(trackers).tracked(self.config, self.directory.path, notify))
+            federation = stack.enter_context(self.federation(make))
             device = resolve_device(self.config.device)
             self.directory.sessions.append(session(self.config, self.setup.model, device))
-            with Experiment(federation, self.directory, notify, on_round) as experiment:
-                yield experiment
+            yield stack.enter_context(Experiment(federation, self.directory, notify, on_round))
 
     def train(
         self, *, notify: Notify | None = None, make: Make | None = None, on_round: OnRound | None = None
     ) -> RunResult:
         """Train the rest of the run; for a new run, all of it. It raises as :func:`fedcore.run`."""
+        notify = notify or only_notes
         note = noting(notify)
         with one_thread(), self.directory.lock():
-            finished = self.directory.read_summary(note) is not None
             state = self.recover(note) or self.initial()
-            if finished and state.phase != "done" and not self.changes:
-                note(UNFINISHED)
             if "rounds" in self.changes:
                 before, _ = self.changed["rounds"]
                 for caution in schedule_cautions(before, self.config, state.round):
                     note(caution)
             with self.started(state, notify, make, on_round) as experiment:
-                self._record_changes(state)
+                if self.changes:  # config.yaml has them, with their values before and after
+                    self.directory.write_config(self.file.changed(self.changed, state.round))
                 return experiment.train(state)
 
     def evaluate(self, *, notify: Notify | None = None) -> dict[str, Any]:
         """Return the metrics of the last checkpoint. It writes nothing, and raises as :func:`fedcore.evaluate_run`."""
-        note = noting(notify)
+        note = noting(notify or only_notes)
         state = self.last_state(note)
         recorded = sum("round" in record for record in self.directory.read_metrics())
-        if state.phase != "done" and self.directory.read_summary(note) is not None:
-            note(UNFINISHED)
-        elif recorded > state.round:
+        if recorded > state.round:
             note(f"{recorded} rounds are recorded, but the last checkpoint is of round {state.round}: it is evaluated")
         with one_thread(), self.federation() as federation:
-            return Experiment(federation, self.directory, _silent).final_metrics(state)
+            return Experiment(federation, self.directory, lambda event, details: None).final_metrics(state)
 
     def result(self) -> RunResult:
         """Return the result of :meth:`train` of a finished run. It raises as :func:`fedcore.load_run`."""
@@ -261,10 +244,7 @@ class Run:
         network = Placement.plain().model(self.setup.model).eval()
         weights, inputs = self.directory.read_model(network.file_names())
         copy_into(network.state_dict(), weights)
-        metrics = protocols_of(summary["metrics"])
-        return RunResult(
-            metrics, network, inputs, self.directory.path, summary, self.config.model_copy(update={"out": None})
-        )
+        return RunResult.of(summary, network, inputs, self.directory.path, self.config)
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""
@@ -292,13 +272,15 @@ class Run:
         :raises RunDirectoryError: none of its checkpoints can be used, or it has more rounds than it should get.
         """
         state = self.directory.recover(note, self.check)
-        if state is None or not {"rounds", "patience"}.intersection(self.changes):
-            return state and self._in_phase(state)
-        rounds = self.config.rounds
-        if rounds < state.round:
+        if state is None:
+            return None
+        rounds, longer = self.config.rounds, not self.changes.isdisjoint({"rounds", "patience"})
+        if longer and rounds < state.round:
             raise RunDirectoryError(f"--rounds {rounds}: {self.directory.path} has had {state.round} rounds already")
-        if state.phase == "train" or rounds == state.round:
-            return replace(state, phase="post_train") if rounds == state.round and state.phase == "train" else state
+        if state.round >= rounds:
+            return replace(state, phase="post_train") if state.phase == "train" else state
+        if state.phase == "train" or (not longer and (state.phase == "done" or out_of_patience(self.config, state))):
+            return state
         if state.phase == "done":
             state = self.directory.recover(note, self.check, phase="post_train")
         if state is None:
@@ -309,18 +291,6 @@ class Run:
         self.directory.reopen_finished()
         return replace(state, phase="train")
 
-    def _in_phase(self, state: ServerState) -> ServerState:
-        """Return a state in the phase of the present rounds and patience, which may have changed since it was saved."""
-        if state.phase == "train" and state.round >= self.config.rounds:
-            return replace(state, phase="post_train")
-        ended = state.round >= self.config.rounds or out_of_patience(self.config, state)
-        return replace(state, phase="train") if state.phase == "post_train" and not ended else state
-
-    def _record_changes(self, state: ServerState) -> None:
-        """Write the changed options, with their values before and after, to config.yaml."""
-        if self.changes:
-            self.directory.write_config(self.file.changed(self.changed, state.round))
-
     def check(self, state: ServerState) -> None:
         """Refuse a checkpoint of another run, or of another model than the configuration's.
 
@@ -328,10 +298,8 @@ class Run:
         """
         self.file.require_binding(self.directory.checkpoints.found["binding"], self.directory.path)
 
-        def described(model: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-            return {name: (tensor.shape, tensor.dtype) for name, tensor in model.items()}
-
-        own, found = described(self.setup.model.state_dict()), described(state.model)
+        models = self.setup.model.state_dict(), state.model
+        own, found = ({name: (tensor.shape, tensor.dtype) for name, tensor in model.items()} for model in models)
         wrong = [name for name in sorted({*own, *found}) if own.get(name) != found.get(name)]
         if wrong:
             raise RunDirectoryError(
@@ -340,28 +308,19 @@ class Run:
             )
 
 
-def noting(notify: Notify | None) -> Note:
+def noting(notify: Notify) -> Note:
     """Return a message callback that calls ``notify``."""
-    return lambda message: (notify or _silent)("note", {"message": message})
+    return lambda message: notify("note", {"message": message})
 
 
 def only_notes(event: str, details: Mapping[str, Any]) -> None:
-    """Warn a caller that passed no ``notify`` of notes, for example that a tracker was switched off."""
+    """Warn a caller that passed no ``notify`` of notes, for example that a damaged checkpoint was skipped."""
     if event == "note":
         warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
 
 
-def _silent(event: str, details: Mapping[str, Any]) -> None:
-    """Ignore all events."""
-
-
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:
-    """Build the set-up. With ``autotune``, measure which memory format is faster."""
-
-    def tune(config: RunConfig, model: SplitModel) -> RunConfig:
-        return tuned(config, model, dataset)
-
-    return Setup.build(config, dataset, tune=tune if config.autotune else None)
+    return Setup.build(config, dataset, tune=partial(tuned, dataset=dataset) if config.autotune else None)
 
 
 def _partitioned(
@@ -401,8 +360,8 @@ def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDir
 
     :raises RunDirectoryError: the copy cannot be written, or a process trains in one of the two.
     """
-    with RunDirectory.create(out, with_clients=with_clients) as made:
-        try:
+    try:
+        with RunDirectory.create(out, with_clients=with_clients) as made:
             with directory.lock():
                 shutil.copytree(
                     directory.path, made.path, symlinks=True, dirs_exist_ok=True, copy_function=shutil.copyfile
@@ -411,9 +370,6 @@ def _copied(directory: RunDirectory, out: Path, *, with_clients: bool) -> RunDir
                 os.chmod(folder, os.stat(folder).st_mode | stat.S_IRWXU)
             for path in (made.path, *made.path.rglob("*")):
                 sync_path(path)
-        except BaseException as error:
-            made.discard()
-            if isinstance(error, OSError):
-                raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
-            raise
+    except OSError as error:
+        raise RunDirectoryError(f"{directory.path} cannot be copied to {out}: {error}") from error
     return made

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import DivergedError, FedcoreError
+from fedcore.base.errors import FedcoreError
 from fedcore.base.files import finite
 from fedcore.base.protocols import confusion_key
 from fedcore.base.seeding import OtherDraws
@@ -21,14 +20,13 @@ from fedcore.base.state import States
 from fedcore.base.tensors import copy_into
 from fedcore.data.inputs import Inputs
 from fedcore.models.placement import Placement
-from fedcore.runs import participation
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.evaluation import Evaluator
 from fedcore.runs.provenance import now
-from fedcore.runs.result import RunResult, history_rows, protocols_of
-from fedcore.runs.times import RoundTimes, has_times, per_round
+from fedcore.runs.records import RoundTimes, history_rows, not_evaluated, per_round, totals
+from fedcore.runs.result import RunResult
 from fedcore.server.context import ScopeContext
-from fedcore.server.round import Notify, RoundResult, run_post_train, run_round
+from fedcore.server.round import Notify, run_post_train, run_round
 from fedcore.server.scope import Federation, ServerScope
 from fedcore.server.state import ServerState
 
@@ -51,17 +49,6 @@ class Interrupted(FedcoreError):
     """Ctrl-C: the run stopped with a checkpoint from which it can go on."""
 
 
-class OpenRound(NamedTuple):
-    """A committed round that has not been recorded."""
-
-    state: ServerState
-    result: RoundResult
-    figures: Callable[[], dict[str, Any]] | None
-    """Waits for the round's evaluation and returns its figures; None if the round is not evaluated."""
-    seconds: float
-    """The seconds that it took to begin the evaluation."""
-
-
 class Experiment:
     """A run in progress.
 
@@ -76,7 +63,6 @@ class Experiment:
         self.config = federation.config
         self.evaluator = Evaluator(federation)
         self._touched: set[int] = set()  # since the last checkpoint
-        self._open: OpenRound | None = None
         self._unsaved: ServerState | None = None  # the last recorded state, until its checkpoint is being written
         self._latest: dict[str, Any] | None = None
         self._failures_noted = False
@@ -89,9 +75,7 @@ class Experiment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.save()
         finally:
@@ -108,10 +92,6 @@ class Experiment:
                 state = self.post_train(state)
             self.settle()
             return self.finish(state)
-        except DivergedError as error:
-            if not error.everywhere or state.round == 0:
-                raise
-            raise self._step_back(state, error) from error
         except KeyboardInterrupt:
             self.save()
             self.notify("stopped", {})
@@ -119,61 +99,20 @@ class Experiment:
                 raise Interrupted("interrupted before a round was finished") from None
             raise Interrupted(f"interrupted. Go on with: {self.directory.how_to_resume}") from None
 
-    def _step_back(self, state: ServerState, error: DivergedError) -> DivergedError:
-        """Drop a state from which every client diverged, so that the run goes on from the checkpoint before it."""
-        self.settle()
-        self._open = self._unsaved = None
-        left = self.directory.checkpoints.step_back(state.round)
-        start = f"its checkpoint after {left} round{'s' * (left != 1)}" if left else "the beginning"
-        return DivergedError(
-            f"{error} The state from which the clients began is dropped: {self.directory.how_to_resume} goes on from "
-            f"{start}. With the same clients and options it diverges again."
-        )
-
     def one_round(self, state: ServerState) -> ServerState:
-        """Run, evaluate and record one round; return the committed state, whose checkpoint is being written.
-
-        If evaluation overlaps with training, the round is recorded after the next one has trained.
-        """
+        """Run, evaluate and record one round; return the committed state, whose checkpoint is being written."""
         result = run_round(self.federation, state, self.notify)
-        before = self.record() or state
-        last = result.state.round == self.config.rounds
-        state = replace(
-            result.state,
-            phase="post_train" if last else "train",
-            best=before.best,
-            metrics_bytes=before.metrics_bytes,
-        )
-        began = time.perf_counter()
-        figures, overlaps = None, False
-        if last or state.round % self.config.eval_every == 0:
-            figures = self.evaluator.begin(
-                state,
-                # Patience or the callback may make this round the last one.
-                with_confusion=last or self.config.patience is not None or self.on_round is not None,
-            )
-            overlaps = self.evaluator.overlaps and self.on_round is None and not last
-        self._open = OpenRound(state, result, figures, time.perf_counter() - began)
-        return state if overlaps else self.record() or state
-
-    def record(self) -> ServerState | None:
-        """Wait for the evaluation of the last round and record it.
-
-        :returns: The state of the round; None if it was recorded before.
-        """
-        ended, self._open = self._open, None
-        if ended is None:
-            return None
-        state, last = ended.state, ended.state.phase == "post_train"
         began, metrics = time.perf_counter(), None
-        if ended.figures is not None:
-            metrics = self._noted(ended.figures())
+        state, last = result.state, result.state.round == self.config.rounds
+        if last or state.round % self.config.eval_every == 0:
+            # The last round's figures have the confusions.
+            may_end = last or self.config.patience is not None or self.on_round is not None
+            metrics = self._noted(self.evaluator.evaluate(state, with_confusion=may_end))
             state = replace(state, best=self.evaluator.best(state, metrics))
             if self.config.keep == "best" and state.best and state.best["round"] + 1 == state.round:
                 self.directory.write_model(state.model, *self._file, best=state.round)
             if not last and out_of_patience(self.config, state):
-                last, state = True, replace(state, phase="post_train")
-                best = state.best["round"]
+                last, best = True, state.best["round"]
                 self.notify(
                     "note",
                     {
@@ -181,21 +120,25 @@ class Experiment:
                         f"clients' held-out parts (--patience {self.config.patience})"
                     },
                 )
+        state = replace(state, phase="post_train" if last else "train")
+        seconds = {**result.seconds, "evaluation": time.perf_counter() - began}
+        return self.record(state, {**result.record, "metrics": metrics}, seconds)
+
+    def record(self, state: ServerState, record: dict[str, Any], seconds: dict[str, Any]) -> ServerState:
+        """Append a round's record to metrics.jsonl and begin its checkpoint; return the state to go on from."""
         if self._other_draws is not None and self._other_draws.noticed():
             self._other_draws = None
             self.notify("note", {"message": OTHER_DRAWS})
-        self._latest = metrics
-        seconds = {**ended.result.seconds, "evaluation": ended.seconds + time.perf_counter() - began}
-        record = {**ended.result.record, "metrics": metrics, **self.reports(state), "time": seconds}
+        self._latest = record["metrics"]
+        record = {**record, **self.reports(state), "time": seconds}
         state = replace(state, metrics_bytes=self.directory.append_metrics(record))
         self._touched.update(record["cohort"])
         self._unsaved = state
-        if self.on_round is not None and self._asks_to_stop(record) and not last:
-            last, self._unsaved = True, replace(state, phase="post_train")
-            state = self._unsaved
+        if self.on_round is not None and self._asks_to_stop(record) and state.phase == "train":
+            state = self._unsaved = replace(state, phase="post_train")
             self.notify("note", {"message": f"stopped after round {state.round}: on_round returned True"})
         began = time.perf_counter()
-        if last or state.round % self.config.checkpoint_every == 0:
+        if state.phase == "post_train" or state.round % self.config.checkpoint_every == 0:
             self.checkpoint(state)
         self._times.add({**seconds, "checkpoint": time.perf_counter() - began})  # too late for the record
         self.notify("round", record)
@@ -249,23 +192,16 @@ class Experiment:
             summary["stopped_early"] = {"rounds": self.config.rounds, "patience": self.config.patience}
         summary |= self.reports(state)
         if self.config.system is not None:
-            summary["system"] = participation.totals(self.directory.read_metrics())
+            summary["system"] = totals(self.directory.read_metrics())
         earlier = self.directory.read_summary()
-        if earlier and not self._times.rounds and has_times(earlier, summary):  # no round was added since
+        if earlier and not self._times.rounds:  # no round was added since
             summary.update({name: earlier[name] for name in ("seconds", "time", "finished") if name in earlier})
         summary = finite(summary)
         self.directory.write_summary(summary)
         self.notify("done", summary)
         model = Placement.plain().model(self.federation.setup.model).eval()
         copy_into(model.state_dict(), state.model)
-        return RunResult(
-            protocols_of(metrics),
-            model,
-            inputs,
-            self.directory.path,
-            summary,
-            self.config.model_copy(update={"out": None}),
-        )
+        return RunResult.of(summary, model, inputs, self.directory.path, self.config)
 
     @cached_property
     def _file(self) -> tuple[dict[str, str], Inputs]:
@@ -285,7 +221,7 @@ class Experiment:
 
     def _noted(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return an evaluation's figures. A note tells the first time that clients could not be evaluated."""
-        failed = participation.not_evaluated(metrics)
+        failed = not_evaluated(metrics)
         if failed and not self._failures_noted:
             self._failures_noted = True
             self.notify("note", {"message": failed})
@@ -293,29 +229,20 @@ class Experiment:
 
     def reports(self, state: ServerState) -> dict[str, Any]:
         """Return the reports of plugins after the last committed round, as an entry of a record; empty without any."""
-        found = self.federation.setup.plugins.each("report", server=self._after(state))
+        scope = ServerScope(self.federation, state, state.round - 1, "report")
+        scope.states = States(state.plugins, read_only="report")
+        found = self.federation.setup.plugins.each("report", server=ScopeContext(scope))
         reports = {plugin.name: dict(values) for plugin, values in found if values is not None}
         return {"reports": reports} if reports else {}
 
-    def _after(self, state: ServerState) -> ScopeContext:
-        """Return the server as hooks see it after the last committed round. Its state is read-only."""
-        scope = ServerScope(self.federation, state, state.round - 1, "report")
-        scope.states = States(state.plugins, read_only="report")
-        return ScopeContext(scope)
-
     def save(self) -> None:
-        """Record an open round, and wait until a checkpoint of the last recorded round is on the disk.
-
-        If a round was stopped before its record was complete, it is trained again when the run goes on.
+        """Wait until a checkpoint of the last recorded round is on the disk.
 
         :raises StorageError: the checkpoint could not be written.
         """
-        try:
-            self.record()
-        finally:
-            if self._unsaved is not None:
-                self.checkpoint(self._unsaved)
-            self.settle()
+        if self._unsaved is not None:
+            self.checkpoint(self._unsaved)
+        self.settle()
 
     def checkpoint(self, state: ServerState) -> None:
         """Wait until the previous checkpoint is on the disk, then begin to save a committed state.

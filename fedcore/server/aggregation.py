@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +17,11 @@ from fedcore.client.setup import Setup
 from fedcore.hooks.contexts import ServerContext
 from fedcore.hooks.plugin import Plugin
 from fedcore.models.layout import Layout
-from fedcore.server.plugin_results import check_partial
 from fedcore.server.scope import Round
+from fedcore.server.validation import check_partial
 
-BLOCK = {"cpu": 1 << 16, "cuda": 1 << 24}
-"""The number of values that are added at once: on a CPU few enough for its cache, on CUDA many per kernel."""
+BLOCK = 1 << 16
+"""The number of values that are added at once: few enough for a CPU's cache."""
 
 
 def aggregate(
@@ -60,8 +59,7 @@ def aggregate(
     broken = first_nonfinite(model)
     if broken:
         raise DivergedError(
-            f"round {current.number + 1}: the aggregated {broken!r} is not finite.{current.outlier} "
-            f"{_against_divergence(current)}"
+            f"round {current.number + 1}: the aggregated {broken!r} is not finite. {_against_divergence(current)}"
         )
     current.model, current.phase = model, "end_round"
     plugins.call_all("end_round", server=server)
@@ -91,15 +89,10 @@ def require_enough(current: Round) -> None:
     )
 
     kinds = Counter(failure["kind"] for failure in current.failures)
-
-    def missing(count: int) -> bool:
-        """Whether the round lacks these clients: with so many more updates it would have enough."""
-        return bool(count) and len(current.accepted) + count >= needed
-
-    if missing(kinds["diverged"]):
-        outlier = current.committed.outlier
-        raise DivergedError(f"{what}{outlier} {_against_divergence(current)}", everywhere=not current.accepted)
-    raise RoundFailedError(what, raised=missing(kinds["raised"] + len(current.raised)))
+    lacking = needed - len(current.accepted)
+    if lacking <= kinds["diverged"]:  # there would be enough if they had not diverged
+        raise DivergedError(f"{what} {_against_divergence(current)}")
+    raise RoundFailedError(what, raised=lacking <= kinds["raised"] + len(current.raised))
 
 
 def _reasons(failures: Iterable[Mapping[str, Any]]) -> str:
@@ -128,13 +121,12 @@ def _checked(
 def _against_divergence(current: Round) -> str:
     """Return a sentence about the options that make local steps smaller, with their current values."""
     config = current.federation.config
-    clip = "off" if config.clip_norm is None else f"{config.clip_norm:g}"
-    ways = [f"a smaller --lr ({config.lr:g} now)", f"a smaller bound on gradients, --clip-norm ({clip} now)"]
-    if config.clip_norm is None:
-        ways[1] = f"bounded gradients, such as --clip-norm 10 ({clip} now)"
+    clip, less = "bounded gradients, such as --clip-norm 10 (off now)", ""
+    if config.clip_norm is not None:
+        clip = f"a smaller bound on gradients, --clip-norm ({config.clip_norm:g} now)"
     if config.momentum and config.optimizer == "sgd":
-        ways.append(f"less --momentum ({config.momentum:g} now)")
-    return f"Training diverged; try {', '.join(ways[:-1])} or {ways[-1]}."
+        less = f" or less --momentum ({config.momentum:g} now)"
+    return f"Training diverged; try a smaller --lr ({config.lr:g} now) or {clip}{less}."
 
 
 class RunningMean:
@@ -146,11 +138,8 @@ class RunningMean:
     """
 
     def __init__(self, layout: Layout, names: Iterable[str]) -> None:
-        self._layout = layout
-        self._names = list(names)
-        floating = [name for name in self._names if layout.shapes[name][1].is_floating_point]
-        self._by_weight = _Sum(layout, [name for name in floating if name not in layout.buffers])
-        self._by_samples = _Sum(layout, [name for name in floating if name in layout.buffers])
+        self._layout, self._names = layout, list(names)
+        self._sums: Tensors = {}
         self._largest: Tensors = {}
         self._weight = 0.0
         self._samples = 0
@@ -164,13 +153,17 @@ class RunningMean:
             raise RejectUpdate(f"the weight {weight} is not a finite number >= 0")
         self._weight += weight
         self._samples += samples
-        self._by_weight.add(model, weight)
-        self._by_samples.add(model, samples)
         for name in self._names:
-            if not self._layout.shapes[name][1].is_floating_point:
-                tensor = model[name]
+            tensor = model[name]
+            if not tensor.is_floating_point():
                 known = self._largest.get(name)
                 self._largest[name] = tensor.clone() if known is None else torch.maximum(known, tensor)
+                continue
+            if name not in self._sums:
+                self._sums[name] = torch.zeros(tensor.numel(), dtype=torch.float64, device=tensor.device)
+            factor = samples if name in self._layout.buffers else weight
+            for total, part in zip(self._sums[name].split(BLOCK), tensor.flatten().split(BLOCK), strict=True):
+                total.add_(part, alpha=factor)  # torch converts the part to float64 first
 
     def mean(self) -> Tensors:
         """Return the mean of the added models.
@@ -178,84 +171,10 @@ class RunningMean:
         :raises ZeroDivisionError: all weights are 0.
         """
         means = dict(self._largest)
-        for total, divisor in ((self._by_weight, self._weight), (self._by_samples, self._samples)):
-            means.update(total.divided(divisor))
+        for name, total in self._sums.items():
+            divisor = self._samples if name in self._layout.buffers else self._weight
+            if divisor == 0:
+                raise ZeroDivisionError("the weights of all accepted updates are 0")
+            shape, dtype = self._layout.shapes[name]
+            means[name] = (total / divisor).to(dtype).view(shape)
         return {name: means[name] for name in self._names if name in means}
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A part of a sum."""
-
-    total: Tensor
-    """This part of the sum, (n,) float64."""
-    scratch: Tensor
-    """Memory for the same part of a model, (n,) float64."""
-    places: tuple[Tensor, ...]
-    """The place of each piece in ``scratch`` (views)."""
-    pieces: list[tuple[str, int, int]]
-    """The pieces of tensors in this part: name, first and last position in the flattened tensor."""
-
-    def of(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the pieces of this part in flattened tensors (views)."""
-        return [flat[name][begin:end] for name, begin, end in self.pieces]
-
-
-class _Sum:
-    """The float64 sum of factor * tensor for several names. It is one flat tensor, to which models add by blocks."""
-
-    def __init__(self, layout: Layout, names: list[str]) -> None:
-        self._layout, self._names = layout, names
-        self._sizes = [layout.shapes[name][0].numel() for name in names]
-        self._total: Tensor | None = None
-        self._blocks: list[_Block] = []
-
-    def add(self, model: Mapping[str, Tensor], factor: float) -> None:
-        if not self._names:
-            return
-        flat = {name: model[name].flatten() for name in self._names}
-        if self._total is None:
-            device = flat[self._names[0]].device
-            self._total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=device)
-            self._blocks = list(self._cut(self._total, BLOCK[device.type])) if len(self._total) else []
-        for block in self._blocks:
-            torch._foreach_copy_(block.places, block.of(flat))
-            block.total.add_(block.scratch, alpha=factor)
-
-    def divided(self, divisor: float) -> Tensors:
-        if self._total is None:
-            return {}
-        if divisor == 0:
-            raise ZeroDivisionError("the weights of all accepted updates are 0")
-        shapes = map(self._layout.shapes.__getitem__, self._names)
-        means = {
-            name: torch.empty(shape, dtype=dtype, device=self._total.device)
-            for name, (shape, dtype) in zip(self._names, shapes)
-        }
-        flat = {name: mean.view(-1) for name, mean in means.items()}
-        for block in self._blocks:
-            torch.div(block.total, divisor, out=block.scratch)
-            torch._foreach_copy_(block.of(flat), block.places)
-        return means
-
-    def _cut(self, total: Tensor, length: int) -> Iterator[_Block]:
-        scratch = torch.empty_like(total[:length])
-        pieces = list(self._pieces(length))
-        for part in total.split(length):
-            own, filled = [], 0
-            while filled < len(part):
-                own.append(pieces.pop(0))
-                filled += own[-1][2] - own[-1][1]
-            held = scratch[: len(part)]
-            yield _Block(part, held, held.split([end - begin for _, begin, end in own]), own)
-
-    def _pieces(self, length: int) -> Iterator[tuple[str, int, int]]:
-        """Yield the pieces of the tensors: a piece ends where a tensor or a block ends."""
-        position = 0
-        for name, size in zip(self._names, self._sizes, strict=True):
-            begin = 0
-            while begin < size:
-                end = min(size, begin + length - position % length)
-                yield name, begin, end
-                position += end - begin
-                begin = end

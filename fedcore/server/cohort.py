@@ -1,18 +1,71 @@
-"""Training of a cohort: one task per client, with pauses in which plugins exchange layers between clients."""
+"""Training of a cohort: broadcasts, a task per client, and pauses in which plugins exchange layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from fedcore.base.errors import PluginContractError, RejectUpdate
-from fedcore.base.tensors import bytes_of
+from fedcore.base.state import States
+from fedcore.base.tensors import bytes_of, flatten
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
-from fedcore.server.broadcasts import Broadcasts
-from fedcore.server.context import RoundContext
-from fedcore.server.plugin_results import check_partial
-from fedcore.server.scope import Round
+from fedcore.server.context import ScopeContext
+from fedcore.server.scope import Round, ServerScope
+from fedcore.server.validation import check_partial
+
+
+class Broadcasts:
+    """The broadcasts of one round or evaluation. ``__init__`` shares them under a key.
+
+    ``broadcast_to`` is called when an engine sends a client's task, so that only the messages of tasks in flight take
+    memory. Updates arrive in the meantime. The hook sees the server as of ``__init__``, whenever it is called.
+    """
+
+    def __init__(self, scope: ServerScope, key: str) -> None:
+        plugins = scope.federation.setup.plugins
+        self._scope, self._plugins = scope, plugins
+        self._own = [plugin.name for plugin in plugins.implementers("broadcast_to")]
+        sent = {
+            plugin.name: dict(found or {}) for plugin, found in plugins.each("broadcast", server=ScopeContext(scope))
+        }
+        self._to_all = {plugin: tensors for plugin, tensors in sent.items() if tensors}
+        scope.share(key, self._to_all)
+        self._sizes: dict[int, dict[str, int]] = {}
+        if self._own:
+            self._state = scope.states.snapshot()
+            scope.states = States(self._state)  # later writes reach copies, not this snapshot
+            self._seen = copy.copy(scope)
+            self._seen.accepted = []
+
+    def to(self, client: int) -> Callable[[], Tensors] | None:
+        """Return a function that makes the tensors of a client's task, named ``plugin/name``.
+
+        :returns: None if no plugin has ``broadcast_to``.
+        """
+        return partial(self._message, client) if self._own else None
+
+    def count(self, clients: Iterable[int]) -> None:
+        """Count the bytes of these clients' own messages. Messages that no engine has sent are computed first."""
+        for client in clients if self._own else ():
+            if client not in self._sizes:
+                self._message(client)
+            for plugin, size in self._sizes[client].items():
+                self._scope.ledger.down(plugin, size)
+
+    def _message(self, client: int) -> Tensors:
+        # New states for each call: an edit in place must not reach the next call.
+        self._seen.states = States(self._state, read_only="broadcast_to")
+        found = self._plugins.each("broadcast_to", server=ScopeContext(self._seen), client=client)
+        sent = {plugin.name: tensors or {} for plugin, tensors in found}
+        for plugin, tensors in sent.items():
+            if twice := sorted(set(tensors).intersection(self._to_all.get(plugin, {}))):
+                clash = f"sends {twice[0]!r}, which broadcast sends to all clients"
+                raise PluginContractError.of(plugin, clash, hook="broadcast_to", client=client)
+        self._sizes[client] = {name: bytes_of(tensors) for name, tensors in sent.items()}
+        return flatten(sent)[0]
 
 
 def train_cohort(current: Round, broadcasts: Broadcasts | None) -> Iterator[tuple[ClientTask, Outcome]]:
@@ -137,7 +190,7 @@ def _exchange(current: Round, epoch: int, names: list[str], snapshots: Mapping[i
         own = setup.claimed(plugin, "exchanges")
         seen = {client: {name: tensors[name] for name in own} for client, tensors in snapshots.items()}
         result = setup.plugins.call(
-            plugin.name, "mid_local_epoch", server=RoundContext(current), epoch=epoch, snapshots=seen
+            plugin.name, "mid_local_epoch", server=ScopeContext(current), epoch=epoch, snapshots=seen
         )
         for tensors in seen.values():
             current.ledger.up(plugin.name, bytes_of(tensors))

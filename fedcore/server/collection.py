@@ -8,17 +8,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedcore.base.errors import PluginCallError, RejectUpdate, print_traceback
-from fedcore.base.tensors import bytes_of, clone, memory_of
+from fedcore.base.tensors import bytes_of, clone
 from fedcore.base.types import ClientUpdate
 from fedcore.client.messages import ClientFailure, ClientTask, Outcome
 from fedcore.hooks.plugin import Plugin
 from fedcore.hooks.plugins import REJECTING
 from fedcore.server.aggregation import RunningMean
-from fedcore.server.context import RoundContext
+from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Round
 
 
@@ -27,7 +26,7 @@ class Collector:
 
     def __init__(self, current: Round) -> None:
         self._current, self._federation = current, current.federation
-        self.server = RoundContext(current)
+        self.server = ScopeContext(current)
         """The round as hooks see it."""
         setup = current.federation.setup
         self._owners = {
@@ -80,7 +79,7 @@ class Collector:
 
     def _accept(self, task: ClientTask, outcome: Outcome) -> None:
         current, plugins = self._current, self._federation.setup.plugins
-        sent, largest = self._federation.validator.update(task, outcome, current.lr)
+        sent = self._federation.validator.update(task, outcome, current.lr)
         sizes = {"model": bytes_of(sent.model)}
         sizes.update({plugin: bytes_of(tensors) for plugin, tensors in sent.payload.items()})
         update = self._inspected(task, sent)
@@ -95,7 +94,6 @@ class Collector:
         current.frozen = current.frozen & update.frozen if current.accepted else update.frozen
         current.accepted.append(task.client)
         current.weights[task.client] = weight
-        current.note_largest(task.client, largest)
         for sender, size in sizes.items():
             current.ledger.up(sender, size)
         self.versions[task.client] = sent.version
@@ -164,14 +162,6 @@ class Collector:
 
 
 def _kept(update: ClientUpdate, names: Iterable[str]) -> ClientUpdate:
-    """Return the part of an update that its owner aggregates.
-
-    The tensors of an update are views of one buffer, which is not freed as long as one view is kept. If the buffer is
-    much larger than the part, the part gets memory of its own.
-    """
-    model = {name: update.model[name] for name in names}
-    # Hooks may have added values that are not tensors.
-    sent = {n: t for n, t in update.payload.items() if isinstance(t, Tensor) and t.layout == torch.strided}
-    if memory_of([*model.values(), *sent.values()]) <= 2 * (bytes_of(model) + bytes_of(sent)):
-        return replace(update, model=model)
-    return replace(update, model=clone(model), payload={**update.payload, **clone(sent)})
+    """Return a copy of the part of an update that its owner aggregates, so that the rest of the update is freed."""
+    payload = {name: value.clone() if isinstance(value, Tensor) else value for name, value in update.payload.items()}
+    return replace(update, model=clone({name: update.model[name] for name in names}), payload=payload)

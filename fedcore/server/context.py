@@ -1,4 +1,4 @@
-"""The server as hooks see it, in a round and outside of a round, with the questions that hooks put to clients."""
+"""The server as hooks see it, with the questions that hooks put to clients."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fedcore.hooks.contexts import ServerContext, View
 from fedcore.models import SplitModel
 from fedcore.models.placement import Placement
 from fedcore.server.aggregation import RunningMean
-from fedcore.server.plugin_results import check_partial
-from fedcore.server.scope import Phase, Round, ServerScope
+from fedcore.server.scope import Phase, ServerScope
+from fedcore.server.validation import check_partial
 
 ASKING: tuple[Phase, ...] = ("select_clients", "begin_round", "aggregate", "end_round", "post_train")
 """The phases in which ``server.ask`` works."""
 
 
 class ScopeContext(View, ServerContext):
-    """One plugin's view of the server outside of a round; see :class:`fedcore.hooks.contexts.ServerContext`.
+    """One plugin's view of the server; see :class:`fedcore.hooks.contexts.ServerContext`.
 
     :param plugin: the plugin's name. :meth:`scoped` gives each plugin its view.
     """
@@ -47,8 +47,7 @@ class ScopeContext(View, ServerContext):
         self.num_clients, self.lr = self.config.clients, scope.lr
         self.num_classes = scope.federation.dataset.num_classes
         self.feature_dim = scope.federation.setup.model.feature_dim
-        self.cohort: list[int] = []
-        self.accepted: list[int] = []
+        self.cohort, self.accepted = scope.cohort, scope.accepted
         self._sealed = True
 
     def scoped(self, plugin: str) -> Self:
@@ -86,17 +85,17 @@ class ScopeContext(View, ServerContext):
     @property
     @override
     def frozen(self) -> frozenset[str]:
-        return frozenset()
+        return self._scope.frozen
 
     @property
     @override
     def buffers(self) -> Mapping[str, Tensor]:
-        return {}
+        return self._scope.buffers
 
     @property
     @override
     def staleness(self) -> Mapping[int, int]:
-        return {}
+        return self._scope.staleness
 
     @property
     @override
@@ -151,9 +150,8 @@ class ScopeContext(View, ServerContext):
         scope = self._scope
 
         def parse(task: ClientTask, outcome: Outcome) -> Tensors:
-            tensors, largest = scope.federation.validator.answer(task, outcome)
+            tensors = scope.federation.validator.answer(task, outcome)
             self._require_usable(Answer(task.client, tensors), check)
-            scope.note_largest(task.client, largest)
             return tensors
 
         for task, tensors in scope.answers(tasks, parse, window=self.config.max_waiting):
@@ -192,7 +190,16 @@ class ScopeContext(View, ServerContext):
 
     @override
     def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
-        raise PluginContractError.of(self._plugin, "calls server.mean_of, which works in aggregate only")
+        if self._scope.phase != "aggregate":
+            raise PluginContractError.of(self._plugin, "calls server.mean_of, which works in aggregate only")
+        names = updates[0].model if updates else ()
+        total = RunningMean(self._scope.federation.setup.layout, names)
+        for update in updates:
+            total.add(update.model, weight=self._scope.weights[update.client], samples=update.samples)
+        try:
+            return on_cpu(total.mean())
+        except ZeroDivisionError:
+            return {}
 
     @override
     def update_model(self, tensors: Mapping[str, Tensor]) -> None:
@@ -238,44 +245,6 @@ class ScopeContext(View, ServerContext):
         if out_of_range(largest_values(trained)):
             raise DivergedError(
                 f"plugin {self._plugin!r}: the classifier's retraining diverged; try a smaller {self._plugin}.lr "
-                f"({lr:g} now).{scope.outlier} The trained model is kept."
+                f"({lr:g} now). The trained model is kept."
             )
         self.update_model(trained)
-
-
-class RoundContext(ScopeContext):
-    """One plugin's view of a round."""
-
-    _scope: Round
-
-    def __init__(self, current: Round, plugin: str = "") -> None:
-        super().__init__(current, plugin)
-        vars(self).update(cohort=current.cohort, accepted=current.accepted)
-
-    @property
-    @override
-    def frozen(self) -> frozenset[str]:
-        return self._scope.frozen
-
-    @property
-    @override
-    def buffers(self) -> Mapping[str, Tensor]:
-        return self._scope.buffers
-
-    @property
-    @override
-    def staleness(self) -> Mapping[int, int]:
-        return self._scope.staleness
-
-    @override
-    def mean_of(self, updates: Sequence[ClientUpdate]) -> Tensors:
-        if self._scope.phase != "aggregate":
-            return super().mean_of(updates)
-        names = updates[0].model if updates else ()
-        total = RunningMean(self._scope.federation.setup.layout, names)
-        for update in updates:
-            total.add(update.model, weight=self._scope.weights[update.client], samples=update.samples)
-        try:
-            return on_cpu(total.mean())
-        except ZeroDivisionError:
-            return {}

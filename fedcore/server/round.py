@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedcore.base.errors import PluginContractError
+from fedcore.client.setup import Setup
+from fedcore.hooks.checks import whole_numbers
 from fedcore.server.aggregation import aggregate, require_enough
-from fedcore.server.broadcasts import Broadcasts
-from fedcore.server.cohort import train_cohort
+from fedcore.server.cohort import Broadcasts, train_cohort
 from fedcore.server.collection import Collector
-from fedcore.server.context import RoundContext, ScopeContext
-from fedcore.server.plugin_results import check_cohort
+from fedcore.server.context import ScopeContext
 from fedcore.server.scope import Federation, Round, ServerScope
 from fedcore.server.state import Manifest, ServerState
 
@@ -43,7 +44,9 @@ def run_round(federation: Federation, committed: ServerState, notify: Notify | N
         _select(current)
         any_reachable = any(simulated.reached for simulated in current.simulated.values())
         if any_reachable:
-            _begin(current)
+            current.phase = "begin_round"
+            federation.setup.plugins.call_all("begin_round", server=ScopeContext(current))
+            current.phase = "round"
         selected = time.perf_counter()
         broadcasts = Broadcasts(current, f"round-{current.number}") if any_reachable else None
         sent = time.perf_counter()
@@ -86,17 +89,37 @@ def _select(current: Round) -> None:
     if not current.available:
         return
     current.phase = "select_clients"
-    for plugin, cohort in setup.plugins.each("select_clients", server=RoundContext(current)):
+    for plugin, cohort in setup.plugins.each("select_clients", server=ScopeContext(current)):
         if cohort is not None:
-            current.select(check_cohort(cohort, setup, plugin.name))
+            current.select(_checked_cohort(cohort, setup, plugin.name))
             break
     current.phase = "round"
 
 
-def _begin(current: Round) -> None:
-    current.phase = "begin_round"
-    current.federation.setup.plugins.call_all("begin_round", server=RoundContext(current))
-    current.phase = "round"
+def _checked_cohort(cohort: Iterable[int], setup: Setup, plugin: str) -> dict[int, int | None]:
+    """Return a cohort in ascending order: client -> its local epochs, or None for the run's local epochs.
+
+    :raises PluginContractError: the cohort is empty, an id is unknown or repeated, a number is not whole, or a client
+        cannot train so many epochs.
+    """
+    ids, clients = whole_numbers(cohort, plugin, "select_clients"), setup.config.clients
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= clients:
+        expected = f"distinct ids from 0 to {clients - 1}"
+        raise PluginContractError.of(plugin, f"returned {ids[:10]}", hook="select_clients", expected=expected)
+    if not isinstance(cohort, Mapping):
+        return dict.fromkeys(sorted(ids))
+    if setup.config.local_steps is not None:
+        found, hint = "gives clients local epochs, but the run has --local-steps", "leave out --local-steps"
+        raise PluginContractError.of(plugin, found, hook="select_clients", hint=hint)
+    most, fewest = setup.config.local_epochs, max(setup.breaks, default=0) + 1
+    given = dict(zip(ids, cohort.values(), strict=True))
+    for client, epochs in given.items():
+        if type(epochs) is not int or not fewest <= epochs <= most:
+            after = f", after the exchange at epoch {fewest - 1}" if fewest > 1 else ""
+            expected = f"a whole number from {fewest} to {most} (--local-epochs){after}"
+            found = f"gives client {client} {epochs!r} local epochs"
+            raise PluginContractError.of(plugin, found, hook="select_clients", expected=expected)
+    return {client: given[client] for client in sorted(ids)}
 
 
 def _next_state(current: Round, collector: Collector) -> ServerState:

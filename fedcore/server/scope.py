@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import DivergedError, PluginCallError, RejectUpdate
 from fedcore.base.state import States
-from fedcore.base.tensors import bytes_of, first_nonfinite, outlier
+from fedcore.base.tensors import bytes_of, first_nonfinite
 from fedcore.base.types import Tensors
 from fedcore.client.messages import ClientFailure, ClientTask, Engine, FailureKind, Outcome, SharedPayload
 from fedcore.client.setup import READ_UPDATES, Setup
@@ -77,8 +77,6 @@ class ServerScope:
     """The plugins' server states. They may change before they are committed."""
     ledger: Ledger = field(default_factory=Ledger)
     """The bytes sent and received in this scope."""
-    largest: dict[int, float] = field(default_factory=dict)
-    """Client -> the largest magnitude in its tensors that were used."""
     failures: list[dict[str, Any]] = field(default_factory=list)
     """The clients without a usable outcome."""
     ignored: list[dict[str, Any]] = field(default_factory=list)
@@ -87,6 +85,18 @@ class ServerScope:
     """The keys of the payloads that the engine holds until this scope is closed."""
     asked: int = 0
     """The number of questions so far."""
+    cohort: list[int] = field(default_factory=list)
+    """The selected clients; empty outside of a round, as the next five attributes."""
+    accepted: list[int] = field(default_factory=list)
+    """The clients whose updates were accepted so far."""
+    weights: dict[int, float] = field(default_factory=dict)
+    """Client -> the weight of its accepted update in the mean."""
+    frozen: frozenset[str] = frozenset()
+    """The parameters that no accepted client trained."""
+    buffers: Tensors = field(default_factory=dict)
+    """The buffers of the next model, once they are averaged."""
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Client -> its staleness, if clients train without waiting for each other."""
     _down: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,27 +134,10 @@ class ServerScope:
             changed = {n: v for n, v in values.items() if isinstance(v, Tensor) and v is not before.get(n)}
             if broken := first_nonfinite(changed):
                 raise DivergedError(
-                    f"round {self.number + 1}: server.state[{broken!r}] of plugin {plugin!r} is not finite."
-                    f"{self.outlier} The state before the round is kept."
+                    f"round {self.number + 1}: server.state[{broken!r}] of plugin {plugin!r} is not finite. "
+                    "The state before the round is kept."
                 )
-        own = {"plugins": plugins, "ledger": ledger, "outlier": self.outlier}
-        return replace(self.committed, **{"model": self.model, **own, **more})
-
-    def note_largest(self, client: int, value: float) -> None:
-        """Note the largest magnitude in the used tensors of a client."""
-        self.largest[client] = max(value, self.largest.get(client, 0.0))
-
-    @property
-    def outlier(self) -> str:
-        """A sentence about the client whose values are far larger than all others' values; empty without one."""
-        found = outlier(self.largest)
-        if found is None:
-            return ""
-        client, most, median = found
-        return (
-            f" In round {self.number + 1} client {client} sent values up to {most:.1e}, "
-            f"the median of all is {median:.1e}."
-        )
+        return replace(self.committed, **{"model": self.model, "plugins": plugins, "ledger": ledger, **more})
 
     def share(self, key: str, broadcast: Mapping[str, Tensors]) -> str:
         """Send the model and the broadcasts to the engine once. The clients' tasks refer to them by the key."""
@@ -201,22 +194,10 @@ class Round(ServerScope):
     """A round in progress."""
 
     phase: Phase = "round"
-    cohort: list[int] = field(default_factory=list)
-    """The selected clients."""
     simulated: dict[int, SimulatedOutcome] = field(default_factory=dict)
     """Client -> its outcome in the simulated system."""
-    accepted: list[int] = field(default_factory=list)
-    """The clients whose updates were accepted so far."""
     raised: list[PluginCallError] = field(default_factory=list)
     """The errors of plugins for which updates are left out."""
-    frozen: frozenset[str] = frozenset()
-    """The parameters that no accepted client trained."""
-    weights: dict[int, float] = field(default_factory=dict)
-    """Client -> the weight of its accepted update in the mean."""
-    buffers: Tensors = field(default_factory=dict)
-    """The buffers of the next model, once they are averaged."""
-    staleness: dict[int, int] = field(default_factory=dict)
-    """Client -> its staleness, if clients train without waiting for each other."""
     epochs: dict[int, int] = field(default_factory=dict)
     """Client -> its local epochs, if ``select_clients`` chose them."""
     _away: set[int] = field(default_factory=set)

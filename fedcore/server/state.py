@@ -39,8 +39,6 @@ class ServerState:
     """The length of the part of metrics.jsonl that belongs to the committed rounds."""
     virtual_time: float = 0.0
     """Seconds on the clock of the simulated system."""
-    outlier: str = ""
-    """A sentence about a client whose values were far the largest in the last round. Checkpoints do not hold it."""
 
 
 class Ledger:

@@ -1,18 +1,18 @@
-"""Validation of the outcomes that clients send, before anything uses them."""
+"""Validation of the outcomes that clients send and of the tensors that plugins return, before anything uses them."""
 
 from __future__ import annotations
 
 import json
 import math
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from fedcore.base.errors import RejectUpdate, lower_first
+from fedcore.base.errors import PluginContractError, RejectUpdate, lower_first
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.tensors import bytes_of, largest_values, out_of_range
 from fedcore.base.types import ClientUpdate, Tensors
@@ -108,8 +108,8 @@ class UpdateValidator:
         limit = setup.config.max_payload
         self._limit = max(PAYLOAD_FLOOR, PAYLOAD_FACTOR * model) if limit is None else limit * MIB
 
-    def update(self, task: ClientTask, outcome: Outcome, lr: float) -> tuple[ClientUpdate, float]:
-        """Return the update of a finished training, and the largest magnitude in its tensors.
+    def update(self, task: ClientTask, outcome: Outcome, lr: float) -> ClientUpdate:
+        """Return the update of a finished training.
 
         :param lr: the learning rate that the server set.
         """
@@ -121,13 +121,13 @@ class UpdateValidator:
         self._check_metrics(update.metrics, claims.metrics.losses, what)
         for plugin in sorted(set(update.payload) & self._plugins - self._senders):
             raise RejectUpdate(f"{what}: sent tensors for plugin {plugin!r}, which has no hook that sends tensors")
-        return update, self.check(task, update, encoded=True)
+        self.check(task, update, encoded=True)
+        return update
 
-    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> float:
+    def check(self, task: ClientTask, update: ClientUpdate, *, encoded: bool = False) -> None:
         """Validate an update before it is aggregated; hooks of the server may have changed it.
 
         :param encoded: whether parameters that plugins encode may be absent.
-        :returns: the largest magnitude of a value.
         """
         what = f"client {task.client}"
         if update.client != task.client:
@@ -136,12 +136,11 @@ class UpdateValidator:
             if type(number) is not int or number < 1:
                 raise RejectUpdate(f"{what}: {name} is {number!r}, expected a whole number of at least 1")
         absent = self.encoded.difference(update.model) if encoded else frozenset[str]()
-        largest = [self._uploads.check(update.model, self._shared - absent, what)]
+        self._uploads.check(update.model, self._shared - absent, what)
         for plugin, tensors in update.payload.items():
             if plugin not in self._plugins:
                 raise RejectUpdate(f"{what}: sent tensors for {plugin!r}, which is not a plugin of this run")
-            largest.append(self._check_extra(tensors, what, f"plugin {plugin!r}"))
-        return max(largest)
+            self._check_extra(tensors, what, f"plugin {plugin!r}")
 
     def snapshot(self, task: ClientTask, outcome: Outcome, names: Collection[str], epoch: int) -> Tensors:
         """Return the tensors of a client that paused at an exchange."""
@@ -152,11 +151,12 @@ class UpdateValidator:
         self._layout.check(pause.tensors, names, what)
         return pause.tensors
 
-    def answer(self, task: ClientTask, outcome: Outcome) -> tuple[Tensors, float]:
-        """Return the tensors of an answer to ``server.ask``, and the largest magnitude in them."""
+    def answer(self, task: ClientTask, outcome: Outcome) -> Tensors:
+        """Return the tensors of an answer to ``server.ask``."""
         what, tensors = f"client {task.client}", _expected(Reply, outcome, task).tensors
         _check_plain(tensors, what)
-        return tensors, self._check_extra(tensors, what, f"plugin {task.meta['plugin']!r}")
+        self._check_extra(tensors, what, f"plugin {task.meta['plugin']!r}")
+        return tensors
 
     def evaluation(
         self, task: ClientTask, outcome: Outcome, totals: Mapping[str, int], classes: int
@@ -189,24 +189,20 @@ class UpdateValidator:
         work = task.meta.get(unit, work)
         most = work * config.batches(held) if unit == "epochs" else work
         kept = claims.version is None or (claims.version == task.round and self._store.has(task.client, task.round))
-        unknown = next((name for name in claims.frozen if name not in self._trainable), None)
-        if claims.client != task.client:
-            raise _unexpected(task, "client", claims.client, f"{task.client}")
-        if claims.samples > held:
-            raise _unexpected(task, "samples", claims.samples, f"at most the {held} that it holds")
-        if claims.steps > most:
-            in_epochs = f", in {work} epochs" if unit == "epochs" else ""
-            raise _unexpected(task, "steps", claims.steps, f"at most {most}{in_epochs}")
-        if claims.lr != lr:
-            raise _unexpected(task, "lr", claims.lr, f"the round's {lr}")
-        if claims.momentum != config.momentum:
-            raise _unexpected(task, "momentum", claims.momentum, f"the run's {config.momentum}")
-        if unknown is not None:
-            names = "names of trainable shared parameters"
-            raise _unexpected(task, "frozen", f"{_short(unknown)} among others", names)
-        if not kept:
-            states = f"a state of round {task.round} that is there, or None"
-            raise _unexpected(task, "version", claims.version, states)
+        in_epochs = f", in {work} epochs" if unit == "epochs" else ""
+        for name, holds, expected in (
+            ("client", claims.client == task.client, f"{task.client}"),
+            ("samples", claims.samples <= held, f"at most the {held} that it holds"),
+            ("steps", claims.steps <= most, f"at most {most}{in_epochs}"),
+            ("lr", claims.lr == lr, f"the round's {lr}"),
+            ("momentum", claims.momentum == config.momentum, f"the run's {config.momentum}"),
+            ("frozen", claims.frozen <= self._trainable, "names of trainable shared parameters"),
+            ("version", kept, f"a state of round {task.round} that is there, or None"),
+        ):
+            if not holds:
+                raise RejectUpdate(
+                    f"client {task.client}: {name} is {_short(getattr(claims, name))}, expected {expected}"
+                )
 
     def _check_metrics(self, given: Any, losses: Mapping[str, float], what: str) -> None:
         """Refuse metrics that are not JSON of at most METRICS_BYTES, and losses of unknown plugins."""
@@ -220,18 +216,29 @@ class UpdateValidator:
             if name != "task" and name not in self._plugins and name.partition(".")[0] not in self._plugins:
                 raise RejectUpdate(f"{what}: loss {_short(name)} belongs to no plugin of this run")
 
-    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> float:
+    def _check_extra(self, tensors: Mapping[str, Tensor], what: str, sender: str) -> None:
         size = bytes_of(tensors)
         if size > self._limit:
             raise RejectUpdate(
                 f"{what}: the tensors of {sender} take {size / MIB:.1f} MiB, at most {self._limit / MIB:.0f} are "
                 "allowed; --max-payload sets this limit"
             )
-        largest = largest_values(tensors)
-        broken = out_of_range(largest)
-        if broken:
+        if broken := out_of_range(largest_values(tensors)):
             raise RejectUpdate(f"{what}: {broken[0]!r} of {sender} {broken[1]}")
-        return max(largest.values(), default=0.0)
+
+
+def check_partial(setup: Setup, tensors: Mapping[str, Tensor], allowed: Iterable[str], plugin: str, hook: str) -> None:
+    """Refuse tensors of a plugin with names that it may not set, a wrong layout, or values that are not finite.
+
+    :raises PluginContractError: with the tensor's name and the problem.
+    """
+    extra = sorted(set(tensors) - set(allowed))
+    if extra:
+        raise PluginContractError.of(plugin, f"may not set {extra[0]!r}", hook=hook)
+    try:
+        setup.layout.check(tensors, tensors, "a tensor that does not fit", most=math.inf)
+    except RejectUpdate as error:
+        raise PluginContractError.of(plugin, f"returned {error}", hook=hook) from None
 
 
 def _expected(kind: type[Expected], outcome: Outcome, task: ClientTask) -> Expected:
@@ -272,10 +279,6 @@ def _parsed(model: type[Model], value: Any, what: str) -> Model:
         given = "" if first["type"] == "missing" else f" (given: {_short(first['input'])})"
         problem = first["msg"].partition(" or instance of ")[0]  # the rest names a private class
         raise RejectUpdate(f"{what}:{where}: {lower_first(problem)}{given}") from None
-
-
-def _unexpected(task: ClientTask, name: str, value: Any, expected: str) -> RejectUpdate:
-    return RejectUpdate(f"client {task.client}: {name} is {value}, expected {expected}")
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 import fedcore
-from fedcore import ConfigError
 from fedcore.base import registry
 from fedcore_testing import model_bytes
 
@@ -62,13 +61,6 @@ def test_a_run_of_a_script_without_a_guard_is_not_started_again(cli, script, tmp
         done = cli(*command, "--allow-code")
         assert done.exit_code == 0, done.stderr
     assert model_bytes(tmp_path / "run") == straight
-
-
-def test_a_module_that_imports_such_a_script_names_the_script(script):
-    script("unguarded_inner", "import fedcore\nfedcore.resume('nothing')\n")
-    name = script("outer", "import unguarded_inner\nclass Net(unguarded_inner.Base): pass\n")
-    with pytest.raises(ConfigError, match=r"^unguarded_inner\.py starts a run"):
-        registry.resolve("model", f"module:{name}.Net")
 
 
 def test_a_run_may_start_after_an_import(script):

@@ -7,7 +7,6 @@ import torch
 
 from fedcore.client.captured_steps import CaptureWarning
 from fedcore.client.recorder import CudaRecorder
-from fedcore.runs.evaluation import Evaluator
 from tests import support
 from tests.client import test_captured_steps
 
@@ -99,14 +98,6 @@ def test_clients_in_lanes_are_branches_of_one_graph(go, captures):
     captures.update(captured=0, replayed=0)
     go(**{**RUN, "partition": "iid", "participation": 1.0})
     assert alone["replayed"] < captures["replayed"]  # one launch takes the steps of several clients
-
-
-def test_evaluation_beside_the_next_round_finds_the_same(go, monkeypatch):
-    beside = go("fedprox", **{**RUN, "rounds": 4})
-    monkeypatch.setattr(Evaluator, "overlaps", False)
-    after = go("fedprox", **{**RUN, "rounds": 4})
-    for a, b in zip(support.lines(beside), support.lines(after), strict=True):
-        assert a["metrics"]["global"]["accuracy"] == pytest.approx(b["metrics"]["global"]["accuracy"], abs=0.01)
 
 
 def test_worker_processes_share_the_gpu(go):

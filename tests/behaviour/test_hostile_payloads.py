@@ -318,34 +318,6 @@ def test_a_client_whose_values_would_poison_a_state_is_left_out(tmp_path, plugin
     assert all(bool(tensor.isfinite().all()) for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
-@pytest.mark.parametrize(
-    ("plugin", "poison"), [("moon", fit(parameters=full(9e17))), ("scaffold", fit(**{"classifier.weight": full(9e17)}))]
-)
-def test_a_run_whose_clients_all_diverge_names_the_outlier_and_goes_on_from_the_state_before(tmp_path, plugin, poison):
-    """The values pass, but the round after cannot be trained: no state of the run may be lost to it."""
-
-    def later(task, outcome):
-        return poison(task, outcome) if task.round == 1 else outcome
-
-    def go(corrupt, name):
-        return train(tmp_path, plugin, corrupt, 4, rounds=3, out=tmp_path / name)
-
-    with pytest.raises(fedcore.DivergedError) as failure:
-        go(later, "poisoned")
-    said = str(failure.value)
-    assert "round 3: 0 of 4 clients gave a usable update" in said
-    assert re.search(r"In round 2 client 1 sent values up to 9\.0e\+17, the median of all is \d", said)
-    assert re.search(r"The state .* is dropped: fedcore resume .* goes on from its checkpoint after 1 round\.", said)
-    assert "With the same clients and options it diverges again." in said
-    assert RunDirectory(tmp_path / "poisoned").checkpoints.load().round == 1
-    with pytest.raises(fedcore.DivergedError, match=r"In round 2 client 1 .* its checkpoint after 1 round\."):
-        fedcore.resume(tmp_path / "poisoned", engine=lambda spec: Between(spec, poison), allow_code=True)
-    resumed = fedcore.resume(
-        tmp_path / "poisoned", engine=lambda spec: Between(spec, lambda task, outcome: outcome), allow_code=True
-    )
-    assert standing(resumed) == standing(go(lambda task, outcome: outcome, "honest"))
-
-
 def test_a_calibration_that_one_client_would_spoil_is_repeated_without_it(tmp_path):
     spoils = asked(means=full(9e17))
     options = {"per_class": 4, "epochs": 2, "lr": 1e6}

@@ -89,11 +89,11 @@ def test_no_file_reaches_what_workers_unpickle() -> None:
         str(path.relative_to(ROOT))
         for path in SOURCES
         for text in [path.read_text(encoding="utf-8")]
-        if re.search(r"\b(unpack_objects|objects\.lend|pickle\.loads?)\(", text)
+        if re.search(r"\b(unpack_site\(|objects\.unpickled\(|pickle\.loads?\(|pickle\.Unpickler)", text)
     }
     assert callers == {
         "fedcore/base/objects.py",
-        "fedcore/client/site.py",
+        "fedcore/client/messages.py",
         "fedcore/engines/worker.py",
         "plugins/fedcore-ray/src/fedcore_ray/host.py",
     }

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.cli.app import app
-from fedcore.client.messages import ClientFailure
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientFailure, ClientSite
 from fedcore.data import Partition, TensorSamples, load_dataset, load_partition, make_partition
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs import experiment

@@ -140,10 +140,12 @@ def travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dic
     return run
 
 
-def test_a_batch_enters_four_files_from_the_samples_to_the_step(travel):
+def test_a_batch_enters_five_files_from_the_samples_to_the_step(travel):
     trip = Trip(is_batch)
     files = travel(trip, lambda step, parameters: trip.begin() if step == 1 else trip.end())
-    assert set(files) == {"client/loop.py", "data/client_data.py", "data/images.py", "models/split.py"}, files
+    assert set(files) == {
+        "client/loop.py", "client/context.py", "data/client_data.py", "data/images.py", "models/split.py",
+    }, files  # fmt: skip
 
 
 def test_an_update_enters_nine_files_from_the_step_to_the_checkpoint(travel):

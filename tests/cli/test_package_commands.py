@@ -50,10 +50,10 @@ def installed(monkeypatch):
     def fake(kind, path):
         added = {
             "command": {
-                "greet": EntryPoint("greet", f"{__name__}:greet", "fedcore.commands"),
-                "broken": EntryPoint("broken", "no_such_module:app", "fedcore.commands"),
+                "greet": [EntryPoint("greet", f"{__name__}:greet", "fedcore.commands")],
+                "broken": [EntryPoint("broken", "no_such_module:app", "fedcore.commands")],
             },
-            "engine": {"cloud": EntryPoint("cloud", f"{__name__}:CloudEngine", "fedcore.engines")},
+            "engine": {"cloud": [EntryPoint("cloud", f"{__name__}:CloudEngine", "fedcore.engines")]},
         }
         return {**scan(kind, path), **added.get(kind, {})}
 

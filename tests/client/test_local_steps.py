@@ -9,7 +9,7 @@ import torch
 
 from fedcore import Exchange, Plugin, PluginOptions, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
-from fedcore.client.passes import FrozenModel
+from fedcore.client.working_model import FrozenModel
 from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, interrupted, model_bytes, records, weights
 from fedcore_testing.problems import one_sample, with_batch_norm
@@ -141,7 +141,7 @@ def test_a_frozen_model_does_not_read_samples_that_no_step_asks_for(tmp_path, mo
     few = federate(tmp_path, "moon", **UNEQUAL, local_steps=6)
     assert read
     assert max(read) <= 6 * 32, "clients whose steps cover all of their samples, in one pass each"
-    monkeypatch.setattr("fedcore.client.loop.Batch.frozen", everything_cached)
+    monkeypatch.setattr("fedcore.client.context.Batch.frozen", everything_cached)
     for name, tensor in weights(federate(tmp_path, "moon", **UNEQUAL, local_steps=6)).items():
         torch.testing.assert_close(tensor, weights(few)[name])
 

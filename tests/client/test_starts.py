@@ -97,8 +97,8 @@ def test_workers_end_with_the_same_bits(tmp_path):
 def test_what_a_client_keeps_can_start_elsewhere(tmp_path):
     result = federate(tmp_path, KeepsAndStarts, **FEW, rounds=1, weight_decay=0.0)
     kept = client_state(result, 0)["fedcore"]
-    assert kept["personal.classifier.bias"].tolist() == [0.0] * 10
-    assert kept["personal.classifier.weight"].any()
+    assert kept["personal/classifier.bias"].tolist() == [0.0] * 10
+    assert kept["personal/classifier.weight"].any()
 
 
 def returning(tensors):

@@ -7,7 +7,7 @@ import torch
 
 from fedcore import ConfigError, Plugin, RunConfig, hookimpl
 from fedcore.base.identity import digest
-from fedcore.client.site import ClientSite, pack_site, unpack_site
+from fedcore.client.messages import ClientSite, pack_site, unpack_site
 from fedcore.data.dataset import data_digest
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore_testing import partition_of
@@ -77,7 +77,7 @@ def test_server_clients_and_workers_see_the_same(go, public):
 @pytest.mark.parametrize("public", ["0.2", "digits"])
 def test_workers_rebuild_them(tmp_path, public):
     config, dataset, partition = resolved(public=public)
-    spec = unpack_site(*pack_site(ClientSite(config, dataset, partition, tmp_path)))
+    spec = unpack_site(pack_site(ClientSite(config, dataset, partition, tmp_path)))
     ours, theirs = dataset.public, spec.dataset.public
     positions = torch.arange(len(ours))
     assert torch.equal(ours.inputs(positions), theirs.inputs(positions))

@@ -11,8 +11,8 @@ import torch
 
 from fedcore import Plugin, hookimpl
 from fedcore.client.messages import ClientTask
-from fedcore.engines import bundles
-from fedcore.engines.bundles import BUNDLE_SECONDS, Bundle, bundled
+from fedcore.engines import local
+from fedcore.engines.local import BUNDLE_SECONDS, Bundle, bundled
 from tests import support
 
 PLAIN = [
@@ -93,8 +93,8 @@ class EndsAWorker(Plugin):
 
 def test_a_worker_that_dies_at_a_bundle_costs_only_the_client_that_ends_it(go, monkeypatch):
     seen = []
-    monkeypatch.setattr(bundles, "BUNDLE_SECONDS", 1e3)
-    monkeypatch.setattr("fedcore.engines.local.bundled", lambda *given: seen.extend(bundled(*given)) or bundled(*given))
+    monkeypatch.setattr(local, "BUNDLE_SECONDS", 1e3)
+    monkeypatch.setattr(local, "bundled", lambda *given: seen.extend(bundled(*given)) or bundled(*given))
     options = {"rounds": 3, "clients": 8, "participation": 1.0, "local_epochs": 1, "batch_size": 256}
     found = go(EndsAWorker, workers=1, **options)
     assert any(isinstance(task, Bundle) and len(task.tasks) > 1 for task in seen)

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fedcore.base.errors import ConfigError, StorageError
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite
 from fedcore.engines import local, transport
 from fedcore.runs.resolve import resolve, resolve_partition
 from fedcore_testing import federate, model_bytes, records, small_config
@@ -92,9 +92,9 @@ def test_an_engine_without_room_for_the_data_leaves_no_shared_memory(tmp_path, m
     assert open_files(os.getpid()) == before
 
 
-@pytest.mark.parametrize("longest", [local.LONGEST_POLL, 1])
+@pytest.mark.parametrize("longest", [local.LONGEST_WAIT, 0.001])
 def test_a_limit_of_years_is_waited_for_in_parts(tmp_path, monkeypatch, longest):
-    monkeypatch.setattr(local, "LONGEST_POLL", longest)
+    monkeypatch.setattr(local, "LONGEST_WAIT", longest)
     result = federate(tmp_path, workers=1, rounds=1, client_timeout=1e9)
     assert [record["failures"] for record in records(result)] == [[]]
 

@@ -10,11 +10,10 @@ import torch
 
 from fedcore import ClientUpdate, Loss, Plugin, RunConfig, hookimpl
 from fedcore.base.errors import ConfigError
-from fedcore.client.context import SessionContext
-from fedcore.client.loop import BatchStep
+from fedcore.client.context import BatchStep, SessionContext
 from fedcore.hooks.contexts import ClientContext, ServerContext, Step
 from fedcore.hooks.plugin import PluginOptions
-from fedcore.server.context import RoundContext, ScopeContext
+from fedcore.server.context import ScopeContext
 from tests.support import run_toy
 
 
@@ -129,7 +128,7 @@ def members(context):
 
 @pytest.mark.parametrize(
     ("real", "declared"),
-    [(SessionContext, ClientContext), (BatchStep, Step), (ScopeContext, ServerContext), (RoundContext, ServerContext)],
+    [(SessionContext, ClientContext), (BatchStep, Step), (ScopeContext, ServerContext)],
 )
 def test_what_a_context_means_is_said_where_it_is_declared_only(real, declared):
     for name in members(declared):

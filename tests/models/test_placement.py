@@ -7,7 +7,7 @@ from fedcore import RunConfig
 from fedcore.data import ResidentSamples
 from fedcore.models import build_model
 from fedcore.models.placement import Placement
-from fedcore.runs import autotune
+from fedcore.runs import resolve
 from fedcore.runs.directory import RunDirectory
 from tests import support
 
@@ -77,18 +77,18 @@ def test_channels_last_gives_the_same_bits_for_any_number_of_workers(go, workers
 
 @pytest.mark.parametrize("faster", ["contiguous", "channels_last"])
 def test_autotune_takes_the_faster_format_and_records_it(go, monkeypatch, faster):
-    times = {name: 1.0 if name == faster else 2.0 for name in autotune.FORMATS}
-    monkeypatch.setattr(autotune, "measure", lambda *_: times)
+    times = {name: 1.0 if name == faster else 2.0 for name in resolve.FORMATS}
+    monkeypatch.setattr(resolve, "measure", lambda *_: times)
     result = go(**IMAGES, autotune=True)
     assert RunDirectory(result.directory).read_config().memory_format == faster
 
 
 def test_autotune_measures_both_formats_and_leaves_the_model_alone(monkeypatch):
-    monkeypatch.setattr(autotune, "TURNS", 2)
-    monkeypatch.setattr(autotune, "STEPS", 1)
+    monkeypatch.setattr(resolve, "TURNS", 2)
+
     before = model()
     state = {name: tensor.clone() for name, tensor in before.state_dict().items()}
-    seconds = autotune.measure(RunConfig(device="cpu"), before, images())
+    seconds = resolve.measure(RunConfig(device="cpu"), before, images())
     assert set(seconds) == {"contiguous", "channels_last"}
     assert all(0 < value < float("inf") for value in seconds.values())
     assert all(torch.equal(tensor, state[name]) for name, tensor in before.state_dict().items())
@@ -96,6 +96,6 @@ def test_autotune_measures_both_formats_and_leaves_the_model_alone(monkeypatch):
 
 @pytest.mark.parametrize("options", [{"memory_format": "contiguous"}, {"model": "mlp"}])
 def test_autotune_leaves_a_choice_and_what_has_none(go, monkeypatch, options):
-    monkeypatch.setattr(autotune, "measure", lambda *_: pytest.fail("nothing to measure"))
+    monkeypatch.setattr(resolve, "measure", lambda *_: pytest.fail("nothing to measure"))
     result = go(**{**IMAGES, **options}, autotune=True)
     assert RunDirectory(result.directory).read_config().memory_format == options.get("memory_format", "auto")

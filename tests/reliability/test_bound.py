@@ -180,14 +180,6 @@ def test_going_on_elsewhere_leaves_the_first_directory_alone(out: Path, made: da
     assert (result.exit_code, "exists already" in said(result)) == (2, True)
 
 
-def test_a_finished_runs_missing_checkpoint_is_told(tmp_path: Path, made: damages.Made) -> None:
-    out = fedcore.run(damages.configured(tmp_path, "stateful", out=tmp_path / "run")).directory
-    damages.file_of(out, "newest").unlink()  # type: ignore[union-attr]
-    for command in ("evaluate", "resume"):
-        result = cli(command, out)
-        assert (result.exit_code, "the run was finished, as its summary.json says" in said(result)) == (0, True)
-
-
 def test_lines_that_are_whole_are_kept_when_another_is_damaged(tmp_path: Path) -> None:
     """Both checkpoints count the damaged line: going back does not help, and training does not need it."""
     config = damages.configured(tmp_path, "stateless", rounds=5, out=tmp_path / "run")

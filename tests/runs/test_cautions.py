@@ -9,7 +9,6 @@ import torch
 import fedcore
 from fedcore import Plugin, RunConfig, hookimpl
 from fedcore.runs import provenance
-from fedcore.runs.cautions import option_cautions
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.provenance import installed_versions
 
@@ -121,11 +120,3 @@ def test_a_run_that_goes_on_with_other_code_or_instructions_says_so(notes, tmp_p
     first, *_, last = RunDirectory(tmp_path / "run").sessions.read()
     assert first["versions"][name] != last["versions"][name]
     assert last["versions"]["instruction set"] == "OTHER"
-
-
-def test_more_workers_than_cores(monkeypatch):
-    monkeypatch.setenv("PYTHON_CPU_COUNT", "2")
-    assert option_cautions(RunConfig(workers=500)) == [
-        "--workers 500 on 2 cores: more workers than cores take memory and save no time"
-    ]
-    assert option_cautions(RunConfig(workers=4)) == option_cautions(RunConfig(local_steps=3)) == []

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 import fedcore
-from fedcore import ConfigError, Plugin, hookimpl
 from fedcore.data import load_dataset, load_partition
 from tests import support
 
@@ -87,20 +86,3 @@ def test_what_there_is_not_is_refused(cli, ditto, tmp_path: Path) -> None:
     ):
         done = cli("export", directory, "--client", client, "--to", "torch")
         assert (done.exit_code, says in " ".join(done.stderr.split())) == (2, True), done.output
-
-
-class Locked(Plugin):
-    """Gives a model that cannot be copied."""
-
-    @hookimpl
-    def personal_model(self, client):
-        model = client.network(client.start)
-        model.source = (part for part in ())
-        return model
-
-
-def test_a_model_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
-    result = trained(tmp_path, Locked)
-    client = next(iter(support.committed(result).manifest))
-    with pytest.raises(ConfigError, match=f"the model of client {client}, a .*, cannot be copied: TypeError"):
-        fedcore.client_model(result.directory, client, plugins=[Locked], allow_code=True)

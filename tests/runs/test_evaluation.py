@@ -133,53 +133,7 @@ def test_eval_every(go):
     assert [record["metrics"] is not None for record in lines(result)] == [False, False, True, True]
 
 
-# --- evaluation beside the next round's training, as on CUDA --------------------------------------------------
-
-
-@pytest.fixture
-def beside(monkeypatch):
-    """Let evaluation end after the next round's training, as it may on a GPU."""
-    monkeypatch.setattr(Evaluator, "overlaps", True)
-    monkeypatch.setattr(Evaluator, "_stream", None)
-
-
-def test_what_is_recorded_does_not_depend_on_the_overlap(go, beside, monkeypatch):
-    late = go("moon", rounds=3, eval_every=2)
-    monkeypatch.undo()
-    plain = go("moon", rounds=3, eval_every=2)
-    assert (model_bytes(late), lines(late)) == (model_bytes(plain), lines(plain))
-    assert late.metrics == plain.metrics
-
-
-def test_a_round_is_recorded_when_the_next_one_has_trained(go, beside):
-    events = []
-
-    def note(event, details):
-        if event in ("client", "round"):
-            events.append(details["round"] if event == "round" else "client")
-
-    go(rounds=3, clients=2, notify=note)
-    assert events == ["client", "client", "client", "client", 0, "client", "client", 1, 2]
-
-
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
-def test_a_round_that_is_broken_off_leaves_the_one_before_recorded(go, beside, tmp_path, raised):
-    def stop(event, details):
-        if event == "client" and stop.seen == 3:
-            raise raised
-        stop.seen += event == "client"
-
-    stop.seen = 0
-    with pytest.raises((Interrupted, RuntimeError)):
-        go(rounds=3, clients=2, notify=stop, out=tmp_path / "stopped")
-    assert [record["round"] for record in lines(tmp_path / "stopped")] == [0]
-    again = resume(tmp_path / "stopped")
-    whole = go(rounds=3, clients=2)
-    assert (model_bytes(again), lines(again)) == (model_bytes(whole), lines(whole))
-
-
-def test_a_stop_in_an_evaluation_beside_training_keeps_the_rounds_recorded_before_it(go, beside, tmp_path, monkeypatch):
-    """Rounds 2 and 3 have trained when the evaluation of round 2 is stopped: both train again."""
+def test_a_stop_in_an_evaluation_keeps_the_rounds_recorded_before_it(go, tmp_path, monkeypatch):
     best = Evaluator.best
 
     def stops(evaluator, state, metrics):
@@ -196,7 +150,7 @@ def test_a_stop_in_an_evaluation_beside_training_keeps_the_rounds_recorded_befor
     assert (model_bytes(again), lines(again)) == (model_bytes(whole), lines(whole))
 
 
-def test_an_experiment_that_is_left_early_has_its_last_round_recorded(go, beside, tmp_path):
+def test_an_experiment_that_is_left_early_has_its_last_round_on_the_disk(go, tmp_path):
     with started(small_config(tmp_path, rounds=3)) as (experiment, state):
         experiment.one_round(experiment.one_round(state))
         directory = experiment.directory.path
@@ -244,24 +198,3 @@ def test_state_that_is_written_after_the_commit_is_refused(tmp_path):
     """It would be in no checkpoint, nor there in the next round."""
     with pytest.raises(PluginContractError, match=r"'late'.* changes state\['rounds'\], but state is read-only"):
         fedcore.run(small_config(tmp_path, rounds=1), plugins=[Late])
-
-
-@pytest.mark.parametrize(
-    ("plugins", "options", "overlaps"),
-    [
-        ((), {}, True),
-        (("moon",), {}, True),
-        ((Reports,), {}, False),
-        ((PersonalClassifier,), {}, False),
-        (("ditto",), {}, False),
-        ((), {"client_test_fraction": 0.2}, False),
-        ((), {"client_test_fraction": 0.2, "patience": 2}, False),
-    ],
-)
-def test_only_figures_that_nobody_waits_for_overlap(tmp_path, plugins, options, overlaps):
-    with started(small_config(tmp_path, *plugins, **options)) as (experiment, _):
-        evaluator = Evaluator(experiment.federation)
-        assert not evaluator.overlaps  # a CPU uses all cores for it already
-        evaluator = Evaluator(experiment.federation)
-        evaluator.device = torch.device("cuda")
-        assert evaluator.overlaps == overlaps

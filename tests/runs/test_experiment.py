@@ -651,7 +651,7 @@ def test_buffers_on_the_clients(go):
     assert "global_local" not in result.metrics
     assert result.metrics["personal"]["clients"] == 4
     kept = [client_state(result, client)["fedcore"] for client in range(4)]
-    name = "personal.encoder.base.2.running_mean"
+    name = "personal/encoder.base.2.running_mean"
     assert len({tuple(state[name].tolist()) for state in kept}) == 4
     assert weights(result)["encoder.base.2.running_mean"].tolist() == [0.0] * 16
     shared = 4 * (64 * 16 + 16 + 2 * 16 + 16 * 10 + 10)

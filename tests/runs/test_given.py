@@ -93,7 +93,7 @@ def test_networks_and_classes_that_no_import_finds_reach_a_worker_and_are_given_
     assert fedcore.evaluate_run(result.directory, **again)["global"] == longer.metrics["global"]
 
 
-def test_an_object_that_cannot_be_sent_stays_in_this_process_with_a_note(config):
+def test_an_object_that_cannot_be_sent_needs_this_process(config, tmp_path):
     lock = threading.Lock()
 
     class Locked(Pull):
@@ -102,17 +102,11 @@ def test_an_object_that_cannot_be_sent_stays_in_this_process_with_a_note(config)
             with lock:
                 client.scratch["seen"] = True
 
-    notes = []
-    fedcore.run(
-        config.model_copy(update={"workers": 1}),
-        plugins=[Locked],
-        notify=lambda event, d: notes.append(d["message"]) if event == "note" else None,
-    )
-    (note,) = notes
-    assert note.startswith("the plugin 'Locked' cannot be sent to other processes (cannot pickle '_thread.lock' object")
-    assert note.endswith("this run uses this process only")
-    with pytest.raises(ConfigError, match="engine 'ray' runs clients in other processes, but the plugin 'Locked'"):
-        fedcore.run(config.model_copy(update={"workers": 1, "engine": "ray"}), plugins=[Locked])
+    said = r"cannot be sent to a worker process \(plugin 'object:Locked': cannot pickle .*lock.*\). Use workers=0"
+    with pytest.raises(ConfigError, match=said):
+        fedcore.run(config.model_copy(update={"workers": 1}), plugins=[Locked])
+    assert not config.out.exists()
+    assert fedcore.run(config, plugins=[Locked]).summary["rounds"] == 1
 
 
 def test_samples_of_a_local_class_reach_a_worker(tmp_path):

@@ -11,9 +11,9 @@ import torch
 
 import fedcore
 from fedcore import Plugin, RunConfig, RunDirectoryError, hookimpl
-from fedcore.runs import notebook
-from fedcore.runs.learning_curve import learning_curve
-from fedcore.runs.result import history_rows
+from fedcore.runs import progress
+from fedcore.runs.records import history_rows
+from fedcore.runs.result import learning_curve
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_curve_is_drawn_where_the_figures_are():
 def test_a_notebook_shows_every_round(finished):
     drawn = []
     now = iter(range(1000))
-    display = notebook.NotebookDisplay(drawn.append, clock=lambda: float(next(now)))
+    display = progress.NotebookDisplay(drawn.append, clock=lambda: float(next(now)))
     options = finished.config.model_copy(update={"out": finished.directory.with_name("second"), "rounds": 3})
     fedcore.run(options, notify=display)
     assert "fedprox on digits" in drawn[0]
@@ -134,4 +134,4 @@ def test_a_notebook_shows_every_round(finished):
 
 
 def test_a_script_has_no_notebook():
-    assert notebook.notebook_display() is None
+    assert progress.notebook_display() is None

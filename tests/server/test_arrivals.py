@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import ConfigError, Exchange, Plugin, RunConfig, hookimpl
-from fedcore.server.arrivals import Arrivals
-from fedcore.server.system import Simulator
+from fedcore.server.system import Arrivals, Simulator
 from fedcore_testing import partition_of
 from tests.support import lines
 

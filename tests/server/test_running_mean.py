@@ -57,7 +57,7 @@ def reference(models, weights, name):
 
 @pytest.mark.parametrize("block", [1, 4, 7, 1000])
 def test_it_adds_in_blocks_of_any_length_to_the_same_bits(block, monkeypatch):
-    monkeypatch.setattr("fedcore.server.aggregation.BLOCK", {"cpu": block})
+    monkeypatch.setattr("fedcore.server.aggregation.BLOCK", block)
     rng = np.random.default_rng(3)
     models, weights = [model(rng) for _ in range(5)], rng.random(5).tolist()
     mean = folded(models, weights, [3, 1, 4, 1, 5])

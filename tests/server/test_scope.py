@@ -12,7 +12,7 @@ from fedcore.client.messages import ClientFailure, ClientTask, Reply, SharedPayl
 from fedcore.client.setup import Setup
 from fedcore.client.store import RemoteClientStore
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore.server.context import RoundContext, ScopeContext
+from fedcore.server.context import ScopeContext
 from fedcore.server.scope import MESSAGE_LENGTH, Federation, Round, ServerScope, in_order
 from fedcore.server.state import ServerState
 from fedcore_testing.federation import small_config
@@ -76,7 +76,7 @@ def test_a_round_asks_the_reachable_clients_and_records_the_others(federation, c
         assert 0 < len(here) < 4
         answers = [
             answer.client
-            for answer in RoundContext(current, "someone").ask("all", federation.setup.plugins["someone"].here)
+            for answer in ScopeContext(current, "someone").ask("all", federation.setup.plugins["someone"].here)
         ]
     assert answers == [client for client in here if client != 1]
     away = [failure["client"] for failure in current.failures if failure["kind"] == "unavailable"]

@@ -18,7 +18,7 @@ from fedcore.base.errors import ConfigError, RoundFailedError, UnknownNameError
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.experiment import Interrupted, resume
-from fedcore.runs.participation import in_words, totals
+from fedcore.runs.records import in_words, totals
 from fedcore.server.system import Simulator
 from fedcore_testing import committed, federate, model_bytes, records, weights
 

@@ -213,7 +213,7 @@ def test_previous_is_the_model_of_the_last_participation_however_long_ago(go):
     assert committed(result).manifest == last
     for client, number in last.items():
         state = client_state(result, client)["fedcore"]
-        previous = {n.removeprefix("previous."): t for n, t in state.items() if n.startswith("previous.")}
+        previous = {n.removeprefix("previous/"): t for n, t in state.items() if n.startswith("previous/")}
         assert same_tensors(previous, trained[number, client])
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import hookimpl
-from fedcore.base.errors import RoundFailedError
+from fedcore import RoundFailedError, hookimpl
 from fedcore_functional import effective_steps
 from fedcore_testing import (
     Cohorts,

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedcore import ClientUpdate
-from fedcore.base.errors import FedcoreError
+from fedcore import ClientUpdate, FedcoreError
 from fedcore.client.messages import ClientFailure, Reply
 from fedcore.client.runtime import ClientRuntime
 from fedcore.engines.in_process import InProcessEngine

@@ -14,9 +14,8 @@ from pydantic import ConfigDict, Field, field_validator
 from torch import nn
 from typer.testing import CliRunner
 
-from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, hookimpl
+from fedcore import ClientUpdate, Loss, Plugin, PluginOptions, UnknownNameError, hookimpl
 from fedcore.base import registry
-from fedcore.base.errors import UnknownNameError
 from fedcore.cli.app import app
 from fedcore.engines import ClientFailure, InProcessEngine
 from fedcore_functional import proximal_term

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedcore import resume
+from fedcore import Interrupted, resume
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted
 from fedcore_testing import federate
 from fedcore_trackers.testing import check_tracker
 

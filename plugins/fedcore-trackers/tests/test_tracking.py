@@ -7,12 +7,10 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fedcore import RunConfig, resume
+from fedcore import ConfigError, Interrupted, PluginContractError, RunConfig, UnknownNameError, resume
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError, PluginContractError, UnknownNameError
 from fedcore.base.identity import digest
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted
 from fedcore_study.sweep.run import run_sweep
 from fedcore_study.sweep.spec import SweepSpec
 from fedcore_testing import SMALL, federate, model_bytes, records

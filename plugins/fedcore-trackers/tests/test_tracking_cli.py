@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.cli.app import app
 from fedcore.cli.settings import build_config
 

@@ -19,8 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fedcore import SplitModel
-from fedcore.base.errors import ConfigError, RunDirectoryError, UnknownNameError
+from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
 from fedcore.base.files import storing, write_text
 from fedcore.base.process import one_thread
 from fedcore.base.serial import read_tensors
@@ -92,9 +91,8 @@ def export_run(path: Path, form: str, out: Path, *, client: int | None = None, a
         if client is None:
             model: nn.Module = trained_model(run)
         else:
-            own = own_model(run, client)
-            model = own.network
-            notes += [] if own.took_part else [f"client {client} never took part: this is the global model"]
+            model, took_part = own_model(run, client)
+            notes += [] if took_part else [f"client {client} never took part: this is the global model"]
         with storing(out):
             out.parent.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

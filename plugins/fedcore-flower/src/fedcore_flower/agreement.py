@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedcore import ConfigError, RunConfig, __version__
 from fedcore.base import registry
 from fedcore.data import DECLARED, Dataset
-from fedcore.hooks.plugin import BUILTIN
 from fedcore.runs.saved import code_in
 from fedcore_flower import wire
 
@@ -109,7 +108,7 @@ def own_config(setup: Setup, *, allowed: Collection[str] | None, device: str, da
     for name in code_in(config.model_copy(update={"dataset": "", "engine": "", "partition": ""})):
         raise ConfigError(f"the server names {name!r}, which is code to import; a client runs installed packages only")
     for name in config.plugins:
-        if allowed is not None and name != BUILTIN and name not in allowed:
+        if allowed is not None and name != "fedavg" and name not in allowed:
             given = ", ".join(sorted(allowed)) or "none"
             raise ConfigError(f"method {name!r} is not allowed here (--allow-plugin: {given})")
         registry.resolve("plugin", name)

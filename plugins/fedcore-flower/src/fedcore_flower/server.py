@@ -12,18 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore import ConfigError, FedcoreError, RunConfig, RunResult, Setup
 from fedcore.base.config import public_share
 from fedcore.base.process import one_thread
-from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition
 from fedcore.engines import ClientSite
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.resolve import resolve
-from fedcore.runs.result import RunResult
 from fedcore.runs.run import Run
 from fedcore.runs.saved import check_code, code_in
-from fedcore.server.round import Notify
 from fedcore_flower import wire
 from fedcore_flower.agreement import describe_run, versions_of
 from fedcore_flower.courier import Courier, Errand, Trouble
@@ -41,6 +38,8 @@ MOST_SAMPLES = 100_000_000
 """Samples that a client may claim: the server's partition takes 4 bytes for each, and 20 while it is made."""
 
 Tell = Callable[[str], None]
+Notify = Callable[[str, Mapping[str, Any]], None]
+"""A callback that takes an event's name and its details."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from fedcore.engines import (
     FailureKind,
     Pair,
     SharedPayload,
-    pack_objects,
     pack_shared,
     pack_site,
     pack_task,
@@ -64,10 +63,7 @@ class RayEngine:
                 from fedcore_ray.nodes import check_nodes
 
                 check_nodes(self._cluster, site.state_dir)
-            self._site: tuple[Any, bytes] = (
-                self._cluster.put(pack(*pack_site(_from_anywhere(site)))),
-                pack_objects(site),
-            )
+            self._site: Any = self._cluster.put(pack(pack_site(_from_anywhere(site)), None))
             self._none_since = time.monotonic()  # when the last ready worker was lost
             for _ in range(self.workers):
                 self._dispatcher.workers.append(_Worker(self._cluster, self._site, self._shared))
@@ -93,7 +89,7 @@ class RayEngine:
             worker.end()
         self._dispatcher.workers.clear()
         self._shared.clear()
-        self._site = (None, b"")
+        self._site = None
         self._cluster.release()
         self._last_words.take_back()
 
@@ -173,12 +169,12 @@ class _Worker:
     :ivar attempt: how many before it in its place were lost in a row, none of them ever ready.
     """
 
-    def __init__(self, cluster: Cluster, site: tuple[Any, bytes], shared: Mapping[str, Any], attempt: int = 0) -> None:
+    def __init__(self, cluster: Cluster, site: Any, shared: Mapping[str, Any], attempt: int = 0) -> None:
         self._cluster, self._shared, self.attempt = cluster, shared, attempt
         self.task: ClientTask | None = None
         self.ready, self.since = False, time.monotonic()
         self._actor = cluster.start_worker()
-        self.answer: Any = self._actor.set_up.remote(*site)
+        self.answer: Any = self._actor.set_up.remote(site)
 
     def start(self, task: ClientTask) -> None:
         self.task, self.since = task, time.monotonic()

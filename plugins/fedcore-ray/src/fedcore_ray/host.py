@@ -14,7 +14,6 @@ from fedcore.engines import (
     SharedPayload,
     pack_error,
     pack_outcome,
-    unpack_objects,
     unpack_shared,
     unpack_site,
     unpack_task,
@@ -30,16 +29,12 @@ class Host:
         self._key: str | None = None
         self._shared: SharedPayload | None = None
 
-    def set_up(self, site: Bytes, objects: bytes) -> Bytes:
-        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why.
-
-        :param objects: what the program gave to its run.
-        """
+    def set_up(self, site: Bytes) -> Bytes:
+        """Set the clients up, over the site where it lies; says ``ready``, or ``broken`` and why."""
         torch.set_num_threads(1)
         self._limits = threadpool_limits(1)
         try:
-            unpack_objects(objects)
-            self._runtime = ClientRuntime(_on_own_gpu(unpack_site(*view(site))))
+            self._runtime = ClientRuntime(_on_own_gpu(unpack_site(view(site)[0])))
         except FedcoreError as error:
             return pack({}, ["broken", pack_error(error)])
         return pack({}, ["ready", None])

@@ -14,11 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedcore import SplitModel
+from fedcore import Plugin, SplitModel, Step, hookimpl
 from fedcore.data import Dataset, IntArray, ResidentSamples
-from fedcore.hooks.contexts import Step
-from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Plugin
 
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedcore.base.types import ClientUpdate
-from fedcore.hooks.contexts import ClientContext, ServerContext
-from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Plugin
+from fedcore import ClientContext, ClientUpdate, Plugin, ServerContext, hookimpl
 
 
 class Bystander(Plugin):

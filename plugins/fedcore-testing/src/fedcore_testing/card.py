@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -13,13 +14,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedcore import ConfigError, Exchange, Plugin
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError
 from fedcore.cli.options import base_type, bounds, choices
 from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
-from fedcore.hooks.declarations import ATTRIBUTES, excluded_by, meanings
-from fedcore.hooks.plugin import BUILTIN, Exchange, Plugin, option_names
+from fedcore.hooks.declarations import ATTRIBUTES, KEEPS, TABLE
+from fedcore.hooks.plugin import BUILTIN, option_names, patterns_of
 from fedcore_testing.traffic import watch
 
 _SIDES = {"server": "server", "client": "client", "step": "client", "update": "server"}
@@ -74,6 +75,32 @@ def _origin_and_options(kind: str, name: str, cls: Any) -> dict[str, Any]:
         "description": prose(cls),
         "options": [_option(option, cls.Options.model_fields[field]) for option, field in options.items()],
     }
+
+
+def meanings() -> dict[str, str]:
+    """Return the meaning of each attribute, from the docstring of the class Plugin; empty under ``python -OO``."""
+    found = re.findall(r":ivar (\w+): ((?:.|\n )+)", inspect.getdoc(Plugin) or "")
+    return dict.fromkeys((row.name for row in ATTRIBUTES), "") | {name: " ".join(text.split()) for name, text in found}
+
+
+def excluded_by(plugin: Plugin | type[Plugin]) -> list[str]:
+    """Return the kinds of plugins that cannot be combined with this one, each as a noun phrase."""
+    found = []
+    for declaration in TABLE.values():
+        if not declaration.made_by(plugin):
+            found += [f"a {declaration.plugin}" for name in declaration.excludes if TABLE[name].made_by(plugin)]
+            continue
+        if declaration.alone:
+            found.append(f"another {declaration.plugin}")
+        if declaration.name == KEEPS:
+            found.append("a plugin that owns, exchanges or corrects any of the parameters that stay on the clients")
+        if declaration.patterns:
+            patterns = ", ".join(patterns_of(plugin, declaration.name))
+            found.append(f"another plugin that {declaration.name} any of {patterns}")
+            if declaration.shared:
+                found.append(f"a plugin that keeps any of {patterns} on the clients")
+        found += [f"a {TABLE[name].plugin}" for name in declaration.excludes]
+    return list(dict.fromkeys(found))
 
 
 def draw(card: Mapping[str, Any]) -> Group:

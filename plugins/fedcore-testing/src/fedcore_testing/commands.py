@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcore import ConfigError
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError
 from fedcore.base.identity import full_name
 from fedcore.base.process import importing
 from fedcore.base.safe_yaml import parse_setting

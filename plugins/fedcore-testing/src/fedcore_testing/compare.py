@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore import RunResult
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import RunResult
 from fedcore_testing.federation import committed, records, weights
 from fedcore_testing.fingerprint import fingerprint
 

@@ -9,10 +9,9 @@ from unittest.mock import patch
 
 from torch import Tensor
 
+from fedcore import ClientUpdate, Tensors
 from fedcore.base.tensors import clone, flatten
-from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.client.messages import ClientTask, Pair, SharedPayload
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite, ClientTask, Pair, SharedPayload
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.server import cohort
 

@@ -16,18 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore import Interrupted, RunConfig, RunResult, Setup, Tensors, resume, run
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
 from fedcore.base.process import environment
 from fedcore.base.serial import read_tensors
-from fedcore.base.types import Tensors
-from fedcore.client.messages import Engine
-from fedcore.client.setup import Setup
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite, Engine
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.hooks.checks import create_plugin
 from fedcore.runs.directory import RunDirectory
-from fedcore.runs.experiment import Interrupted, RunResult, resume, run
 from fedcore.server.round import Notify
 from fedcore.server.state import ServerState
 from fedcore_testing import importable as offered
@@ -242,7 +238,7 @@ def personal_state(result: RunResult | Path, client: int, plugin: str = "fedcore
     :raises KeyError: the client keeps none.
     """
     state = client_state(result, client)[plugin]
-    return {name.removeprefix("personal."): tensor for name, tensor in state.items()}
+    return {name.removeprefix("personal/"): tensor for name, tensor in state.items()}
 
 
 def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

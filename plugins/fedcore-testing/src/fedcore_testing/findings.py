@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from fedcore.client.context import SessionContext, context_of
-from fedcore.client.loop import BatchStep
+from fedcore import Plugin
+from fedcore.client.context import BatchStep, SessionContext, context_of
 from fedcore.hooks.checks import QUESTION
-from fedcore.hooks.plugin import Plugin
 
 IN_A_STEP = ("task_loss", "local_loss", "gradients", "observe")
 SENT = ("end_local", "broadcast", "broadcast_to", QUESTION, "pre_upload", "guard_upload")

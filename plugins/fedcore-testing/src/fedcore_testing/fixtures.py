@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fedcore.runs.experiment import RunResult
+from fedcore import RunResult
 from fedcore_testing.federation import Choice, federate
 
 Run = Callable[..., RunResult]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedcore.base.errors import FedcoreError
+from fedcore import FedcoreError
 from fedcore.engines import local
 
 SERVER = Path(__file__).with_name("fork_server.py")
@@ -157,7 +157,7 @@ def forked_workers(*modules: str) -> Iterator[None]:
     def fork(connection: socket.socket) -> ForkedProcess:
         fd = connection.fileno()
         return server.fork(
-            "fedcore.engines.worker:begin",
+            "fedcore.engines.worker:main",
             [fd],
             environment=local.worker_environment(),
             descriptors={fd: fd},

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fedcore.base.types import Loss
-from fedcore.client.loop import BatchStep
+from fedcore import Loss
+from fedcore.client.context import BatchStep
 
 IDLE_STEPS = 12
 """After so many steps with a value, but a gradient of 0, a term counts as one that trains nothing."""

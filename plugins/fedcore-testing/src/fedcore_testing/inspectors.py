@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore import ClientUpdate, Loss
 from fedcore.base.tensors import flatten
-from fedcore.base.types import ClientUpdate, Loss
 from fedcore.hooks.checks import problem_with
 from fedcore_testing.findings import SENT, Call, Rule
 from fedcore_testing.fingerprint import fingerprint

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
-from fedcore.base.errors import PluginContractError, UnknownNameError
+from fedcore import PluginContractError, UnknownNameError
 from fedcore_testing.causes import cause_of
 from fedcore_testing.checks import CHECKS, Check, CheckFailed, NotApplicable
 from fedcore_testing.checks.base import trial_of

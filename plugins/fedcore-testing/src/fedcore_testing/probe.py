@@ -8,10 +8,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcore.base.types import ClientUpdate, Loss
-from fedcore.hooks.contexts import ClientContext, ServerContext, Step
-from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions, question
+from fedcore import (
+    ClientContext,
+    ClientUpdate,
+    Exchange,
+    Loss,
+    Plugin,
+    PluginOptions,
+    ServerContext,
+    Step,
+    hookimpl,
+    question,
+)
 from fedcore_functional import proximal_term
 
 

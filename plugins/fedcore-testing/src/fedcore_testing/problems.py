@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedcore import SplitModel
-from fedcore.base.seeding import numpy_generator
+from fedcore import SplitModel, numpy_generator
 from fedcore.data import Dataset, IntArray, Split, assemble, load_dataset
 
 FEW = 120

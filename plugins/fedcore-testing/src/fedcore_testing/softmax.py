@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedcore.runs.experiment import RunResult
+from fedcore import RunResult
 from fedcore_testing.analytic import FloatArray
 from fedcore_testing.federation import data_of
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.hooks.contexts import ClientContext, ServerContext
-from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Plugin
+from fedcore import ClientContext, ClientUpdate, Plugin, ServerContext, Tensors, hookimpl
 
 
 class StartWatch(Plugin):

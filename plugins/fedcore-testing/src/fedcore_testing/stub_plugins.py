@@ -9,10 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedcore.base.types import ClientUpdate, Tensors
-from fedcore.hooks.contexts import ClientContext, ServerContext, Step
-from fedcore.hooks.hookspecs import hookimpl
-from fedcore.hooks.plugin import Exchange, Plugin, PluginOptions
+from fedcore import ClientContext, ClientUpdate, Exchange, Plugin, PluginOptions, ServerContext, Step, Tensors, hookimpl
 
 
 class CohortsOptions(PluginOptions):

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcore.base.config import RunConfig
+from fedcore import ClientUpdate, RunConfig, Tensors, run
 from fedcore.base.tensors import unflatten
-from fedcore.base.types import ClientUpdate, Tensors
 from fedcore.client.messages import ClientTask, Pair, Pause, Reply, SharedPayload
 from fedcore.engines.in_process import InProcessEngine
-from fedcore.runs.experiment import run
 from fedcore_testing.federation import needs_of
 
 Shapes = dict[str, list[int]]

@@ -12,16 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedcore import FedcoreError, Plugin, RunConfig, RunResult
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError
 from fedcore.base.process import search_path
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.client.messages import Engine
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite, Engine
 from fedcore.hooks.checks import create_plugin
-from fedcore.hooks.plugin import Plugin
-from fedcore.runs.experiment import RunResult
 from fedcore.server.round import Notify
 from fedcore_testing import problems
 from fedcore_testing.federation import Choice, federate, name_of, records

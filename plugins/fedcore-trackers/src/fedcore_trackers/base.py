@@ -12,10 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedcore import FedcoreError, PluginContractError, PluginOptions, RunConfig
 from fedcore.base import registry
-from fedcore.base.config import RunConfig
-from fedcore.base.errors import FedcoreError, PluginContractError
-from fedcore.hooks.plugin import PluginOptions, parse_options
+from fedcore.hooks.plugin import parse_options
 
 Status = Literal["finished", "stopped", "failed"]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.config import RunConfig
+from fedcore import RunConfig
 from fedcore.base.process import command, environment
 from fedcore_trackers.base import Status, TrackerOptions, resolve_trackers
 from fedcore_trackers.memory import Memory, memory_file

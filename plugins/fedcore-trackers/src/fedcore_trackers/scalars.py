@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcore.base.config import RunConfig
+from fedcore import RunConfig
 from fedcore.base.identity import flat, settings
 
 

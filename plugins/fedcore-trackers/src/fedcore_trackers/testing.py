@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcore.base.errors import FedcoreError, UnknownNameError
+from fedcore import FedcoreError, UnknownNameError
 from fedcore.hooks.plugin import option_names, parse_options
 from fedcore.runs.saved import SavedConfig
 from fedcore_testing import federate, model_bytes, name_of, records

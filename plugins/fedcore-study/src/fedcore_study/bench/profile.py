@@ -51,7 +51,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "checks": [f"{_SERVER}.validation.UpdateValidator.update", f"{_SERVER}.validation.UpdateValidator.check"],
     "fold": [f"{_SERVER}.aggregation.RunningMean.add", f"{_SERVER}.aggregation.aggregate"],
     "server": [f"{_RUNS}.training.run_round"],
-    "evaluation": [f"{_RUNS}.evaluation.Evaluator.begin", f"{_RUNS}.evaluation.Evaluator.evaluate_clients"],
+    "evaluation": [f"{_RUNS}.evaluation.Evaluator.evaluate"],
     "records and checkpoint": [
         f"{_RUNS}.directory.RunDirectory.append_metrics",
         f"{_RUNS}.training.Experiment.checkpoint",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedcore.runs.participation import SIMULATED
+from fedcore.runs.records import SIMULATED
 from fedcore_study.compare.groups import Group
 from fedcore_study.compare.records import RunRecord
 from fedcore_study.report.charts import Bars, Chart, Omitted, Part, number, plain

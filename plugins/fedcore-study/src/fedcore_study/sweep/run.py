@@ -16,9 +16,8 @@ from fedcore.data import Dataset
 from fedcore.engines import ALLOCATOR, cores
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import resolve_device
-from fedcore.runs.resolve import plugin_options, resolve
+from fedcore.runs.resolve import plugin_options, resolve, resolve_trackers
 from fedcore.runs.saved import check_code, check_places, code_in, places_in
-from fedcore.runs.tracking import resolve_trackers
 from fedcore_study.sweep.cluster import Cluster, submit_jobs
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.processes import Job, Listener, Outcome, run_jobs

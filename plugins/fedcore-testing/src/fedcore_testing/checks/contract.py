@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from fedcore import FedcoreError, Plugin, PluginOptions
 from fedcore.base import registry
-from fedcore.base.errors import FedcoreError
 from fedcore.hooks.checks import check_class, create_plugin
-from fedcore.hooks.plugin import Plugin, PluginOptions, option_names
+from fedcore.hooks.plugin import option_names
 from fedcore_testing.checks.base import NotApplicable, check
 from fedcore_testing.federation import entry_point_of, initial_weights
 from fedcore_testing.fingerprint import fingerprint, global_settings, random_states

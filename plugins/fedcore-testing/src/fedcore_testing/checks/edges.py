@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import ConfigError
+from fedcore import ConfigError
 from fedcore.base.tensors import flatten
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite
 from fedcore.data import load_partition
 from fedcore.runs.directory import RunDirectory
 from fedcore_testing.checks.base import NotApplicable, check

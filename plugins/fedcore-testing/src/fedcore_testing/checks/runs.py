@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcore import Interrupted, PluginContractError, RunResult, resume
 from fedcore.base import registry
-from fedcore.base.errors import PluginContractError
-from fedcore.client.site import ClientSite
+from fedcore.client.messages import ClientSite
 from fedcore.hooks.checks import create_plugin
 from fedcore.hooks.plugin import BUILTIN
 from fedcore.hooks.plugins import match
-from fedcore.runs.experiment import Interrupted, RunResult, resume
 from fedcore_testing.bystander import Bystander
 from fedcore_testing.checks.base import NotApplicable, check, trial_of
 from fedcore_testing.compare import ABSOLUTE, RELATIVE, require_close_states, require_same, require_same_states

@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 from string import Template
 
-from fedcore import __version__
+from fedcore import ConfigError, UnknownNameError, __version__
 from fedcore.base import registry
-from fedcore.base.errors import ConfigError, UnknownNameError
 
 KINDS = ("method", "dataset", "model", "partitioner", "tracker", "engine")
 _REGISTRY_KIND = {"method": "plugin"}

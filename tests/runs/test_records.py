@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedcore.runs.times import PARTS, RoundTimes, has_times, per_round
+from fedcore.runs.records import PARTS, RoundTimes, per_round
 
 
 def spent(seconds, **terms):
@@ -27,17 +27,6 @@ def test_means_per_round_by_part_and_plugin():
 def test_no_round_has_no_seconds():
     assert set(RoundTimes().split(1)["per_round"]["plugin_terms"]) == set()
     assert RoundTimes().split(1)["per_round"]["round"] == 0.0
-
-
-def test_a_summary_of_elsewhere_has_the_times_or_has_not():
-    times = RoundTimes()
-    times.add(spent(1.0, moon=0.5))
-    summary = {"seconds": 2.0, "time": times.split(1)}
-    assert has_times(summary, summary)
-    for broken in ({}, {"time": None}, {"time": {"per_round": 3}}, {**summary, "seconds": "x"}):
-        assert not has_times(broken, summary)
-    short = {"seconds": 2.0, "time": {**summary["time"], "per_round": {"plugin_terms": {}}}}
-    assert not has_times(short, summary)
 
 
 def test_bytes_per_round():

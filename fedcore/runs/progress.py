@@ -1,0 +1,151 @@
+"""Progress of a run, followed by its events; in a notebook, one output that is redrawn with IPython's own display."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fedcore.runs.records import accuracies
+from fedcore.runs.result import headline, learning_curve
+
+REDRAWN = 0.25
+"""The least seconds between two drawings within a round."""
+
+
+class Progress:
+    """Follows a run's events; ``run`` takes an instance as ``notify``. Subclasses show what they want.
+
+    Rounds are numbered from 1 here. In records and hooks they are numbered from 0.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.directory: Path | None = None
+        """The run directory; None before it exists."""
+        self.rounds, self.done, self.cohort, self.clients, self.failed = 0, 0, 0, 0, 0
+        self.finished = False
+        self.began = clock()
+        self._round_began: float | None = None
+        self._pace: deque[float] = deque(maxlen=20)
+
+    def __call__(self, event: str, details: Mapping[str, Any]) -> None:
+        """Handle an event of the run. Unknown events are ignored."""
+        if event == "start":
+            self.directory, self.done = details["directory"], details["round"]
+            self.rounds, self.cohort = details["config"].rounds, details["config"].cohort_size
+            self.started(details)
+        elif event == "client":
+            self.clients += 1
+            self.failed += bool(details["failed"])
+            self.client_done()
+        elif event == "round":
+            now = self.clock()
+            if self._round_began is not None:  # the first round also starts the workers: its duration is no estimate
+                self._pace.append(now - self._round_began)
+            self._round_began, self.clients, self.failed, self.done = now, 0, 0, details["round"] + 1
+            self.round_done(details)
+        elif event == "note":
+            self.noted(details["message"])
+        elif event in ("done", "stopped"):
+            self.finished = event == "done"
+            self.ended()
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds to the end, from the last 20 rounds; None before the end of the second round."""
+        return median(self._pace) * (self.rounds - self.done) if self._pace else None
+
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Show that a run starts or resumes."""
+
+    def client_done(self) -> None:
+        """Show that a client has trained or failed."""
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        """Show a round's record."""
+
+    def noted(self, message: str) -> None:
+        """Show a note."""
+
+    def ended(self) -> None:
+        """Show that the run is finished or interrupted."""
+
+
+class NotebookDisplay(Progress):
+    """Redraws an output after every event.
+
+    :param draw: replaces the output by a piece of HTML.
+    """
+
+    def __init__(self, draw: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock=clock)
+        self.draw, self.drawn = draw, self.began
+        self.title, self.status = "", "starting"
+        self.records: list[Mapping[str, Any]] = []
+        self.notes: list[str] = []
+
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Draw the run's name and notes."""
+        self.title = headline(details["config"])
+        self.notes += details.get("notes", ())
+        self._redraw()
+
+    def client_done(self) -> None:
+        """Draw the number of clients, unless the last drawing is fresh."""
+        if self.clock() - self.drawn >= REDRAWN:
+            self._redraw()
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        """Draw the learning curve with the round."""
+        self.records.append(record)
+        self._redraw()
+
+    def noted(self, message: str) -> None:
+        """Draw the note."""
+        self.notes.append(message)
+        self._redraw()
+
+    def ended(self) -> None:
+        """Draw how the run ended."""
+        self._redraw("done" if self.finished else "interrupted")
+
+    def _redraw(self, status: str = "") -> None:
+        if self.title:
+            clients = f"{min(self.clients, self.cohort)}/{self.cohort} clients"
+            self.status = status or f"round {min(self.done + 1, self.rounds)}: {clients}"
+        self.drawn = self.clock()
+        self.draw(self.page())
+
+    def page(self) -> str:
+        """Return the present state as HTML."""
+        times = f"{self.clock() - self.began:.0f} s"
+        if self.left is not None and self.status != "done":
+            times += f", about {self.left:.0f} s left"
+        if failed := self.failed + sum(len(record["failures"]) for record in self.records):
+            times += f"; {failed} clients failed"
+        done = self.done + (self.clients / max(1, self.cohort) if self.done < self.rounds else 0)
+        notes = "".join(f"<p>note: {html.escape(note)}</p>" for note in self.notes)
+        curve = learning_curve(accuracies(self.records), self.rounds)
+        return (
+            f"<div><b>{html.escape(self.title)}</b> <progress value='{done:.2f}' max='{self.rounds}'></progress> "
+            f"{min(self.done, self.rounds)}/{self.rounds} rounds, {html.escape(self.status)}, {times}{notes}"
+            f"{curve if self.status != 'done' else ''}</div>"
+        )
+
+
+def notebook_display() -> NotebookDisplay | None:
+    """Return a display if this process is a notebook's kernel; None in a terminal or a script."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    if getattr(shell, "kernel", None) is None:
+        return None
+    shown = import_module("IPython.display")
+    handle = shown.display(shown.HTML(""), display_id=True)
+    return NotebookDisplay(lambda page: handle.update(shown.HTML(page)))

@@ -1,0 +1,149 @@
+"""Figures of a run from the records of its rounds: accuracies, participation, seconds, bytes. It imports no torch."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedcore.base.identity import flat
+from fedcore.base.protocols import EVALUATED, PROTOCOLS
+
+SIMULATED = ("unavailable", "dropped", "deadline")
+"""The kinds of failures that the simulated system produces. They are results, not errors."""
+
+PARTS = (
+    "round",
+    "selection",
+    "broadcast",
+    "local_training",
+    "collection",
+    "aggregation",
+    "evaluation",
+    "checkpoint",
+    "client_seconds",
+    "idle_workers",
+)
+"""The parts of a round that are timed, in seconds.
+
+``checkpoint`` is the time for which the round waited for the previous checkpoint, which is written while the round
+trains. ``client_seconds`` and ``idle_workers`` are summed over the workers.
+"""
+
+
+def evaluated(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of a run's metrics that are figures of a protocol."""
+    return {name: metrics[name] for name in PROTOCOLS if metrics.get(name)}
+
+
+def accuracies(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return pairs of a round (from 1) and an accuracy for every protocol that was evaluated in rounds."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        for name in EVALUATED if record.get("metrics") else ():
+            row = record["metrics"].get(name)
+            if row:
+                found.setdefault(name, []).append((record["round"] + 1, row["accuracy"]))
+    return found
+
+
+def history_rows(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rounds of ``metrics.jsonl`` as flat rows. Values that a round does not have are left out."""
+    rows = []
+    for record in records:
+        if "round" not in record:
+            continue  # the record of post_train
+        row: dict[str, Any] = {"round": record["round"] + 1}
+        row |= {f"loss.{name}": value for name, value in record["losses"].items()}
+        for name, figures in evaluated(record.get("metrics") or {}).items():
+            for key in ("accuracy", "loss", "std", "worst10"):
+                if figures.get(key) is not None:
+                    row[f"{name}.{key}"] = figures[key]
+        row["clients"], row["failed"] = len(record["cohort"]), len(record["failures"])
+        row |= {"bytes.down": record["bytes"]["down"], "bytes.up": record["bytes"]["up"]}
+        row |= {f"report.{path}": value for path, value in flat(record.get("reports", {}), ".")}
+        row["seconds"] = sum(record["time"][part] for part in ("round", "evaluation") if part in record["time"])
+        rows.append(row)
+    return rows
+
+
+def lost(record: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of selected clients without an update in a round, by kind. Each client counts once."""
+    cohort = set(record["cohort"])
+    kinds = {failure["client"]: failure["kind"] for failure in record["failures"] if failure["client"] in cohort}
+    return dict(sorted(Counter(kinds.values()).items()))
+
+
+def totals(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums over a run's rounds: selected clients, used updates, partial updates among these, losses."""
+    selected = accepted = partial = 0
+    kinds: Counter[str] = Counter()
+    clock = 0.0
+    for record in records:
+        if "system" in record:
+            selected += len(record["cohort"])
+            accepted += record["accepted"]
+            partial += len(record["system"]["partial"])
+            kinds.update(lost(record))
+            clock = record["virtual_time"]
+    return {
+        "selected": selected,
+        "accepted": accepted,
+        "partial": partial,
+        "lost": dict(sorted(kinds.items())),
+        "virtual_time": clock,
+    }
+
+
+def in_words(selected: int, accepted: int, partial: int, losses: Mapping[str, int]) -> str:
+    """Return the participation as a short text: ``5 of 8 clients (1 partial; 2 dropped)``."""
+    parts = [f"{partial} partial"] if partial else []
+    if losses:
+        parts.append(", ".join(f"{count} {kind}" for kind, count in losses.items()))
+    notes = "; ".join(parts)
+    return f"{accepted} of {selected} clients" + (f" ({notes})" if notes else "")
+
+
+def not_evaluated(metrics: Mapping[str, Any]) -> str:
+    """Return how many clients an evaluation left out, with the first reason; empty if it left out none."""
+    failures = metrics.get("failures") or []
+    if not failures:
+        return ""
+    others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+    left_out = f"client {failures[0]['client']}{others} could not be evaluated by every protocol"
+    return f"{left_out}: {failures[0]['message']}"
+
+
+class RoundTimes:
+    """The seconds of the rounds that this process ran."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._seconds: Counter[str] = Counter()
+        self._plugins: Counter[str] = Counter()
+
+    def add(self, seconds: Mapping[str, Any]) -> None:
+        """Add a round: seconds by part, and by plugin under ``plugin_terms``."""
+        self.rounds += 1
+        self._seconds.update({part: seconds[part] for part in PARTS if part in seconds})
+        self._plugins.update(seconds["plugin_terms"])
+
+    def split(self, workers: int) -> dict[str, Any]:
+        """Return the mean seconds per round by part, the rounds, the workers, and the peak of memory in MiB."""
+        rounds = max(1, self.rounds)
+        means: dict[str, Any] = {part: self._seconds[part] / rounds for part in PARTS}
+        means["plugin_terms"] = {name: total / rounds for name, total in sorted(self._plugins.items())}
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+        return {"per_round": means, "rounds": self.rounds, "workers": workers, "peak_memory_mib": kilobytes / 1024}
+
+
+def per_round(ledger: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """Return a ledger's totals and its counts by sender, divided by the number of rounds."""
+
+    def each(counts: Mapping[str, Any]) -> dict[str, Any]:
+        return {direction: counts.get(direction, 0) / max(1, rounds) for direction in ("down", "up")}
+
+    senders = ledger.get("by_plugin", {})
+    return {**each(ledger), "by_plugin": {sender: each(counts) for sender, counts in senders.items()}}
