@@ -102,3 +102,8 @@ def shared_bytes(pid: int) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += file.stat().st_size if str(file.readlink()).startswith("/memfd:fedcore") else 0
     return total
+
+
+def shared_mappings(pid: int) -> int:
+    """Return how many pieces of the memory that a run shares a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("/memfd:fedcore")
