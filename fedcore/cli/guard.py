@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -28,7 +29,8 @@ def guarded(context: typer.Context) -> Iterator[None]:
     Exit codes:
 
     - 1: a bug, of fedcore or of a plugin;
-    - 2: a FedcoreError, or a refusal of the operating system, such as a missing path or a full disk;
+    - 2: a FedcoreError, or a refusal of the operating system, such as a missing path or a full disk. A refusal has an
+      error number; an OSError without one, or for a descriptor that is not open, is a bug;
     - 4: a DivergedError;
     - 130: Ctrl-C;
     - 141: the reader of the output closed the pipe.
@@ -53,7 +55,7 @@ def guarded(context: typer.Context) -> Iterator[None]:
             _suggest(error)
             raise
         _trace(context)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno not in (None, errno.EBADF):
             output.error(f"{error.filename}: {error.strerror}" if error.filename else error)
             raise typer.Exit(BAD_INPUT) from None
         output.error(f"{type(error).__name__}: {error}{_hint(context)}", label="internal error")

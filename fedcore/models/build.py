@@ -114,13 +114,16 @@ def _arguments(
     given = {"num_classes": num_classes, "input_shape": input_shape}
     signature = inspect.signature(factory)
     named = {name: value for name, value in given.items() if name in signature.parameters}
-    for positional, keywords in (((), named), (tuple(given.values()), {})):
-        with suppress(TypeError):
+    problem = ""
+    for positional, keywords in [((), named)] if named else [((), {}), (tuple(given.values()), {})]:
+        try:
             signature.bind(*positional, **keywords)
             return positional, keywords
+        except TypeError as error:
+            problem = str(error)
     raise PluginContractError.of(
         name,
-        "cannot be called with the number of classes and the shape of a sample",
+        f"cannot be called with the number of classes and the shape of a sample: {problem}",
         kind="model",
         hint="name its parameters num_classes and input_shape, or one of these, and give defaults to the others",
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shlex
 from pathlib import Path
 
@@ -243,6 +244,26 @@ def test_what_is_a_bug_says_so(cli, monkeypatch) -> None:
         "internal error: ZeroDivisionError: division by zero; run again with --debug for the traceback\n"
     )
     assert "Traceback" in cli("train", "--debug").stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "there"), 2, "error: there: Permission denied\n"),
+        (OSError(errno.EIO, "Input/output error"), 2, "error: [Errno 5] Input/output error\n"),
+        (OSError(errno.EBADF, "Bad file descriptor"), 1, "internal error: OSError: [Errno 9] Bad file descriptor; run"),
+        (OSError("truncated"), 1, "internal error: OSError: truncated; run again with --debug for the traceback\n"),
+    ],
+    ids=["a path", "a device", "a closed file", "no number"],
+)
+def test_a_refusal_of_the_system_is_told_from_a_bug(cli, monkeypatch, error: OSError, code: int, said: str) -> None:
+    def run(config, notify):
+        raise error
+
+    monkeypatch.setattr("fedcore.runs.experiment.run", run)
+    result = cli("train")
+    assert result.exit_code == code
+    assert result.stderr.startswith(said)
 
 
 def test_ctrl_c_before_there_is_a_run(cli, monkeypatch) -> None:

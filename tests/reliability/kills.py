@@ -38,8 +38,9 @@ OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "client_test_fraction": 0.2,
 }
-METHODS = ("fedavgm", "moon", "scaffold", "fedcd", "fdcl")
-"""State on the server; on clients; on both; on the server, with payloads; parameters that stay on clients."""
+METHODS = ("scaffold", "fedcme", "fedavgm", "moon", "fedcd", "fdcl")
+"""State on both sides; clients that pause for an exchange; state on the server; on clients; on the server, with
+payloads; parameters that stay on clients."""
 
 ENDS_WITHIN = 30.0
 """Seconds within which every worker has to be gone when its parent was killed; on a busy machine, where an idle one
@@ -71,6 +72,8 @@ class Kill:
     """One kill, and what it left.
 
     :param moment: ``start`` before the first step towards a new round, else ``rounds``.
+    :param resumed: whether the run had been killed before, and was gone on with.
+    :param begun: whether it was a run by then, with its config.yaml.
     :param uncommitted: lines of metrics.jsonl beyond the last checkpoint.
     :param half_written: files that were being written.
     :param seconds: until the last worker was gone.
@@ -78,6 +81,8 @@ class Kill:
 
     kind: Kind
     moment: str
+    resumed: bool
+    begun: bool
     round: int
     uncommitted: int
     half_written: int
@@ -102,11 +107,15 @@ def unharmed(folder: Path, method: str, **options: Any) -> Path:
 def kill(process: Any, out: Path, kind: Kind, chance: random.Random) -> Kill | None:
     """Kill a run, or one of its workers, at a random moment; None where it ended before.
 
-    Most moments lie in the next three rounds, one in eight in the start.
+    Most moments lie in the next three rounds, one in eight in the start. The first process is killed at its first
+    files every other time.
     """
-    moment = "start" if chance.random() < 1 / 8 and kind != "worker" else "rounds"
-    began = rounds_done(out)
-    if moment == "start":
+    began, resumed = rounds_done(out), (out / "config.yaml").exists()
+    moment = "start" if chance.random() < (1 / 8 if resumed else 1 / 2) and kind != "worker" else "rounds"
+    if moment == "start" and not resumed:
+        wait_for(lambda: process.poll() is not None or out.exists(), PROGRESSES_WITHIN, every=0.0001)
+        pause = chance.uniform(0, 0.02)
+    elif moment == "start":
         pause = chance.uniform(0, 3)
     else:
         target = began + chance.randrange(3) + (kind == "worker" and not began)
@@ -125,14 +134,15 @@ def kill(process: Any, out: Path, kind: Kind, chance: random.Random) -> Kill | N
         if not below:
             return None
         os.kill(chance.choice(below), signal.SIGKILL)
-        return Kill(kind, moment, at, 0, 0, 0.0)
+        return Kill(kind, moment, False, True, at, 0, 0, 0.0)
     for pid in (process.pid, *(below if kind == "tree" else ())):
         with contextlib.suppress(ProcessLookupError):  # a short one, such as git, ended meanwhile
             os.kill(pid, signal.SIGKILL)
     process.wait()
     seconds = wait_for(lambda: not any(map(alive, below)), ENDS_WITHIN)
     found = list(out.rglob("*.tmp")) if out.exists() else []
-    return Kill(kind, moment, at, rounds_done(out) - committed_rounds(out), len(found), seconds)
+    begun = (out / "config.yaml").exists()
+    return Kill(kind, moment, resumed, begun, at, rounds_done(out) - committed_rounds(out), len(found), seconds)
 
 
 def progressed(out: Path, began: int, target: int) -> bool:

@@ -18,9 +18,13 @@ from fedcore_testing.forked import ForkedProcess, fork_server
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def start(*words: object, log: Path) -> subprocess.Popen[bytes] | ForkedProcess:
-    """Start ``fedcore WORDS`` in a session of its own, by a fork if there is a server; its output goes to ``log``."""
-    given, server = list(map(str, words)), fork_server()
+def start(*words: object, log: Path, fresh: bool = False) -> subprocess.Popen[bytes] | ForkedProcess:
+    """Start ``fedcore WORDS`` in a session of its own, by a fork if there is a server; its output goes to ``log``.
+
+    :param fresh: never by a fork. A forked process has the allocator's options of the first process that the server
+        forked, which is often a worker: huge pages, and 64 MiB more at each growth of the heap.
+    """
+    given, server = list(map(str, words)), None if fresh else fork_server()
     with log.open("ab") as file:
         if server is not None:
             outputs = {1: file.fileno(), 2: file.fileno()}
@@ -102,3 +106,8 @@ def shared_bytes(pid: int) -> int:
         with contextlib.suppress(FileNotFoundError):
             total += file.stat().st_size if str(file.readlink()).startswith("/memfd:fedcore") else 0
     return total
+
+
+def shared_mappings(pid: int) -> int:
+    """Return how many pieces of the memory that a run shares a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("/memfd:fedcore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -40,8 +41,21 @@ class InTurn(Plugin):
         return list(range(first, first + TURN))
 
 
+NUMBERS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class Allocator(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in NUMBERS)
+
+
 class Settled(Plugin):
-    """Brings Python's table of interned strings to its final size before anything is measured.
+    """Reports what the run's process holds: bytes that malloc gave out, and blocks that Python's allocator gave out.
+
+    The resident memory also counts gaps in the heap, and grows by steps when the heap does.
+
+    It brings Python's table of interned strings to its final size before anything is measured.
 
     Until Python 3.12 pathlib interns every part of a path. The dropped ones leave gaps, and when the table is full it
     is rebuilt, once with twice the places: 1.8 or 3.7 MB that no round is to blame for, after some thousand rounds.
@@ -52,17 +66,28 @@ class Settled(Plugin):
         for number in range(1 << 20):
             sys.intern(f"part {number}")
 
+    @hookimpl
+    def report(self):
+        mallinfo = ctypes.CDLL(None).mallinfo2
+        mallinfo.restype = Allocator
+        found = mallinfo()
+        return {"malloc": found.uordblks + found.hblkhd, "blocks": sys.getallocatedblocks()}
+
 
 @dataclass(frozen=True)
 class Sample:
     """What one look at a run showed; memory and files in bytes.
 
+    :param malloc: bytes in the run's process that malloc gave out.
+    :param blocks: blocks in the run's process that Python's allocator gave out; a block has 512 bytes at most.
     :param worker: private memory of the largest worker.
     :param disk: the run directory without metrics.jsonl, which grows by a line per round.
     """
 
     round: int
     parent: int
+    malloc: int
+    blocks: int
     worker: int
     open_files: int
     shared: int
@@ -78,10 +103,13 @@ def watch(process, out, every):
         assert [record["round"] for record in records if "round" in record] == list(range(len(records)))
         try:
             workers = descendants(process.pid)
+            held = next(iter(records[-1].get("reports", {}).values()), {}) if records else {}
             samples.append(
                 Sample(
                     round=len(records),
                     parent=memory(process.pid),
+                    malloc=held.get("malloc", 0),
+                    blocks=held.get("blocks", 0),
                     worker=max(map(memory, workers)),
                     open_files=sum(map(open_files, [process.pid, *workers])),
                     shared=shared_bytes(process.pid),
@@ -139,10 +167,11 @@ def test_nothing_grows_in_2000_rounds(tmp_path):
     )
     out, log = tmp_path / "run", tmp_path / "log"
     began = time.monotonic()
-    process = start("train", "--config", config, "--out", out, "--quiet", "--allow-code", log=log)
+    process = start("train", "--config", config, "--out", out, "--quiet", "--allow-code", log=log, fresh=True)
     samples = watch(process, out, every=0.5)
     assert process.wait() == 0, log.read_text()
-    found = {name: growth(samples, name, rounds) for name in ("parent", "worker", "open_files", "shared", "disk")}
+    names = ("parent", "malloc", "blocks", "worker", "open_files", "shared", "disk")
+    found = {name: growth(samples, name, rounds) for name in names}
     record = {
         "seconds": time.monotonic() - began,
         "samples": len(samples),
@@ -155,6 +184,8 @@ def test_nothing_grows_in_2000_rounds(tmp_path):
         difference, slope = found[name]
         assert difference < HUGE_PAGE + MIB, name
         assert slope < HUGE_PAGE + MIB, name
+    assert max(found["malloc"]) < MIB / 2  # 0.25 KB a round
+    assert max(found["blocks"]) < 4_000  # four a round; an entry of a list of records has dozens
     assert found["open_files"][0] <= 0
     assert found["shared"][0] < MIB
     assert found["disk"][0] < MIB
@@ -180,7 +211,7 @@ def test_memory_does_not_depend_on_the_number_of_clients(tmp_path):
             partition="module:fedcore_study.bench.scale.windows",
         )
         out, log = folder / "run", folder / "log"
-        process = start("train", "--config", config, "--out", out, "--quiet", "--allow-code", log=log)
+        process = start("train", "--config", config, "--out", out, "--quiet", "--allow-code", log=log, fresh=True)
         samples = watch(process, out, every=0.3)
         assert process.wait() == 0, log.read_text()
         files = list((out / "clients").rglob("*.safetensors"))
