@@ -34,7 +34,7 @@ from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.client.store import ClientStore, RemoteClientStore
 from fedcore.data.inputs import Inputs
 from fedcore.runs.checkpoint import CheckpointStore, Note
-from fedcore.runs.saved import SavedConfig, code_in, objects_in, places_in
+from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore.server.state import ServerState
 
 
@@ -43,7 +43,8 @@ class RunDirectory:
 
     They are ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round),
     ``sessions.jsonl`` (a line per process that trained the run), ``summary.json``, ``model.safetensors``,
-    ``checkpoint/`` and ``clients/``.
+    ``checkpoint/`` and ``clients/``. People may add ``labels.json``: name, tags and note instead of those in
+    ``config.yaml``. No checkpoint depends on it.
 
     :param with_clients: whether the directory holds the clients' states. Remote clients keep their states themselves.
     """
@@ -73,16 +74,18 @@ class RunDirectory:
 
     @staticmethod
     @contextlib.contextmanager
-    def reserve(plugins: list[str]) -> Iterator[Path]:
-        """Make an empty folder below ``runs``, named after time and plugins. No other process gets the same folder.
+    def reserve(config: RunConfig) -> Iterator[Path]:
+        """Make an empty folder below ``runs``, named after the time and the run's name, or else its plugins.
+
+        No other process gets the same folder.
 
         If the block raises and the folder is empty, it is deleted again.
 
         :raises RunDirectoryError: the folder cannot be made.
         """
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
-        out = base = _encodable(Path("runs").resolve() / f"{stamp}-{names}")
+        name = config.name or "-".join(re.split(r"[.:]", plugin)[-1] for plugin in config.plugins) or "fedavg"
+        out = base = _encodable(Path("runs").resolve() / f"{stamp}-{name}")
         missing = [out, *itertools.takewhile(lambda folder: not folder.exists(), out.parents)]
         for number in itertools.count(1):
             try:
@@ -139,15 +142,9 @@ class RunDirectory:
     @property
     def how_to_resume(self) -> str:
         """The command that goes on with this run, with the flags that its configuration needs."""
-        flags = ""
         with contextlib.suppress(FedcoreError):
-            config = self.read_config()
-            code = code_in(config)
-            flags += " --allow-code" * bool(code)
-            flags += " --allow-outside" * bool(not code and places_in(config, self.path))
-            if given := objects_in(config):
-                return f"in Python, fedcore.resume({str(self.path)!r}, {', '.join(given)})"
-        return f"fedcore resume {shlex.quote(str(self.path))}{flags}"
+            return how_to_resume(self.path, self.read_config())
+        return how_to_resume(self.path, None)
 
     @property
     def partition_file(self) -> Path:

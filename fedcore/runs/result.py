@@ -43,7 +43,7 @@ class RunResult:
     summary: dict[str, Any]
     """The content of ``summary.json``."""
     config: RunConfig
-    """The options of the run without its directory. ``fedcore.run(result.config)`` runs it again."""
+    """The options of the run without its directory and labels. ``fedcore.run(result.config)`` runs it again."""
 
     @property
     def accuracy(self) -> float | None:

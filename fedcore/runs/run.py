@@ -105,7 +105,7 @@ class Run:
         for option, used in (("--patience", config.patience is not None), ("--keep best", config.keep == "best")):
             if used and not partition.test.sizes.any():
                 raise ConfigError(f"{option} looks at the clients' held-out parts; add --client-test-fraction 0.2")
-        chosen = RunDirectory.reserve(list(config.plugins)) if config.out is None else nullcontext(config.out)
+        chosen = RunDirectory.reserve(config) if config.out is None else nullcontext(config.out)
         with chosen as out:
             out = RunDirectory.choose(out)
             setup = _set_up(config.model_copy(update={"out": out}), dataset)
@@ -262,9 +262,7 @@ class Run:
         weights, inputs = self.directory.read_model(network.file_names())
         copy_into(network.state_dict(), weights)
         metrics = protocols_of(summary["metrics"])
-        return RunResult(
-            metrics, network, inputs, self.directory.path, summary, self.config.model_copy(update={"out": None})
-        )
+        return RunResult(metrics, network, inputs, self.directory.path, summary, self.config.without_labels())
 
     def initial(self) -> ServerState:
         """Return the state before the first round."""

@@ -264,7 +264,7 @@ class Experiment:
             inputs,
             self.directory.path,
             summary,
-            self.config.model_copy(update={"out": None}),
+            self.config.without_labels(),
         )
 
     @cached_property
