@@ -235,6 +235,8 @@ def shortened(words, folder):
         return [*words, *few.get(words[-1], []), *few.get(words[2], []), "--blocks", "1", "--rounds", "1"]
     if words[0] == "reproduce":
         return [*words, *data, *(["--dry-run"] if "--table" in words else [])]
+    if words[:2] in (["runs", "rm"], ["runs", "clean"]):
+        return [*words, *(["--yes"] if "--dry-run" not in words else [])]
     if words[:2] == ["results", "page"]:
         return None  # needs evidence of the paper's runs; test_results.py has the page
     if words[0] == "results":
