@@ -236,7 +236,13 @@ class TestShow:
         assert found["sessions"][0]["versions"]["fedcore"] == fedcore.__version__
         assert found["bytes"] == {way: summary["bytes"][way] for way in ("down", "up")}
         shown = cli("runs", "show", "first").stdout
-        for words in ("first  finished", "base, paper", "the first try", "global model on the test set", "checkpoint/"):
+        for words in (
+            "state    finished",
+            "base, paper",
+            "the first try",
+            "global model on the test set",
+            "checkpoint/",
+        ):
             assert words in shown
 
     def test_the_command_that_it_prints_goes_on(self, cli, runs, listed):

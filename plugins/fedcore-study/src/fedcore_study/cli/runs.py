@@ -230,6 +230,7 @@ def _delete(removals: Sequence[Removal], lost: str, *, yes: bool, dry_run: bool 
         try:
             yes = typer.confirm(f"Delete {count}?", err=True)
         except typer.Abort:
+            console.print()
             raise ConfigError("nothing was deleted, because nobody answered; add --yes to delete") from None
     if not yes:
         output.note("nothing was deleted")
@@ -240,11 +241,11 @@ def _delete(removals: Sequence[Removal], lost: str, *, yes: bool, dry_run: bool 
 
 
 def _print(parts: Iterable[Table | Text]) -> None:
-    """Print the parts of a page. A command in it stays in one line."""
+    """Print the parts of a page, with empty lines between them. A command in it stays in one line."""
     from rich.text import Text
 
-    for part in parts:
-        output.stdout().print(part, soft_wrap=isinstance(part, Text))
+    for place, part in enumerate(parts):
+        output.stdout().print(*([""] if place else []), part, sep="\n", soft_wrap=isinstance(part, Text))
 
 
 def _found(texts: Sequence[str]) -> list[Overview]:

@@ -24,7 +24,7 @@ def runs_table(runs: Sequence[Overview]) -> Table:
     """Return the table of ``runs list``. It fits into 80 columns: long names are folded."""
     table = _table("", "when", "run", "method", "data", "rounds", "acc %", "state")
     if any(run.labels.tags for run in runs):
-        table.add_column("tags", overflow="fold")
+        table.add_column("tags", overflow="fold", max_width=14)
     for run in runs:
         planned = "-" if run.planned is None else f"{run.done}/{run.planned}"
         accuracy = output.percent(run.accuracy) + ("*" if run.protocol not in (None, "global") else "")
@@ -44,14 +44,13 @@ def runs_table(runs: Sequence[Overview]) -> Table:
 
 def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
     """Yield what ``runs show`` prints."""
-    yield Text.assemble((output.clean(run["name"] or run["folder"]), "bold"), f"  {run['state']}")
-    about = [("folder", run["path"])]
+    about = [("state", run["state"]), ("folder", run["path"])]
     about += [("tags", ", ".join(run["tags"]))] if run["tags"] else []
     about += [("note", run["note"])] if run["note"] else []
     about += [("begun", _time(run["begun"])), ("rounds", f"{run['rounds']} of {run['planned']}")]
     if run["bytes"]:
         about.append(("traffic", f"{_size(run['bytes']['down'])} down, {_size(run['bytes']['up'])} up"))
-    yield _rows("", [*about, ("method", run["method"])])
+    yield _rows(run["name"] or run["folder"], [*about, ("method", run["method"])])
     yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
     if run["figures"]:
         rows = [

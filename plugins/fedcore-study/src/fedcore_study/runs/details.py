@@ -52,8 +52,7 @@ def details(run: Overview, warn: Warn) -> dict[str, Any]:
         "seconds": summary.get("seconds"),
         "sessions": RecordFile(path / "sessions.jsonl").read(warn),
         "changes": content.get("changes") or [],
-        "digests": content.get("digests") or {},
-        "versions": content.get("versions") or {},
+        **{name: found if isinstance(found := content.get(name), dict) else {} for name in ("digests", "versions")},
         "files": {entry.name + "/" * entry.is_dir(): size(entry) for entry in files},
         "resume": _resume(run, config),
     }

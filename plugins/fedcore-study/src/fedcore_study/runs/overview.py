@@ -186,7 +186,10 @@ def read_overview(path: Path, folder: str) -> Overview:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process trains a run. A file system that cannot lock folders does not tell."""
+    """Return whether a process trains a run. A file system that cannot lock folders does not tell.
+
+    The question takes the lock for some microseconds, in which a resume of this run would be refused.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
