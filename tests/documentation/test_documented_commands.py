@@ -34,7 +34,7 @@ TRAIN = [command for command in ALL if command.words[0] == "train"]
 SWEEPS = [command for command in ALL if command.words[0] == "sweep" and len(command.words) > 1]
 SHORT = ["--rounds", "1", "--local-epochs", "2", "--clients", "4", "--batch-size", "32", "--workers", "0", "--quiet"]
 SETTINGS = sorted({setting for path in documented.documents() for setting in documented.settings(path)})
-NAMED = [["data", "split"], ["federate"], ["plugins", "check"], ["plugins", "new"]]
+NAMED = [["data", "split"], ["federate"], ["plugins", "check"], ["plugins", "new"], ["results", "add"]]
 """Named in a sentence, without what they need."""
 
 

@@ -197,9 +197,15 @@ class TestList:
         assert "Did you mean 'finished'?" in refused("list", "--state", "finishd")
         assert "there is no folder nowhere. Name one: fedcore runs list FOLDER" in refused("list", "nowhere")
         shutil.rmtree(runs)
-        assert "fedcore train makes it with the first run" in refused("list")
-        runs.mkdir()
-        assert "there is no run in runs" in cli("runs", "list").stderr
+        for _ in range(2):  # without the folder, and with an empty one
+            assert "there is no run in runs" in cli("runs", "list").stderr
+            assert cli("runs", "list", "--json").stdout == "[]\n"
+            assert "there is nothing to delete in runs" in cli("runs", "clean").stderr
+            assert "there is no run 'first'" in refused("show", "first")
+            runs.mkdir(exist_ok=True)
+        shutil.rmtree(runs)
+        runs.write_text("")
+        assert "there is no folder runs" in refused("list")
 
     def test_it_imports_no_torch(self, runs, python):
         code = "from fedcore.cli.app import app; import sys; app(['runs', {}], standalone_mode=False); "

@@ -95,11 +95,12 @@ def find_runs(folder: Path, warn: Warn) -> list[Overview]:
     """Return the runs in a folder and in the folders below it, such as sweeps, by path. Links are not followed.
 
     :param warn: called with a message about folders that cannot be read.
-    :raises RunDirectoryError: there is no such folder.
+    :raises RunDirectoryError: there is no such folder. The folder of ``train`` may be missing: there is no run yet.
     """
     if not folder.is_dir():
-        hint = "; fedcore train makes it with the first run" if folder == RUNS else ""
-        raise RunDirectoryError(f"there is no folder {folder}{hint}. Name one: fedcore runs list FOLDER")
+        if folder == RUNS and not folder.exists():
+            return []
+        raise RunDirectoryError(f"there is no folder {folder}. Name one: fedcore runs list FOLDER")
     if is_run(folder):
         return [read_overview(folder, folder.absolute().name)]
     return [read_overview(path, label_of(path, folder)) for path in _walk(folder, warn)]
@@ -137,7 +138,7 @@ def find_run(text: str, folder: Path = RUNS) -> Overview:
         raise RunDirectoryError(f"{text} is a link, to {os.readlink(path)}; name the folder itself")
     if is_run(path):
         return read_overview(path, label_of(path, folder) if path.is_relative_to(folder) else path.absolute().name)
-    runs = find_runs(folder, lambda message: None) if wanted and folder.is_dir() else []
+    runs = find_runs(folder, lambda message: None) if wanted else []
     names = {run.path: {run.title, run.folder, run.path.name} for run in runs}
     found = [run for run in runs if wanted in names[run.path]]
     if wanted and not found and path.is_dir():
