@@ -7,10 +7,11 @@ Imports no torch, so that ``fedcore --help`` is quick.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -18,6 +19,9 @@ from fedcore.base.errors import ConfigError, UnknownNameError, describe
 from fedcore.base.system_options import SystemOptions, read_system
 
 _MANY = 1_000_000_000  # the bound of all counts; larger is surely a typo
+
+_LABEL = re.compile(r"\w[\w.+=-]*")
+_MANY_TAGS, _LONG_LABEL = 50, 50
 
 Json = Any  # None, bool, int, float, str, list or dict of the same
 
@@ -197,7 +201,14 @@ class RunConfig(BaseModel):
         description="best: also keep the global model of the best round on the clients' held-out parts.",
     )
     checkpoint_every: int = Field(default=1, ge=1, description="Rounds between checkpoints.")
-    out: Path | None = Field(default=None, description="Run directory. Default: runs/<time>-<plugins>.")
+    out: Path | None = Field(
+        default=None, description="Run directory. Default: runs/<time>-<plugins>, with a name runs/<time>-<name>."
+    )
+    name: str | None = Field(default=None, description="Name of the run: letters, digits and . _ + = -")
+    tags: list[str] = Field(
+        default_factory=list, max_length=_MANY_TAGS, description="Words by which fedcore runs list finds the run."
+    )
+    note: str | None = Field(default=None, max_length=2000, description="A remark about the run.")
     trackers: dict[str, dict[str, Json]] = Field(
         default_factory=dict, description="Trackers that show the run while it trains, each with its options."
     )
@@ -234,6 +245,21 @@ class RunConfig(BaseModel):
             raise ValueError("a share of the training set is above 0 and below 1")
         return value
 
+    @field_validator("name", mode="after")
+    @classmethod
+    def _read_name(cls, value: str | None) -> str | None:
+        return None if value is None else _label("name", value)
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _read_tags(cls, value: Any) -> Any:
+        """Accept one tag as well as a list. A tag that is given twice counts once."""
+        if isinstance(value, str):
+            value = [value]
+        if isinstance(value, (list, tuple)) and all(isinstance(tag, str) for tag in value):
+            return list(dict.fromkeys(_label("tag", tag) for tag in value))
+        return value
+
     @field_validator("system", mode="before")
     @classmethod
     def _read_system(cls, value: Any) -> Any:
@@ -265,6 +291,10 @@ class RunConfig(BaseModel):
                 f"{self.clients} clients (participation {self.participation}); lower min_clients or raise participation"
             )
         return self
+
+    def without_labels(self) -> Self:
+        """Return the options without what belongs to one run alone: its directory, name, tags and note."""
+        return self.model_copy(update={"out": None, "name": None, "tags": [], "note": None})
 
     @property
     def cohort_size(self) -> int:
@@ -338,6 +368,19 @@ def read_choices(value: Any, kind: str) -> dict[str, dict[str, Json]]:
         if names.count(name) > 1:
             raise ConfigError(f"{kind} {name!r} is listed {names.count(name)} times; list it once")
     return {name: dict(options or {}) for name, options in pairs}
+
+
+def _label(kind: str, text: str) -> str:
+    """Return a name or a tag: a word that stands in a table, on the command line and in a folder's name.
+
+    :raises ValueError: it is no such word.
+    """
+    if not _LABEL.fullmatch(text) or len(text) > _LONG_LABEL:
+        raise ValueError(
+            f"a {kind} has 1 to {_LONG_LABEL} letters, digits and . _ + = -, and begins with a letter or digit; "
+            f"{text!r:.80} is none. Sentences go into a note"
+        )
+    return text
 
 
 def public_share(public: str | None) -> float | None:

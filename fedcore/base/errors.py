@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 DEBUG = "FEDCORE_DEBUG"
 """Environment variable of a command with ``--debug``; worker processes inherit it."""
 
+REPEATED = ("plugins", "trackers", "tags")
+"""Fields of RunConfig whose flags can be repeated."""
+
 _MOST_PROBLEMS, _LONGEST = 20, 200
 
 
@@ -158,7 +161,7 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, ty
     lines = []
     for problem in error.errors(include_url=False)[:_MOST_PROBLEMS]:
         path = [str(part) for part in problem["loc"]]
-        name = "--" + path[0].replace("_", "-") if flags and path else ".".join(path)
+        name = flag_of(path[0]) if flags and path else ".".join(path)
         if flags and path[:1] == ["system"]:
             name = " ".join([name, *path[1:]])
         message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -170,6 +173,11 @@ def describe(error: ValidationError, prefix: str = "", *, flags: bool = True, ty
         source = "" if path and path[0] in typed else prefix
         lines.append(f"{source}{name + ': ' if name else ''}{message}{given}")
     return "\n".join(lines)
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of a field of RunConfig. The flag of a list gives one of its values: ``--tag`` of ``tags``."""
+    return "--" + (field.removesuffix("s") if field in REPEATED else field).replace("_", "-")
 
 
 def lower_first(text: str) -> str:

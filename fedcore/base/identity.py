@@ -13,6 +13,9 @@ from typing import Any
 from fedcore.base.config import RunConfig
 from fedcore.base.objects import CODE
 
+LABELS = ("name", "tags", "note")
+"""Options that describe a run to people."""
+
 WITHOUT_EFFECT = (
     "out",
     "data_dir",
@@ -24,8 +27,9 @@ WITHOUT_EFFECT = (
     "max_waiting",
     "trackers",
     "client_timeout",
+    *LABELS,
 )
-"""Options that say where and how a run is executed. Their values do not change the bits of the results."""
+"""Options that say where and how a run is executed, and its labels. They do not change the bits of the results."""
 
 CHANGEABLE = frozenset({"rounds", "patience", "workers", "data_dir", "device", "client_timeout"})
 """Options that may change when a run is resumed. Only rounds, patience and device can change its bits."""

@@ -13,7 +13,15 @@ from typing import Any
 import typer
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import DEBUG, DivergedError, FedcoreError, PluginCallError, RoundFailedError, nearest
+from fedcore.base.errors import (
+    DEBUG,
+    DivergedError,
+    FedcoreError,
+    PluginCallError,
+    RoundFailedError,
+    flag_of,
+    nearest,
+)
 from fedcore.cli import output
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
@@ -76,7 +84,7 @@ def _suggest(error: Any) -> None:
     """Suggest the option of a run that an unknown flag resembles if typer has no suggestion."""
     if not getattr(error, "possibilities", True):
         near = nearest(error.option_name.strip("-"), RunConfig.model_fields)
-        error.possibilities = near and ["--" + near.replace("_", "-")]
+        error.possibilities = near and [flag_of(near)]
 
 
 def _hint(context: typer.Context) -> str:

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import flag_of
 from fedcore.base.system_options import SystemOptions
 from fedcore.cli.guard import debug
 
@@ -113,16 +114,19 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     inner = base_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     text = field.description or ""
-    long = "--" + name.replace("_", "-")
+    long = flag_of(name)
     declarations: list[str] = [long]
     kind: Any = inner
     metavar: str | None = None
     if name == "plugins":
-        declarations, kind, metavar = ["--plugin"], list[str], "NAME"
+        kind, metavar = list[str], "NAME"
         text = "A method. Can be repeated; hooks are called in this order. Default: FedAvg."
     elif name == "trackers":
-        declarations, kind, metavar = ["--tracker"], list[str], "NAME"
+        kind, metavar = list[str], "NAME"
         text = "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."
+    elif name == "tags":
+        kind, metavar = list[str], "TAG"
+        text = "A word by which fedcore runs list finds the run. Can be repeated."
     elif name == "system":
         kind, metavar = list[str], "OPTION=VALUE"
         text = f"{text} Options: {', '.join(SystemOptions.model_fields)}. Can be repeated."

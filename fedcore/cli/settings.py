@@ -11,8 +11,8 @@ from typing import Any
 from fedcore.base import registry
 from fedcore.base.config import RunConfig, read_choices
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.base.identity import full_name
-from fedcore.base.safe_yaml import parse_setting, read_config_file
+from fedcore.base.identity import LABELS, full_name
+from fedcore.base.safe_yaml import BESIDE_OPTIONS, parse_setting, read_mapping
 from fedcore.base.system_options import read_system
 from fedcore.hooks.plugin import option_names
 from fedcore.runs.saved import check_code, code_in
@@ -32,7 +32,9 @@ def build_config(
     :raises ConfigError: names the problem and its source, the file or a flag.
     """
     source = str(file) if file else ""
-    written = read_config_file(file) if file else {}
+    content = read_mapping(file) if file else {}
+    labels = LABELS if "digests" in content else ()  # the file of an earlier run; its labels describe that run alone
+    written = {name: value for name, value in content.items() if name not in (*BESIDE_OPTIONS, *labels)}
     if file and "out" in written and Path(str(written["out"])).resolve() == file.parent.resolve():
         del written["out"]  # the file of an earlier run; the new run gets a new directory
     values = {**written, **given}

@@ -114,8 +114,11 @@ def _arguments(
     given = {"num_classes": num_classes, "input_shape": input_shape}
     signature = inspect.signature(factory)
     named = {name: value for name, value in given.items() if name in signature.parameters}
+    tried: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), named)]
+    if not named:
+        tried.append((tuple(given.values()), {}))
     problem = ""
-    for positional, keywords in [((), named)] if named else [((), {}), (tuple(given.values()), {})]:
+    for positional, keywords in tried:
         try:
             signature.bind(*positional, **keywords)
             return positional, keywords

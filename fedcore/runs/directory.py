@@ -33,7 +33,7 @@ from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.client.store import ClientStore, RemoteClientStore
 from fedcore.data.inputs import Inputs
 from fedcore.runs.checkpoint import CheckpointStore, Note
-from fedcore.runs.saved import SavedConfig, code_in, objects_in, places_in
+from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore.server.state import ServerState
 
 
@@ -42,7 +42,8 @@ class RunDirectory:
 
     They are ``config.yaml`` (itself a valid ``--config``), ``partition.json``, ``metrics.jsonl`` (a line per round),
     ``sessions.jsonl`` (a line per process that trained the run), ``summary.json``, ``model.safetensors``,
-    ``checkpoint/`` and ``clients/``.
+    ``checkpoint/`` and ``clients/``. People may add ``labels.json``: name, tags and note instead of those in
+    ``config.yaml``. No checkpoint depends on it.
 
     :param with_clients: whether the directory holds the clients' states. Remote clients keep their states themselves.
     """
@@ -67,16 +68,16 @@ class RunDirectory:
 
     @classmethod
     @contextlib.contextmanager
-    def create(cls, out: Path | None, plugins: Iterable[str] = (), *, with_clients: bool = True) -> Iterator[Self]:
+    def create(cls, out: Path | None, names: Iterable[str] = (), *, with_clients: bool = True) -> Iterator[Self]:
         """Make a new, empty run directory, and keep other processes from it until the block ends.
 
         If the block raises before a round was finished, the directory is deleted again: there is nothing to resume.
 
-        :param out: None for a folder below ``runs``, named after time and plugins. No other process gets the same one.
+        :param out: None for a folder below ``runs``, named after time and ``names``. No other process gets the same one.
         :raises RunDirectoryError: the directory cannot be made, or another process began a run there meanwhile.
         """
         try:
-            made = _default_folder(plugins) if out is None else make_folders(out)
+            made = _default_folder(names) if out is None else make_folders(out)
         except OSError as error:
             raise RunDirectoryError(f"--out {out or 'runs'} cannot be made: {error}") from error
         folder = cls((made[0] if out is None else out).resolve(), with_clients=with_clients)
@@ -110,15 +111,9 @@ class RunDirectory:
     @property
     def how_to_resume(self) -> str:
         """The command that goes on with this run, with the flags that its configuration needs."""
-        flags = ""
         with contextlib.suppress(FedcoreError):
-            config = self.read_config()
-            code = code_in(config)
-            flags += " --allow-code" * bool(code)
-            flags += " --allow-outside" * bool(not code and places_in(config, self.path))
-            if given := objects_in(config):
-                return f"in Python, fedcore.resume({str(self.path)!r}, {', '.join(given)})"
-        return f"fedcore resume {shlex.quote(str(self.path))}{flags}"
+            return how_to_resume(self.path, self.read_config())
+        return how_to_resume(self.path, None)
 
     @property
     def partition_file(self) -> Path:
@@ -278,11 +273,11 @@ class RunDirectory:
         write_text(self.path / "summary.json", rows + "\n")
 
 
-def _default_folder(plugins: Iterable[str]) -> list[Path]:
-    """Make an empty folder below ``runs``, named after time and plugins; return the new folders, innermost first."""
+def _default_folder(names: Iterable[str]) -> list[Path]:
+    """Make an empty folder below ``runs``, named after time and names; return the new folders, innermost first."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    names = "-".join(re.split(r"[.:]", name)[-1] for name in plugins) or "fedavg"
-    base = _encodable(Path("runs").resolve() / f"{stamp}-{names}")
+    joined = "-".join(names) or "fedavg"
+    base = _encodable(Path("runs").resolve() / f"{stamp}-{joined}")
     made, out, number = make_folders(base.parent), base, 0
     while True:
         try:

@@ -51,15 +51,15 @@ class RunResult:
     summary: dict[str, Any]
     """The content of ``summary.json``."""
     config: RunConfig
-    """The options of the run without its directory. ``fedcore.run(result.config)`` runs it again."""
+    """The options of the run without its directory and labels. ``fedcore.run(result.config)`` runs it again."""
 
     @classmethod
     def of(
         cls, summary: dict[str, Any], model: SplitModel, inputs: Inputs, directory: Path, config: RunConfig
     ) -> RunResult:
-        """Return a result with the summary's figures, and a configuration without the directory."""
+        """Return a result with the summary's figures, and a configuration without directory and labels."""
         metrics = {name: summary["metrics"][name] for name in PROTOCOLS if name in summary["metrics"]}
-        return cls(metrics, model, inputs, directory, summary, config.model_copy(update={"out": None}))
+        return cls(metrics, model, inputs, directory, summary, config.without_labels())
 
     @property
     def accuracy(self) -> float | None:

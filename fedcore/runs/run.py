@@ -17,7 +17,7 @@ from fedcore.base import objects, registry
 from fedcore.base.config import RunConfig, public_share
 from fedcore.base.errors import ConfigError, RunDirectoryError
 from fedcore.base.files import sync_path
-from fedcore.base.identity import CHANGEABLE
+from fedcore.base.identity import CHANGEABLE, short_name
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
 from fedcore.base.tensors import clone, copy_into
@@ -103,7 +103,8 @@ class Run:
                 f"--keep best keeps a global model, but parameters such as {min(setup.layout.personal)!r} stay on the "
                 "clients; leave it out"
             )
-        with RunDirectory.create(config.out, config.plugins, with_clients=not partition.is_declared) as directory:
+        names = [config.name] if config.name else map(short_name, config.plugins)
+        with RunDirectory.create(config.out, names, with_clients=not partition.is_declared) as directory:
             setup = replace(setup, config=setup.config.model_copy(update={"out": directory.path}))
             partition.save(directory.partition_file)
             file = SavedConfig.of(setup.config, _digest_of(partition), data_digest(dataset), versions(setup.config))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -177,6 +178,21 @@ def objects_in(config: RunConfig) -> list[str]:
     ]
     plugins = [name.removeprefix(OBJECT) for name in config.plugins if name.startswith(OBJECT)]
     return [*given, *([f"plugins=[{', '.join(plugins)}]"] if plugins else [])]
+
+
+def how_to_resume(directory: Path, config: RunConfig | None) -> str:
+    """Return the command that goes on with a run, with the flags that its configuration needs.
+
+    :param config: None if it cannot be read.
+    """
+    flags = ""
+    if config is not None:
+        if given := objects_in(config):
+            return f"in Python, fedcore.resume({str(directory)!r}, {', '.join(given)})"
+        code = code_in(config)
+        flags += " --allow-code" * bool(code)
+        flags += " --allow-outside" * bool(not code and places_in(config, directory))
+    return f"fedcore resume {shlex.quote(str(directory))}{flags}"
 
 
 def check_code(names: Iterable[str], source: object, *, allow: bool, own: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The learning rate of each round, against torch's schedulers."""
+"""Options that are checked, and the learning rate of each round against torch's schedulers."""
 
 from __future__ import annotations
 
@@ -58,3 +58,19 @@ def test_an_unknown_option_names_the_one_that_was_meant():
     for make in (lambda: RunConfig(round=3), lambda: RunConfig.create({"round": 3})):
         with pytest.raises(UnknownNameError, match=r"unknown option 'round'\. Did you mean 'rounds'\?"):
             make()
+
+
+@pytest.mark.parametrize("name", ["a b", "-a", "a/b", "../a", "", "a" * 51, ".a", "a\n"])
+def test_a_name_and_a_tag_are_words(name):
+    for labels in ({"name": name}, {"tags": ["fine", name]}):
+        with pytest.raises(ConfigError, match=r"--(name|tag): a (name|tag) has 1 to 50 letters, digits and"):
+            RunConfig.create(labels)
+
+
+def test_tags_are_a_list_without_repetitions():
+    assert RunConfig(tags=["b", "a", "b"]).tags == ["b", "a"]
+    assert RunConfig.create({"tags": "größe=2"}).tags == ["größe=2"]
+    with pytest.raises(ConfigError, match="--tag: list should have at most 50 items"):
+        RunConfig.create({"tags": [str(number) for number in range(51)]})
+    with pytest.raises(ConfigError, match="--note: string should have at most 2000 characters"):
+        RunConfig.create({"note": "a" * 2001})

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
 from fedcore.base.config import RunConfig
-from fedcore.base.errors import ConfigError, UnknownNameError, describe
+from fedcore.base.errors import ConfigError, UnknownNameError, describe, flag_of
 from fedcore.cli import data, options, training
 from fedcore.cli.settings import build_config, set_options
 
@@ -31,8 +31,7 @@ def test_help_says_bounds_and_defaults(cli, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = cli("train", "--help").output
     for name in set(RunConfig.model_fields) - set(options.BY_SET):
-        shown = name.removesuffix("s") if name in ("plugins", "trackers") else name.replace("_", "-")
-        assert f"--{shown} " in text
+        assert f"{flag_of(name)} " in text
     assert "[0 < x <= 1; default 1.0]" in text
     assert "[default dirichlet]" in text
     assert "--no-augment" in text
@@ -96,6 +95,17 @@ def test_the_config_of_a_run_does_not_name_its_directory_again(tmp_path: Path) -
     assert build_config({}, own, []).out is None
     own.write_text("out: elsewhere\n", encoding="utf-8")
     assert build_config({}, own, []).out == Path("elsewhere")
+
+
+def test_the_config_of_a_run_does_not_hand_on_its_labels(tmp_path: Path) -> None:
+    labels = "name: first\ntags:\n- a\n- b\nnote: seen\n"
+    file = tmp_path / "config.yaml"
+    file.write_text(labels, encoding="utf-8")
+    written = build_config({}, file, [])
+    assert (written.name, written.tags, written.note) == ("first", ["a", "b"], "seen")
+    file.write_text(f"{labels}digests: {{settings: x}}\n", encoding="utf-8")
+    again = build_config({"tags": ["c"]}, file, [])
+    assert (again.name, again.tags, again.note) == (None, ["c"], None)
 
 
 def test_problems_name_the_file_unless_a_flag_made_them(file: Path) -> None:

@@ -34,7 +34,7 @@ TRAIN = [command for command in ALL if command.words[0] == "train"]
 SWEEPS = [command for command in ALL if command.words[0] == "sweep" and len(command.words) > 1]
 SHORT = ["--rounds", "1", "--local-epochs", "2", "--clients", "4", "--batch-size", "32", "--workers", "0", "--quiet"]
 SETTINGS = sorted({setting for path in documented.documents() for setting in documented.settings(path)})
-NAMED = [["data", "split"], ["federate"], ["plugins", "check"], ["plugins", "new"]]
+NAMED = [["data", "split"], ["federate"], ["plugins", "check"], ["plugins", "new"], ["results", "add"]]
 """Named in a sentence, without what they need."""
 
 
@@ -235,6 +235,8 @@ def shortened(words, folder):
         return [*words, *few.get(words[-1], []), *few.get(words[2], []), "--blocks", "1", "--rounds", "1"]
     if words[0] == "reproduce":
         return [*words, *data, *(["--dry-run"] if "--table" in words else [])]
+    if words[:2] in (["runs", "rm"], ["runs", "clean"]):
+        return [*words, *(["--yes"] if "--dry-run" not in words else [])]
     if words[:2] == ["results", "page"]:
         return None  # needs evidence of the paper's runs; test_results.py has the page
     if words[0] == "results":

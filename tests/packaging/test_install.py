@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.slow
 
-STUDIES = ("sweep", "compare", "reproduce", "results", "report", "bench")
+STUDIES = ("sweep", "compare", "reproduce", "results", "report", "bench", "runs")
 """The commands of fedcore-study."""
 
 

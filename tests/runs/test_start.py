@@ -9,8 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import fedcore
 from fedcore.base.errors import ConfigError, RunDirectoryError, StorageError
+from fedcore.base.serial import read_tensors
 from fedcore.client.setup import Setup
 from fedcore.runs import directory
 from fedcore.runs.directory import RunDirectory
@@ -99,6 +102,19 @@ def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(unname
         first = at_work.enter_context(Run.new(unnamed))
         assert [*paths, first.directory.path.name] == ["20260102-030405-fedavg", "20260102-030405-fedavg-1"]
         assert first.config.out == first.directory.path
+
+
+def test_labels_are_kept_with_the_run_and_change_nothing_else(unnamed):
+    labels = {"name": "first", "tags": ["a", "b"], "note": "lr 0.1\nsecond line"}
+    named = fedcore.run(unnamed, **labels)
+    assert named.directory.name == "20260102-030405-first"
+    kept = RunDirectory.open(named.directory).read_config()
+    assert {name: getattr(kept, name) for name in labels} == labels
+    again = fedcore.run(named.config)
+    assert again.directory.name == "20260102-030405-fedavg"
+    assert (again.config.name, again.config.tags, again.config.note) == (None, [], None)
+    first, second = (read_tensors(result.directory / "model.safetensors")[0] for result in (named, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_run_that_fails_before_it_has_begun_gives_its_default_directory_back(unnamed, monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import flag_of
 from fedcore.cli import options
 from fedcore.cli.app import app
 
@@ -16,7 +17,7 @@ def options_page() -> str:
     """Return the table of RunConfig's fields, in the command line's groups."""
     groups: dict[str, list[str]] = {}
     for name, field in RunConfig.model_fields.items():
-        flag = "--plugin" if name == "plugins" else "--" + name.replace("_", "-")
+        flag = flag_of(name)
         default = "" if field.default in (None, PydanticUndefined) else f"`{field.default}`"
         kind = " or ".join(f"`{choice}`" for choice in options.choices(field.annotation))
         bounds = options.bounds(field) or kind

@@ -16,13 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore import ConfigError, RunConfig, __version__
 from fedcore.base import registry
+from fedcore.base.identity import LABELS
 from fedcore.data import DECLARED, Dataset
 from fedcore.runs.saved import code_in
 from fedcore_flower import wire
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 
-OWN = ("data_dir", "out", "weights", "workers", "lanes", "device", "engine_options", "trackers", "system")
+OWN = (
+    *("data_dir", "out", "weights", "workers", "lanes", "device", "engine_options", "trackers", "system"),
+    *LABELS,
+)
 """Options that are no business of the other side's: they keep their defaults there."""
 
 

@@ -21,7 +21,7 @@ from fedcore_study.sweep.cluster import Cluster
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.spec import SweepSpec, override, read_spec
 
-_FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "seed")]
+_FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "name", "seed")]
 
 
 @options.config_flags(only=_FIELDS)

@@ -1,0 +1,212 @@
+"""The tables of ``runs``."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedcore.base.protocols import PROTOCOLS
+from fedcore.cli import output
+
+if TYPE_CHECKING:
+    from fedcore_study.runs.deletion import Removal
+    from fedcore_study.runs.overview import Overview
+
+COLORS = {"finished": "", "stopped": "yellow", "running": "cyan", "broken": "red"}
+
+
+def runs_table(runs: Sequence[Overview]) -> Table:
+    """Return the table of ``runs list``. It fits into 80 columns: long names are folded."""
+    table = _table("", "when", "run", "method", "data", "rounds", "acc %", "state")
+    if any(run.labels.tags for run in runs):
+        table.add_column("tags", overflow="fold", max_width=14)
+    for run in runs:
+        planned = "-" if run.planned is None else f"{run.done}/{run.planned}"
+        accuracy = output.percent(run.accuracy) + ("*" if run.protocol not in (None, "global") else "")
+        cells = [when(run.begun), run.title, run.method or "-", run.dataset or "-", planned, accuracy]
+        state = output.text(run.state, style=COLORS[run.state])
+        table.add_row(*map(output.text, cells), state, output.text(" ".join(run.labels.tags)))
+    for name in ("when", "rounds", "acc %", "state"):
+        _column(table, name).no_wrap = True
+    for name in ("rounds", "acc %"):
+        _column(table, name).justify = "right"
+    others = [run.protocol for run in runs if run.protocol not in (None, "global")]
+    if others:
+        meant = "; ".join(PROTOCOLS[name].heading for name in PROTOCOLS if name in others)
+        table.caption, table.caption_justify = output.text(f"* {meant}"), "left"
+    return table
+
+
+def details_tables(run: Mapping[str, Any]) -> Iterator[Table | Text]:
+    """Yield what ``runs show`` prints."""
+    about = [("state", run["state"]), ("folder", run["path"])]
+    about += [("tags", ", ".join(run["tags"]))] if run["tags"] else []
+    about += [("note", run["note"])] if run["note"] else []
+    about += [("begun", _time(run["begun"])), ("rounds", f"{run['rounds']} of {run['planned']}")]
+    if run["bytes"]:
+        about.append(("traffic", f"{_size(run['bytes']['down'])} down, {_size(run['bytes']['up'])} up"))
+    yield _rows(run["name"] or run["folder"], [*about, ("method", run["method"])])
+    yield _rows("Setting", [(name, _value(value)) for name, value in run["setting"].items()])
+    if run["figures"]:
+        rows = [
+            [name, PROTOCOLS[name].heading, output.percent(row.get("accuracy")), output.number(row.get("loss"))]
+            for name, row in run["figures"].items()
+        ]
+        table = _table("Figures", "protocol", "of what", "accuracy %", "loss")
+        for row in rows:
+            table.add_row(*map(output.text, row))
+        yield table
+    if run["sessions"]:
+        table = _table("Sessions", "began", "commit", "fedcore", "torch", "machine")
+        for session in run["sessions"]:
+            machine, versions = session.get("machine") or {}, session.get("versions") or {}
+            computer = machine.get("gpu") or machine.get("cpu") or "-"
+            cells = [_time(session.get("started")), session.get("commit") or "-"]
+            cells += [
+                versions.get("fedcore", "-"),
+                versions.get("torch", "-"),
+                f"{computer}, {machine.get('cores')} cores",
+            ]
+            table.add_row(*map(output.text, cells))
+        yield table
+    whole = sum(run["files"].values())
+    files = [(name, _size(count)) for name, count in run["files"].items()]
+    yield _rows("Files", [*files, ("all", _size(whole))])
+    if run["resume"]:
+        what = "for more rounds" if run["state"] == "finished" else "go on with"
+        yield Text.assemble((f"{what}: ", "bold"), output.clean(run["resume"]))
+    elif run["state"] == "finished":
+        yield Text("It has no checkpoint from which it could go on, or its options were changed.")
+
+
+def difference_tables(
+    found: Mapping[str, Any], titles: Sequence[str], folders: Sequence[str]
+) -> Iterator[Table | Text]:
+    """Yield what ``runs diff`` prints."""
+    first, second = folders if titles[0] == titles[1] else titles
+    if found["options"]:
+        yield _pairs("Options", first, second, found["options"])
+    else:
+        yield Text("The runs have the same options, but for those that cannot change a result.")
+    table = _table("Figures", "", first, second, "difference")
+    for name, (one, other, change) in found["figures"].items():
+        table.add_row(
+            *map(output.text, [name, *(_figure(name, value) for value in (one, other)), _change(name, change)])
+        )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    yield table
+    if found["without_effect"] or found["versions"]:
+        rest = {**found["without_effect"], **found["versions"]}
+        yield _pairs("Without effect on results, and versions", first, second, rest)
+    if not found["same_data"]:
+        yield Text("The content of the data differs, or is unknown.")
+    elif not found["same_partition"]:
+        yield Text("The clients hold other samples: the partitions differ.")
+
+
+def removals_table(removals: Sequence[Removal]) -> Table:
+    """Return the table of what would be deleted."""
+    table = _table("", "run", "state", "rounds", "deleted", "size")
+    for removal in removals:
+        run = removal.run
+        planned = "-" if run.planned is None else f"{run.done}/{run.planned}"
+        table.add_row(*map(output.text, [run.folder, run.state, planned, removal.what, output.size(removal.bytes)]))
+    for name in ("rounds", "size"):
+        _column(table, name).justify = "right"
+        _column(table, name).no_wrap = True
+    return table
+
+
+def when(begun: datetime.datetime | None) -> str:
+    """Return a time in at most 8 characters: of today the time, of this year the day, else the month."""
+    if begun is None:
+        return "-"
+    local, now = begun.astimezone(), datetime.datetime.now().astimezone()
+    if local.date() == now.date():
+        return local.strftime("%H:%M")
+    return local.strftime("%d %b") if local.year == now.year else local.strftime("%b %Y")
+
+
+def _time(text: Any) -> str:
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (TypeError, ValueError):
+        return "-"
+
+
+def _size(count: Any) -> str:
+    return output.size(count) if isinstance(count, (int, float)) else "-"
+
+
+def _value(value: Any) -> str:
+    """Return an option's value as a config file has it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "-"}[value]
+    return str(value)
+
+
+def _figure(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith(("accuracy", "std", "worst10")):
+        return f"{output.percent(value)} %"
+    if name.startswith("bytes"):
+        return output.size(value)
+    if name == "seconds":
+        return output.duration(value)
+    return str(value) if isinstance(value, int) else output.number(value)
+
+
+def _change(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith(("accuracy", "std", "worst10")):
+        return f"{100 * value:+.2f}"
+    sign = "-" if value < 0 else "+" if value else ""
+    return sign + _figure(name, abs(value))
+
+
+def _pairs(title: str, first: str, second: str, pairs: Mapping[str, Sequence[Any]]) -> Table:
+    table = _table(title, "", first, second)
+    for name, (one, other) in pairs.items():
+        table.add_row(*map(output.text, [name, _value(one), _value(other)]))
+    return table
+
+
+def _rows(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.title, table.title_justify, table.title_style = (
+        output.text(title) if title else None,
+        "left",
+        "bold not italic",
+    )
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(output.text(name), output.text(value))
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(
+        title=output.text(title) if title else None,
+        title_justify="left",
+        title_style="bold not italic",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for heading in headings:
+        table.add_column(output.text(heading), overflow="fold")
+    return table
+
+
+def _column(table: Table, heading: str) -> Any:
+    return next(column for column in table.columns if str(column.header) == heading)

@@ -1,0 +1,1 @@
+"""Looking back at runs: find them, show, compare, label and delete them. Imports no torch."""

@@ -1,0 +1,159 @@
+"""Everything about one run, and what differs between two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedcore import FedcoreError, RunConfig, RunDirectoryError
+from fedcore.base.files import RecordFile, parse_record
+from fedcore.base.identity import LABELS, WITHOUT_EFFECT, flat
+from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.safe_yaml import BESIDE_OPTIONS, read_mapping
+from fedcore.runs.saved import SavedConfig, how_to_resume
+from fedcore_study.runs.deletion import size
+from fedcore_study.runs.overview import Overview, Warn, last_round
+
+ALWAYS = ("dataset", "model", "partition", "clients", "rounds", "seed")
+"""Options that a setting names even at their defaults."""
+
+FIGURES = ("accuracy", "loss", "std", "worst10")
+"""The figures of a protocol that are shown and compared."""
+
+
+def details(run: Overview, warn: Warn) -> dict[str, Any]:
+    """Return everything about a run, as plain values.
+
+    :param warn: called with a message about damaged lines and changed options.
+    :raises RunDirectoryError: the run is broken.
+    """
+    if run.state == "broken":
+        raise RunDirectoryError(run.problem)
+    path = run.path
+    content = read_mapping(path / "config.yaml")
+    options = {name: value for name, value in content.items() if name not in BESIDE_OPTIONS}
+    config = None
+    try:
+        config = SavedConfig.read(path / "config.yaml").config(path.absolute())
+    except FedcoreError as error:
+        warn(str(error))
+    summary: Mapping[str, Any] = {}
+    if run.state == "finished":
+        summary = parse_record((path / "summary.json").read_bytes())
+    _, metrics = last_round(path / "metrics.jsonl") if not summary else (0, summary["metrics"])
+    files = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    return {
+        **run.to_json(),
+        "options": options,
+        "setting": dict(_setting(options)),
+        "figures": figures(metrics),
+        "best_by_validation": metrics.get("best_by_validation"),
+        "bytes": {way: (summary.get("bytes") or {}).get(way) for way in ("down", "up")} if summary else None,
+        "seconds": summary.get("seconds"),
+        "sessions": RecordFile(path / "sessions.jsonl").read(warn),
+        "changes": content.get("changes") or [],
+        **{name: found if isinstance(found := content.get(name), dict) else {} for name in ("digests", "versions")},
+        "files": {entry.name + "/" * entry.is_dir(): size(entry) for entry in files},
+        "resume": _resume(run, config),
+    }
+
+
+def figures(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the numbers of every protocol that was measured."""
+    found = {}
+    for name in PROTOCOLS:
+        row = metrics.get(name)
+        numbers = {key: row[key] for key in FIGURES if _is_number(row.get(key))} if isinstance(row, dict) else {}
+        if numbers:
+            found[name] = numbers
+    return found
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs between the details of two runs: for each name the two values.
+
+    Figures have a third value, the second minus the first. An option that only one of them has is None in the other.
+    """
+    changed = _pairs(_compared(one["options"]), _compared(other["options"]))
+    measured = _pairs(dict(flat(one["figures"], ".")), dict(flat(other["figures"], ".")), equal=True)
+    spent = {"rounds": (one["rounds"], other["rounds"])}
+    for name in ("bytes.down", "bytes.up", "seconds"):
+        spent[name] = (_at(one, name), _at(other, name))
+    return {
+        "runs": [one["path"], other["path"]],
+        "options": {name: pair for name, pair in changed.items() if not _without_effect(name)},
+        "without_effect": {name: pair for name, pair in changed.items() if _without_effect(name)},
+        "figures": {
+            name: [a, b, b - a if _is_number(a) and _is_number(b) else None]
+            for name, (a, b) in {**measured, **spent}.items()
+            if a is not None or b is not None
+        },
+        "versions": _pairs(_versions(one), _versions(other)),
+        "same_partition": _same(one, other, "partition"),
+        "same_data": _same(one, other, "data"),
+    }
+
+
+def _setting(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options by which a run is told from others: those that are not at their defaults, and some more."""
+    defaults = dict(flat(RunConfig().model_dump(mode="json"), "."))
+    left_out = ("out", *LABELS)
+    for name, value in flat(options, "."):
+        if name.partition(".")[0] not in left_out and (name in ALWAYS or value != defaults.get(name, ...)):
+            yield name.removeprefix("plugins."), value
+
+
+def _compared(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run by name, ``moon.mu`` for a plugin's. What an older file lacks is at its default."""
+    values = {**RunConfig().model_dump(mode="json"), **options}
+    plugins = values.pop("plugins")
+    found = {"method": "+".join(plugins) or "fedavg"}
+    found |= dict(flat({name: value for name, value in values.items() if name not in ("out", *LABELS)}, "."))
+    return found | dict(flat(plugins, "."))
+
+
+def _pairs(one: Mapping[str, Any], other: Mapping[str, Any], *, equal: bool = False) -> dict[str, list[Any]]:
+    """Return the two values of every name.
+
+    :param equal: also of names with equal values.
+    """
+    names = dict.fromkeys([*one, *other])
+    pairs = {name: [one.get(name), other.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if equal or pair[0] != pair[1]}
+
+
+def _without_effect(name: str) -> bool:
+    return name.partition(".")[0] in WITHOUT_EFFECT
+
+
+def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the versions with which a run was begun, and the commit of fedcore."""
+    commit = run["sessions"][0].get("commit") if run["sessions"] else None
+    return {**run["versions"], "commit": commit}
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -> bool:
+    return one["digests"].get(what) is not None and one["digests"].get(what) == other["digests"].get(what)
+
+
+def _at(values: Mapping[str, Any], path: str) -> Any:
+    found: Any = values
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _resume(run: Overview, config: RunConfig | None) -> str | None:
+    """Return the command that goes on with a run, a finished one for more rounds; None if it cannot go on."""
+    if run.state == "running" or config is None:
+        return None
+    command = how_to_resume(run.path, config)
+    if run.state == "stopped":
+        return command
+    if not any((run.path / "checkpoint").glob("*.safetensors")):
+        return None
+    return command if command.startswith("in Python") else f"{command} --rounds {2 * config.rounds}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,307 @@
+"""One line about each run below a folder, from a few small files and the end of metrics.jsonl."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedcore import FedcoreError, RunDirectoryError
+from fedcore.base.errors import nearest
+from fedcore.base.files import parse_record, refuse_links
+from fedcore.base.identity import method, short_name
+from fedcore.base.objects import CODE, OBJECT
+from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.safe_yaml import read_yaml
+from fedcore_study.runs.labels import Labels, read_labels
+
+State = Literal["finished", "stopped", "running", "broken"]
+STATES: tuple[State, ...] = ("finished", "stopped", "running", "broken")
+
+RUNS = Path("runs")
+"""The folder in which ``train`` makes its run directories."""
+
+CHUNK, MOST = 1 << 16, 1 << 24
+"""Bytes that are read from the end of metrics.jsonl: at first, and at most."""
+
+_OPTION = re.compile(r"^([a-z_]+):", re.MULTILINE)
+_SHOWN = ("plugins", "dataset", "rounds", "seed", "name", "tags", "note")
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One run in a line."""
+
+    path: Path
+    folder: str
+    """The directory below the listed folder, without the level ``runs`` of sweeps."""
+    state: State
+    problem: str = ""
+    """Why the run is broken."""
+    begun: datetime.datetime | None = None
+    method: str | None = None
+    dataset: str | None = None
+    seed: int | None = None
+    done: int = 0
+    planned: int | None = None
+    protocol: str | None = None
+    """The protocol of the accuracy: the first one that the run measured."""
+    accuracy: float | None = None
+    """After the last evaluated round, from 0 to 1; of a finished run the final one."""
+    labels: Labels = field(default_factory=Labels)
+
+    @property
+    def title(self) -> str:
+        """The name, or the folder of a run without a name."""
+        return self.labels.name or self.folder
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "path": str(self.path),
+            "folder": self.folder,
+            "name": self.labels.name,
+            "tags": list(self.labels.tags),
+            "note": self.labels.note,
+            "state": self.state,
+            "problem": self.problem or None,
+            "begun": self.begun.isoformat() if self.begun else None,
+            "method": self.method,
+            "dataset": self.dataset,
+            "seed": self.seed,
+            "rounds": self.done,
+            "planned": self.planned,
+            "protocol": self.protocol,
+            "accuracy": self.accuracy,
+        }
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder holds a run, be it damaged: a config.yaml, and the partition or the records."""
+    return os.path.lexists(path / "config.yaml") and any(
+        os.path.lexists(path / name) for name in ("partition.json", "metrics.jsonl")
+    )
+
+
+def find_runs(folder: Path, warn: Warn) -> list[Overview]:
+    """Return the runs in a folder and in the folders below it, such as sweeps, by path. Links are not followed.
+
+    :param warn: called with a message about folders that cannot be read.
+    :raises RunDirectoryError: there is no such folder. The folder of ``train`` may be missing: there is no run yet.
+    """
+    if not folder.is_dir():
+        if folder == RUNS and not folder.exists():
+            return []
+        raise RunDirectoryError(f"there is no folder {folder}. Name one: fedcore runs list FOLDER")
+    if is_run(folder):
+        return [read_overview(folder, folder.absolute().name)]
+    return [read_overview(path, label_of(path, folder)) for path in _walk(folder, warn)]
+
+
+def _walk(folder: Path, warn: Warn) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as found:
+            names = sorted(
+                entry.name for entry in found if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+            )
+    except OSError as error:
+        warn(f"{folder} cannot be read: {error.strerror}")
+        return
+    for path in (folder / name for name in names):
+        if is_run(path):
+            yield path
+        else:
+            yield from _walk(path, warn)
+
+
+def label_of(path: Path, folder: Path) -> str:
+    """Return how a run below a folder is called: ``sweep/moon_seed=0`` for ``sweep/runs/moon_seed=0``."""
+    parts = path.relative_to(folder).parts
+    return "/".join([*(part for part in parts[:-1] if part != "runs"), parts[-1]])
+
+
+def find_run(text: str, folder: Path = RUNS) -> Overview:
+    """Return the run that a path means, or that the beginning of its name or folder below ``runs`` means alone.
+
+    :raises RunDirectoryError: there is no such run, or there are several.
+    """
+    path, wanted = Path(text), text.removeprefix(f"{folder}/").rstrip("/")
+    if path.is_symlink():
+        raise RunDirectoryError(f"{text} is a link, to {os.readlink(path)}; name the folder itself")
+    if is_run(path):
+        return read_overview(path, label_of(path, folder) if path.is_relative_to(folder) else path.absolute().name)
+    runs = find_runs(folder, lambda message: None) if wanted else []
+    names = {run.path: {run.title, run.folder, run.path.name} for run in runs}
+    found = [run for run in runs if wanted in names[run.path]]
+    if wanted and not found and path.is_dir():
+        raise RunDirectoryError(f"{text} holds no run, as it has no config.yaml; see: fedcore runs list {text}")
+    # The beginning of a name is enough, but the name of a folder that holds no run is not the beginning of another.
+    found = found or [run for run in runs if any(name.startswith(wanted) for name in names[run.path])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(run.folder for run in found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+        raise RunDirectoryError(f"{text!r} means {len(found)} runs: {some}. Write more of one folder's name")
+    near = nearest(wanted, {name for several in names.values() for name in several})
+    hint = f"Did you mean {near!r}?" if near else f"Give a path, or a name in the table of: fedcore runs list {folder}"
+    raise RunDirectoryError(f"there is no run {text!r}, neither here nor below {folder}. {hint}")
+
+
+def read_overview(path: Path, folder: str) -> Overview:
+    """Read one run as far as a line in a table needs it. A damaged run is ``broken``, with the reason."""
+    try:
+        refuse_links(path, deep=False)
+        options = _read_options(path / "config.yaml")
+        summary = _read_summary(path / "summary.json")
+        labels = read_labels(path, options)
+    except FedcoreError as error:
+        return Overview(path, folder, "broken", str(error), _begun(path))
+    if summary is None:
+        done, metrics = last_round(path / "metrics.jsonl")
+    else:
+        done, metrics = summary["rounds"], summary["metrics"]
+    protocol, accuracy = _main(metrics)
+    plugins, dataset = options["plugins"], options["dataset"]
+    return Overview(
+        path,
+        folder,
+        "finished" if summary is not None else "running" if is_locked(path) else "stopped",
+        begun=_begun(path),
+        method=method({short_name(name): None for name in plugins}),
+        dataset=short_name(dataset) if dataset.startswith((CODE, OBJECT)) else dataset,
+        seed=options.get("seed"),
+        done=done,
+        planned=options["rounds"],
+        protocol=protocol,
+        accuracy=accuracy,
+        labels=labels,
+    )
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process trains a run. A file system that cannot lock folders does not tell.
+
+    The question takes the lock for some microseconds, in which a resume of this run would be refused.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def last_round(file: Path) -> tuple[int, Mapping[str, Any]]:
+    """Return how many rounds metrics.jsonl records, and the figures of the last round that was evaluated.
+
+    It reads from the end: a file of a long run has many megabytes.
+    """
+    try:
+        with file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            length = CHUNK
+            while True:
+                opened.seek(max(0, size - length))
+                done, metrics = _last_in(opened.read(length), whole=length >= size)
+                if metrics or length >= min(size, MOST):
+                    return done, metrics
+                length *= 8
+    except OSError:
+        return 0, {}
+
+
+def _last_in(end: bytes, *, whole: bool) -> tuple[int, Mapping[str, Any]]:
+    done = 0
+    lines = end.split(b"\n")[:-1]  # the rest is being written
+    for line in reversed(lines if whole else lines[1:]):
+        try:
+            record = parse_record(line)
+        except ValueError:
+            continue
+        number, metrics = record.get("round"), record.get("metrics")
+        done = max(done, number + 1 if isinstance(number, int) else 0)
+        if isinstance(metrics, dict) and _main(metrics)[0]:
+            return done, metrics
+    return done, {}
+
+
+def _main(metrics: Mapping[str, Any]) -> tuple[str | None, float | None]:
+    """Return the first protocol with figures, and its accuracy."""
+    for name in PROTOCOLS:
+        row = metrics.get(name)
+        if isinstance(row, dict) and isinstance(row.get("accuracy"), (int, float)):
+            return name, row["accuracy"]
+    return None, None
+
+
+def _read_options(file: Path) -> dict[str, Any]:
+    """Return some of the options in a config.yaml. To parse all of them for each of 1,000 runs would take 10 s.
+
+    :raises RunDirectoryError: the file cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        begins = [(found[1], found.start()) for found in _OPTION.finditer(text)]
+        ends = [start for _, start in begins[1:]] + [len(text)]
+        blocks = [text[start:end] for (name, start), end in zip(begins, ends, strict=True) if name in _SHOWN]
+        options = {name: value for block in blocks for name, value in _parsed(block).items()}
+        if not (
+            isinstance(options["plugins"], dict)
+            and isinstance(options["dataset"], str)
+            and isinstance(options["rounds"], int)
+        ):
+            raise ValueError("an option has a value of another type")
+        if "digests" not in dict(begins):
+            raise KeyError("digests")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise RunDirectoryError(f"{file} is no configuration of a run: {what}") from None
+    return options
+
+
+@functools.lru_cache(maxsize=10_000)  # most runs of a folder have the same values
+def _parsed(block: str) -> Any:
+    return read_yaml(block)
+
+
+def _read_summary(file: Path) -> dict[str, Any] | None:
+    try:
+        summary = parse_record(file.read_bytes())
+        if not isinstance(summary["rounds"], int) or not isinstance(summary["metrics"], dict):
+            raise ValueError("a figure has a value of another type")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise RunDirectoryError(
+            f"{file} is damaged ({type(error).__name__}: {error}); a resume writes it again"
+        ) from None
+    return summary
+
+
+def _begun(path: Path) -> datetime.datetime | None:
+    """Return when the first process began to train the run, or else when its configuration was written."""
+    try:
+        with (path / "sessions.jsonl").open("rb") as opened:
+            started = parse_record(opened.readline(CHUNK))["started"]
+        return datetime.datetime.fromisoformat(started).astimezone(datetime.UTC)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        return datetime.datetime.fromtimestamp(os.lstat(path / "config.yaml").st_mtime, datetime.UTC)
+    except OSError:
+        return None
