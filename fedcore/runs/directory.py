@@ -73,7 +73,7 @@ class RunDirectory:
 
         If the block raises before a round was finished, the directory is deleted again: there is nothing to resume.
 
-        :param out: None for a folder below ``runs``, named after time and ``names``. No other process gets the same one.
+        :param out: None for a folder below ``runs``, named after time and ``names``. No other process gets it.
         :raises RunDirectoryError: the directory cannot be made, or another process began a run there meanwhile.
         """
         try:
