@@ -8,12 +8,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fedcore.base import registry
+from fedcore.base import output, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError
 from fedcore.base.identity import PARTITION_OPTIONS
 from fedcore.base.safe_yaml import read_mapping
-from fedcore.cli import options, output
+from fedcore.cli import options
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
 

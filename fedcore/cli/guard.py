@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from fedcore.base import output
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import (
     DEBUG,
@@ -22,7 +23,6 @@ from fedcore.base.errors import (
     flag_of,
     nearest,
 )
-from fedcore.cli import output
 
 BUG, BAD_INPUT, SOME_FAILED, DIVERGED, INTERRUPTED = 1, 2, 3, 4, 130
 """Exit codes of all commands. SOME_FAILED is for commands that start several runs."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from fedcore.base import registry
-from fedcore.cli import options, output
+from fedcore.base import output, registry
+from fedcore.cli import options
 
 HEADING = "fedcore:"
 """The prefix of a package's keyword that names the heading under which its methods are listed."""

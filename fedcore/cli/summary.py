@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedcore.base.output import clean, duration, number, percent, size, text
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.cli.output import clean, duration, number, percent, size, text
 from fedcore.runs import records
 
 TIMED = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation", "checkpoint")

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcore.base import output
 from fedcore.base.errors import DivergedError, FedcoreError
 from fedcore.base.identity import CHANGEABLE
 from fedcore.base.process import importing
-from fedcore.cli import options, output
+from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED
 from fedcore.cli.settings import build_config
 
@@ -87,8 +88,8 @@ def evaluate(
     debug: options.Debug = False,
 ) -> None:
     """Evaluate a run's last checkpoint under every protocol. Writes nothing."""
-    from fedcore.cli.display import make_display
     from fedcore.cli.summary import metrics_tables
+    from fedcore.runs.terminal import make_display
 
     with importing():
         from fedcore.runs.experiment import evaluate_run
@@ -117,8 +118,8 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
 
     :param how_to_resume: returns the command that resumes the run in a directory.
     """
-    from fedcore.cli.display import make_display
     from fedcore.runs.experiment import Interrupted
+    from fedcore.runs.terminal import make_display
 
     display = make_display(output.stderr(), quiet=quiet)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a preempted job stops as after Ctrl-C
@@ -144,8 +145,8 @@ def training(quiet: bool, how_to_resume: Callable[[Path], str] = _how_to_resume)
 
 def show_summary(summary: Mapping[str, Any], *, as_json: bool, quiet: bool, profile: bool = False) -> None:
     """Print a finished run's figures as JSON on stdout, as tables, or with ``quiet`` in one line."""
-    from fedcore.cli.display import accuracies
     from fedcore.cli.summary import profile_table, summary_tables
+    from fedcore.runs.terminal import accuracies
 
     console = output.stderr() if as_json else output.stdout()
     if as_json:

@@ -19,7 +19,7 @@ from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement
 from fedcore.runs.evaluation import evaluation_tasks
 from fedcore.runs.given import DatasetObject, ModelObject, PluginObjects, name_objects, objects_again
-from fedcore.runs.progress import notebook_display
+from fedcore.runs.progress import only_notes
 from fedcore.runs.result import RunResult
 from fedcore.runs.run import Make, Run
 from fedcore.runs.training import CallbackError, Experiment, Interrupted, OnRound
@@ -48,6 +48,7 @@ def run(
     dataset: DatasetObject | None = None,
     partition: Partition | str | None = None,
     engine: Make | str | None = None,
+    progress: bool = True,
     notify: Notify | None = None,
     on_round: OnRound | None = None,
     **options: Any,
@@ -72,8 +73,10 @@ def run(
     :param partition: a name, or a partition. In a :meth:`Partition.declared` partition the clients hold their own data;
         ``engine`` has to reach them.
     :param engine: a name, or a function that makes an engine.
-    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``). By default a
-        notebook shows the progress.
+    :param progress: show the progress: in a notebook below the cell, in a terminal as the command does, elsewhere as a
+        line a minute on stderr.
+    :param notify: called with an event's name and details (``start``, ``client``, ``round``, ``done``), instead of
+        the progress.
     :param on_round: called after every round with its row of ``result.history``. If it returns True, the run ends after
         this round. An exception ends the run, too; the round is saved.
     :param options: options of :class:`RunConfig`, by name.
@@ -93,8 +96,13 @@ def run(
     if options:
         config = RunConfig.create({**config.model_dump(exclude_unset=True), **options})
     config, given = name_objects(config, model, plugins, dataset)
-    with one_thread(), lent(given), Run.new(config, partition=partition, reached=engine is not None) as new:
-        return new.train(notify=notify or notebook_display(), make=engine, on_round=on_round)
+    with (
+        one_thread(),
+        lent(given),
+        Run.new(config, partition=partition, reached=engine is not None) as new,
+        _display(notify, progress) as shown,
+    ):
+        return new.train(notify=shown, make=engine, on_round=on_round)
 
 
 @contextmanager
@@ -114,6 +122,7 @@ def resume(
     model: ModelObject | None = None,
     plugins: PluginObjects | None = None,
     dataset: DatasetObject | None = None,
+    progress: bool = True,
     notify: Notify | None = None,
     on_round: OnRound | None = None,
     allow_code: bool = False,
@@ -129,6 +138,7 @@ def resume(
     :param model: the object that was passed to :func:`run`. It is needed if config.yaml names it ``object:...``.
     :param plugins: the plugins that were passed to :func:`run`, as for ``model``.
     :param dataset: the data set that was passed to :func:`run`, as for ``model``.
+    :param progress: as in :func:`run`.
     :param notify: as in :func:`run`; also called with ``note`` and its ``message``.
     :param on_round: as in :func:`run`.
     :param allow_code: import code that the run's configuration names as ``module:...``. Use it only for a directory
@@ -145,8 +155,23 @@ def resume(
     :raises ConfigError: the run needs one of the permissions.
     """
     how = {"allow_outside": allow_outside, "reached": engine is not None, "changes": changes, "out": out}
-    with _reopened(path, model, plugins, dataset, allow_code, **how) as reopened:
-        return reopened.train(notify=notify or notebook_display(), make=engine, on_round=on_round)
+    with (
+        _reopened(path, model, plugins, dataset, allow_code, **how) as reopened,
+        _display(notify, progress) as shown,
+    ):
+        return reopened.train(notify=shown, make=engine, on_round=on_round)
+
+
+@contextmanager
+def _display(notify: Notify | None, progress: bool) -> Iterator[Notify]:
+    """Yield the function that follows a run: the caller's, or the display that suits this program."""
+    if notify is not None or not progress:
+        yield notify or only_notes
+        return
+    from fedcore.runs.terminal import script_display  # here: it imports rich
+
+    with script_display() as display:
+        yield display
 
 
 def evaluate_run(

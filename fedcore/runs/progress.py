@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from fedcore.runs.records import accuracies
 from fedcore.runs.result import headline, learning_curve
@@ -34,6 +36,15 @@ class Progress:
         self.began = clock()
         self._round_began: float | None = None
         self._pace: deque[float] = deque(maxlen=20)
+
+    def __enter__(self) -> Self:
+        """Start the display."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the display, also after an error."""
 
     def __call__(self, event: str, details: Mapping[str, Any]) -> None:
         """Handle an event of the run. Unknown events are ignored."""
@@ -149,3 +160,9 @@ def notebook_display() -> NotebookDisplay | None:
     shown = import_module("IPython.display")
     handle = shown.display(shown.HTML(""), display_id=True)
     return NotebookDisplay(lambda page: handle.update(shown.HTML(page)))
+
+
+def only_notes(event: str, details: Mapping[str, Any]) -> None:
+    """Warn a caller that passed no ``notify`` of notes, for example that a damaged checkpoint was skipped."""
+    if event == "note":
+        warnings.warn(details["message"], RuntimeWarning, stacklevel=2)

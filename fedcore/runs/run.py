@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from fedcore.runs.cautions import (
 )
 from fedcore.runs.checkpoint import Note
 from fedcore.runs.directory import RunDirectory
+from fedcore.runs.progress import only_notes
 from fedcore.runs.provenance import session, versions
 from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers, tracking, tuned
 from fedcore.runs.result import RunResult
@@ -312,12 +312,6 @@ class Run:
 def noting(notify: Notify) -> Note:
     """Return a message callback that calls ``notify``."""
     return lambda message: notify("note", {"message": message})
-
-
-def only_notes(event: str, details: Mapping[str, Any]) -> None:
-    """Warn a caller that passed no ``notify`` of notes, for example that a damaged checkpoint was skipped."""
-    if event == "note":
-        warnings.warn(details["message"], RuntimeWarning, stacklevel=2)
 
 
 def _set_up(config: RunConfig, dataset: Dataset) -> Setup:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import command, options, output
+from fedcore.base import output
+from fedcore.cli import command, options
 from fedcore.cli.training import RunDir
 
 

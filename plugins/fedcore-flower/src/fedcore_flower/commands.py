@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError, RunConfig
+from fedcore.base import output
 from fedcore.base.identity import PARTITION_OPTIONS
-from fedcore.cli import options, output
+from fedcore.cli import options
 from fedcore.cli.settings import build_config
 from fedcore.cli.training import show_summary, training
 

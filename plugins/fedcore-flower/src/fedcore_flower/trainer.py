@@ -47,7 +47,7 @@ def _serve(connection: Connection, options: dict[str, Any]) -> None:
     from threadpoolctl import threadpool_limits
 
     from fedcore import FedcoreError
-    from fedcore.cli import output
+    from fedcore.base import output
     from fedcore_flower.own_data import OwnData
     from fedcore_flower.resident import Resident
 

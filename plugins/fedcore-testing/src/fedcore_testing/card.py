@@ -16,8 +16,8 @@ from rich.text import Text
 
 from fedcore import ConfigError, Exchange, Plugin
 from fedcore.base import registry
+from fedcore.base.output import clean, first_line, prose, text
 from fedcore.cli.options import base_type, bounds, choices
-from fedcore.cli.output import clean, first_line, prose, text
 from fedcore.hooks.checks import EXCLUSIVE, HOOKS, check_class, create_plugin
 from fedcore.hooks.declarations import ATTRIBUTES, KEEPS, TABLE
 from fedcore.hooks.plugin import BUILTIN, option_names, patterns_of

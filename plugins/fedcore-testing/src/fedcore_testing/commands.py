@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError
-from fedcore.base import registry
+from fedcore.base import output, registry
 from fedcore.base.identity import full_name
 from fedcore.base.process import importing
 from fedcore.base.safe_yaml import parse_setting
-from fedcore.cli import command, options, output
+from fedcore.cli import command, options
 from fedcore.cli.settings import set_options
 from fedcore_testing.scaffold import KINDS, new_package, train_command
 

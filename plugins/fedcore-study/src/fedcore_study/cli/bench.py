@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import FedcoreError, UnknownNameError
-from fedcore.cli import options, output
+from fedcore.base import output
+from fedcore.cli import options
 
 if TYPE_CHECKING:
     from rich.table import Table

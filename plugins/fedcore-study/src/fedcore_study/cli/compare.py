@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from fedcore import UnknownNameError
+from fedcore.base import output
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.cli import options, output
+from fedcore.cli import options
 from fedcore_study.cli import shared
 
 

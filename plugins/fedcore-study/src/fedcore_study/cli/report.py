@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli import options, output
+from fedcore.base import output
+from fedcore.cli import options
 from fedcore_study.cli import shared
 
 

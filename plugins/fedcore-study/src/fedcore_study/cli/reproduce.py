@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore.cli import options, output
+from fedcore.base import output
+from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore_study.cli import shared
 

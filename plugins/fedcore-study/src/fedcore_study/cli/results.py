@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from fedcore import ConfigError
-from fedcore.cli import options, output
+from fedcore.base import output
+from fedcore.cli import options
 from fedcore_study.cli import shared
 
 app = typer.Typer(

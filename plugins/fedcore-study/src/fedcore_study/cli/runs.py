@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcore import ConfigError, UnknownNameError
+from fedcore.base import output
 from fedcore.base.errors import nearest
-from fedcore.cli import options, output
+from fedcore.cli import options
 
 if TYPE_CHECKING:
     from rich.table import Table

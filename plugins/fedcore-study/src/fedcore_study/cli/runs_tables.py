@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedcore.base import output
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.cli import output
 
 if TYPE_CHECKING:
     from fedcore_study.runs.deletion import Removal

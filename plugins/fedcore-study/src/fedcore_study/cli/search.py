@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from fedcore.cli import output
+from fedcore.base import output
 from fedcore.cli.guard import SOME_FAILED
 from fedcore_study.search import BEST, SearchResult, check_search, parse_search, search
 from fedcore_study.sweep.spec import SweepSpec

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.base import output
 from fedcore.base.safe_yaml import read_yaml
-from fedcore.cli import options, output
+from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in

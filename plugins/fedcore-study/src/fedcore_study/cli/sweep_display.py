@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fedcore.cli.output import clean, duration, note, text
+from fedcore.base.output import clean, duration, note, text
 
 
 class SweepDisplay:

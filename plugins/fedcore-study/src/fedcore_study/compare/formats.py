@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fedcore.base.config import Json
 from fedcore.base.identity import method
-from fedcore.cli.output import clean
+from fedcore.base.output import clean
 from fedcore_study.compare.comparison import Block, Comparison, Row
 from fedcore_study.compare.figures import Difference, Figure
 

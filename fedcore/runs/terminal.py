@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group
@@ -15,12 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedcore.base.output import clean, duration, note, number, percent, stderr, stopwatch, text
 from fedcore.base.protocols import EVALUATED
-from fedcore.cli.output import clean, duration, note, number, percent, stopwatch, text
 from fedcore.runs import records
-from fedcore.runs.progress import Progress
+from fedcore.runs.progress import Progress, notebook_display, only_notes
 
 ROWS = 8
+MINUTE = 60.0
 
 Record = Mapping[str, Any]
 
@@ -32,21 +33,20 @@ def make_display(console: Console, *, quiet: bool = False) -> Display:
     return LiveDisplay(console) if console.is_interactive and console.file.isatty() else PlainDisplay(console)
 
 
+def script_display() -> Progress:
+    """Return the display of a run that a program starts: that of a notebook, of a terminal, or a line a minute."""
+    if (notebook := notebook_display()) is not None:
+        return notebook
+    display = make_display(stderr())
+    return MinuteDisplay(display.console) if isinstance(display, PlainDisplay) else display
+
+
 class Display(Progress):
     """Prints a run's notes only."""
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock=clock)
         self.console = console
-
-    def __enter__(self) -> Self:
-        """Start the display."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Restore the terminal."""
 
     def noted(self, message: str) -> None:
         """Print the note."""
@@ -80,6 +80,28 @@ class PlainDisplay(Display):
 
     def _print(self, line: Text) -> None:
         self.console.print(line, soft_wrap=True)
+
+
+class MinuteDisplay(PlainDisplay):
+    """At most a line a minute, for scripts whose output goes to a file. Notes are warnings, as without a display."""
+
+    def started(self, details: Mapping[str, Any]) -> None:
+        """Remember the headline: a run of less than a minute prints nothing."""
+        self._headline, self._printed = headline(details), self.clock()
+        for message in details.get("notes", ()):
+            self.noted(message)
+
+    def round_done(self, record: Record) -> None:
+        """Print the round if the last line is a minute old."""
+        if self.clock() - self._printed >= MINUTE:
+            if self._headline:
+                self._print(text(self._headline))
+            self._headline, self._printed = "", self.clock()
+            super().round_done(record)
+
+    def noted(self, message: str) -> None:
+        """Warn."""
+        only_notes("note", {"message": message})
 
 
 class LiveDisplay(Display):

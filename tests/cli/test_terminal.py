@@ -1,12 +1,25 @@
 from __future__ import annotations
 
 import io
+import sys
 
+import pytest
 from rich.console import Console
 
-from fedcore.cli.display import Display, LiveDisplay, PlainDisplay, make_display, rounds_table
-from fedcore.cli.output import clean, duration, number, percent, size, stopwatch
+import fedcore
+from fedcore.base.output import clean, duration, number, percent, size, stopwatch
 from fedcore.cli.summary import metrics_tables, profile_table, summary_tables
+from fedcore.runs import terminal
+from fedcore.runs.progress import Progress
+from fedcore.runs.terminal import (
+    Display,
+    LiveDisplay,
+    MinuteDisplay,
+    PlainDisplay,
+    make_display,
+    rounds_table,
+    script_display,
+)
 
 from . import events
 
@@ -54,6 +67,42 @@ def test_plain_display_prints_a_line_per_round() -> None:
         "round 1/3  global 50.00 %  task 1.5000  moon.contrast 0.2500  2.00 s/round",
         "round 2/3  task 1.5000  moon.contrast 0.2500  2.00 s/round  4.00 s left",
     ]
+
+
+def test_a_script_prints_a_line_a_minute_and_nothing_before() -> None:
+    target, clock = console(width=30), Clock()
+    with MinuteDisplay(target, clock=clock) as display, pytest.warns(RuntimeWarning, match="12 samples"):
+        display("start", events.start(notes=("12 samples were moved",)))
+        for number, passed in enumerate((30, 29)):
+            clock.now += passed
+            display("round", events.record(number))
+        assert output(target) == ""
+        clock.now += 2
+        display("round", events.record(2))
+        clock.now += 59
+        display("round", events.record(3))
+    assert [line.split("  ")[0] for line in output(target).splitlines()] == [
+        "moon on digits (mlp), dirichlet, 4 clients, 3 rounds, in /runs/one",
+        "round 3/3",
+    ]
+
+
+def test_a_script_shows_what_the_command_shows_in_a_terminal(monkeypatch) -> None:
+    assert type(script_display()) is MinuteDisplay, "pytest's stderr is no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert type(script_display()) is LiveDisplay
+
+
+def test_a_run_of_a_script_shows_its_progress_unless_told_not_to(monkeypatch, tmp_path) -> None:
+    shown = []
+    monkeypatch.setattr(terminal, "script_display", lambda: shown.append(Progress()) or shown[-1])
+    options = {"clients": 2, "rounds": 1, "samples": 100, "workers": 0}
+    fedcore.run(**options, progress=False, out=tmp_path / "silent")
+    fedcore.run(**options, notify=lambda event, said: None, out=tmp_path / "own")
+    assert not shown
+    fedcore.run(**options, out=tmp_path / "shown")
+    assert [(display.done, display.finished) for display in shown] == [(1, True)]
 
 
 def test_failures_show_their_kinds_and_first_messages() -> None:
