@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import documented
 
 ROOT = documented.ROOT
-TUTORIAL = ROOT / "docs" / "write-a-method.md"
+TUTORIAL = ROOT / "docs" / "published-method.md"
 PACKAGE = ROOT / "examples" / "third_party_plugin"
 
 
