@@ -58,8 +58,7 @@ def main(folder: Path) -> None:
     shown[COMPARE] = output_of(COMPARE, folder)
     (PICTURES / "terminal.svg").write_text(terminal(shown), encoding="utf-8")
     output_of(REPORT, folder)
-    (figure,) = (folder / "figures").glob("*accuracy-over-rounds*.png")
-    (PICTURES / "accuracy.png").write_bytes(figure.read_bytes())
+    (PICTURES / "accuracy.png").write_bytes((folder / "figures" / "learning-global.png").read_bytes())
 
 
 if __name__ == "__main__":
