@@ -49,6 +49,10 @@ class CheckpointStore:
         """The JSON part of the checkpoint that was loaded."""
         self._kept: dict[Path, Manifest] = {}  # oldest first
 
+    def any(self) -> bool:
+        """Return whether there is a checkpoint on the disk, whole or damaged."""
+        return bool(self._files())
+
     def save(self, state: ServerState, touched: Iterable[int] = (), *, metrics: str | None = None) -> None:
         """Write a checkpoint, after the clients' states. Then delete states that neither of the last two names.
 

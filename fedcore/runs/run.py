@@ -214,6 +214,8 @@ class Run:
         notify = notify or only_notes
         note = noting(notify)
         with one_thread(), self.directory.lock():
+            if self.directory.read_summary() is not None and not self.directory.checkpoints.any():
+                return self._finished_for_good(note)
             state = self.recover(note) or self.initial()
             if "rounds" in self.changes:
                 before, _ = self.changed["rounds"]
@@ -223,6 +225,19 @@ class Run:
                 if self.changes:  # config.yaml has them, with their values before and after
                     self.directory.write_config(self.file.changed(self.changed, state.round))
                 return experiment.train(state)
+
+    def _finished_for_good(self, note: Note) -> RunResult:
+        """Return the result of a finished run whose checkpoints were deleted. It is not trained again.
+
+        :raises RunDirectoryError: it should get other options, such as more rounds.
+        """
+        if self.changes:
+            raise RunDirectoryError(
+                f"{self.directory.path} is finished, and without its checkpoints it cannot go on; start a new run: "
+                f"fedcore train --config {self.directory.path / 'config.yaml'}"
+            )
+        note("the run is finished, and its checkpoints were deleted; nothing was trained")
+        return self.result()
 
     def evaluate(self, *, notify: Notify | None = None) -> dict[str, Any]:
         """Return the metrics of the last checkpoint. It writes nothing, and raises as :func:`fedcore.evaluate_run`."""

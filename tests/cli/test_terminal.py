@@ -71,16 +71,17 @@ def test_plain_display_prints_a_line_per_round() -> None:
 
 def test_a_script_prints_a_line_a_minute_and_nothing_before() -> None:
     target, clock = console(width=30), Clock()
-    with MinuteDisplay(target, clock=clock) as display, pytest.warns(RuntimeWarning, match="12 samples"):
+    display = MinuteDisplay(target, clock=clock)
+    with pytest.warns(RuntimeWarning, match="12 samples"):
         display("start", events.start(notes=("12 samples were moved",)))
-        for number, passed in enumerate((30, 29)):
-            clock.now += passed
-            display("round", events.record(number))
-        assert output(target) == ""
-        clock.now += 2
-        display("round", events.record(2))
-        clock.now += 59
-        display("round", events.record(3))
+    for number, passed in enumerate((30, 29)):
+        clock.now += passed
+        display("round", events.record(number))
+    assert output(target) == ""
+    clock.now += 2
+    display("round", events.record(2))
+    clock.now += 59
+    display("round", events.record(3))
     assert [line.split("  ")[0] for line in output(target).splitlines()] == [
         "moon on digits (mlp), dirichlet, 4 clients, 3 rounds, in /runs/one",
         "round 3/3",

@@ -32,6 +32,7 @@ def documents() -> list[Path]:
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("lab/*.md"),
         *ROOT.glob("plugins/*/README.md"),
     ]
     return sorted([*found, *ROOT.glob("examples/*/README.md")])

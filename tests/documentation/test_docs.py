@@ -48,8 +48,8 @@ def test_the_call_tree_names_functions_that_exist():
             assert re.search(rf"\b(?:def|class) {name}\b", source), f"{module}: {name}"
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]
-PAGES += [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("benchmarks/*/README.md")]
+FOLDERS = ("docs/**", "lab", "results", "plugins/*", "examples/*", "benchmarks/*")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -100,23 +100,26 @@ def write_graphs(raw, count):
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    """A place in which the tutorial's package is installed; one for all, as whatever is installed is read once."""
+    """A place in which both tutorials' packages are installed; one for all, as whatever is installed is read once."""
     spec = tmp_path_factory.mktemp("site")
-    information = spec / "fedcore_fedproto-0.1.0.dist-info"
-    information.mkdir(parents=True)
-    package = documented.ROOT / "examples" / "third_party_plugin"
-    shutil.copytree(package / "src" / "fedcore_fedproto", spec / "fedcore_fedproto")
-    (information / "METADATA").write_text(
-        "Metadata-Version: 2.4\nName: fedcore-fedproto\nVersion: 0.1.0\nSummary: FedProto\n"
-        "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
-    )
-    (information / "entry_points.txt").write_text("[fedcore.plugins]\nfedproto = fedcore_fedproto:FedProto\n")
+    examples = documented.ROOT / "examples"
+    shutil.copytree(examples / "third_party_plugin" / "src" / "fedcore_fedproto", spec / "fedcore_fedproto")
+    shutil.copy(examples / "first_method" / "fedcore_my_method.py", spec)
+    for name, plugin in (("fedproto", "FedProto"), ("my-method", "MyMethod")):
+        module = f"fedcore_{name}".replace("-", "_")
+        information = spec / f"{module}-0.1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(
+            f"Metadata-Version: 2.4\nName: fedcore-{name}\nVersion: 0.1.0\nSummary: {plugin}\n"
+            "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
+        )
+        (information / "entry_points.txt").write_text(f"[fedcore.plugins]\n{name} = {module}:{plugin}\n")
     return spec
 
 
 @pytest.fixture
 def folder(files, spec, tmp_path, monkeypatch):
-    """A working directory with the files, in which the tutorial's package counts as installed."""
+    """A working directory with the files, in which the tutorials' packages count as installed."""
     for path in ("my-data.npz", "my-images", "grid.yaml", "data"):
         (tmp_path / path).symlink_to(files / path)
     monkeypatch.syspath_prepend(spec)
@@ -124,7 +127,7 @@ def folder(files, spec, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCORE_DATA", "data")
     monkeypatch.setenv("COLUMNS", "200")
     yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("fedcore_fedproto")]:
+    for name in [name for name in sys.modules if name.startswith(("fedcore_fedproto", "fedcore_my_method"))]:
         del sys.modules[name]
 
 
@@ -211,8 +214,8 @@ def shortened(words, folder):
     words = fitting(words)
     words = [re.sub(r"^(runs/[^/]+|RUN_DIR)", lambda _: str(newest_run(folder)), word) for word in words]
     words = [re.sub(r"=https?://.*", "=sqlite:///tracked.db", word) for word in words]
-    if words[:3] == ["plugins", "new", "fedproto"]:
-        return [*words[:2], "fedproto-by-hand"]  # whoever reads on has it under its name
+    if words[:2] == ["plugins", "new"] and words[2] in ("fedproto", "my-method"):
+        return [*words[:2], f"{words[2]}-by-hand"]  # this one is already installed
     if words[-1] == "NAME":
         words[-1] = "fedproto"
     data = ["--data-dir", "data"] if "--data-dir" in words else []

@@ -12,7 +12,7 @@ import torch
 
 import fedcore
 from fedcore.base.serial import read_tensors
-from fedcore_testing import check_plugin
+from fedcore_testing import check_plugin, federate, same_tensors, weights
 from tests.support import run_code
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -114,6 +114,19 @@ def test_the_tutorials_method_keeps_the_contract(monkeypatch):
             del sys.modules[name]  # test_documented_commands.py has it from elsewhere
 
 
+def test_the_first_method_keeps_the_contract_and_is_fedprox_at_first(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXAMPLES / "first_method")
+    from fedcore_my_method import MyMethod
+
+    from fedcore_fedprox import FedProx
+
+    assert "failed" not in {verdict.status for verdict in check_plugin(MyMethod, slow=False)}
+    one = {"rounds": 1, "local_epochs": 1}
+    own = weights(federate(tmp_path, (MyMethod, {"strength": 0.5}), **one))
+    theirs = weights(federate(tmp_path, (FedProx, {"mu": 0.5}), **one))
+    assert same_tensors(own, theirs)
+
+
 @pytest.mark.slow
 def test_the_tutorials_package_passes_its_own_tests(tmp_path):
     """Without the checks that start worker processes."""
@@ -151,5 +164,6 @@ def run_in_package(folder, *arguments, path=PACKAGE / "src", cwd=PACKAGE):
 
 def test_every_example_is_tested():
     here = Path(__file__).read_text(encoding="utf-8")
-    names = [path.name for path in EXAMPLES.glob("*.py")] + [path.parent.name for path in EXAMPLES.glob("*/src")]
+    modules = [*EXAMPLES.glob("first_method/*.py"), *EXAMPLES.glob("*/src/*")]
+    names = [path.name for path in EXAMPLES.glob("*.py")] + [path.stem for path in modules]
     assert [name for name in names if name not in here] == []

@@ -16,7 +16,7 @@ from fedcore.models import Outputs
 from fedcore_testing import federate
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "pfllib.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "lab" / "pfllib.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.splitlines()

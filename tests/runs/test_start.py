@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -157,3 +158,15 @@ def test_a_copy_is_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     copy = Run.open(first.directory.path, allow_code=False, out=tmp_path / "copy").directory.path
     assert {path.stat().st_ino for path in [copy, *copy.rglob("*")]} <= set(synced)
+
+
+def test_a_finished_run_without_checkpoints_is_not_trained_again(tmp_path):
+    result = fedcore.run(small_config(tmp_path))
+    shutil.rmtree(result.directory / "checkpoint")
+    before = {path: path.read_bytes() for path in result.directory.iterdir() if path.is_file()}
+    with pytest.warns(RuntimeWarning, match="its checkpoints were deleted; nothing was trained"):
+        again = fedcore.resume(result.directory)
+    assert again.metrics == result.metrics
+    assert {path: path.read_bytes() for path in result.directory.iterdir() if path.is_file()} == before
+    with pytest.raises(RunDirectoryError, match="without its checkpoints it cannot go on"):
+        fedcore.resume(result.directory, changes={"rounds": 9})

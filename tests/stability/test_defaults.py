@@ -32,7 +32,7 @@ def train(folder: Path, method: str, seed: int, alpha: float, **options):
 
 
 def test_the_default_rate_and_momentum():
-    """docs/results-digits.md, "All methods at their defaults", has these; measure it again with others."""
+    """lab/results-digits.md, "All methods at their defaults", has these; measure it again with others."""
     config = fedcore.RunConfig()
     assert (config.lr, config.momentum, config.batch_size, config.rounds, config.clip_norm) == (0.02, 0.9, 16, 20, None)
 

@@ -8,6 +8,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import fedcore
 import floors
 import hook_reference
 import mathml
@@ -33,7 +34,8 @@ def generated() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the navigation: the methods, and of the other entries those that have a page."""
+    """Fill the navigation: the methods, and of the other entries those that have a page. The site names the version."""
+    config.site_name = f"fedcore {fedcore.__version__}"
     pages = set(generated())
     pages |= {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     methods: list[Any] = ["methods.md"]

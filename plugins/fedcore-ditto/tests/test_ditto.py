@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -42,7 +40,6 @@ from fedcore_testing import (
     weights,
 )
 
-README = Path(__file__).parents[1] / "README.md"
 TOY = {**analytic_federation([[2.0, 0.0]]), "rounds": 1, "lr": 0.1}
 go = federations()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from fedcore_testing import (
     weights,
 )
 
-README = Path(__file__).parents[1] / "README.md"
 go = federations(batch_size=100)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from fedcore_testing import (
     with_batch_norm,
 )
 
-README = Path(__file__).parents[1] / "README.md"
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 go = federations(**FEW)
 

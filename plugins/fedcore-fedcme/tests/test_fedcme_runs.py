@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,6 @@ from fedcore_testing import (
     weights,
 )
 
-README = Path(__file__).parents[1] / "README.md"
 go = federations(local_epochs=2, batch_size=200)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -40,7 +38,6 @@ from fedcore_testing import (
     weights,
 )
 
-README = Path(__file__).parents[1] / "README.md"
 go = federations()
 
 

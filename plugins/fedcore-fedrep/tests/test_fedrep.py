@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -28,7 +26,6 @@ from fedcore_testing import (
     with_batch_norm,
 )
 
-README = Path(__file__).parents[1] / "README.md"
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16, "local_epochs": 2}
 go = federations(**FEW)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -27,8 +25,6 @@ from fedcore_testing import (
     steps_without_host_sync,
     weights,
 )
-
-README = Path(__file__).parents[1] / "README.md"
 
 FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
 go = federations(**FEW)

@@ -424,7 +424,7 @@ def test_with_other_server_plugins_and_local_terms(go):
 @pytest.mark.slow
 @pytest.mark.parametrize("clip_norm", [None, 10.0])
 def test_two_classes_a_client_need_clipped_gradients_as_the_card_says(go, clip_norm):
-    """Digits in two shards a client at a large rate; Fashion-MNIST does so at lr 0.01 (docs/results-decisions.md)."""
+    """Digits in two shards a client at a large rate; Fashion-MNIST does so at lr 0.01 (lab/results-decisions.md)."""
     options = {"clients": 10, "partition": "shards", "classes_per_client": 2, "lr": 0.2, "local_epochs": 5}
     result = go({NAME: {}}, **options, batch_size=16, rounds=10, seed=0, clip_norm=clip_norm, min_clients=0)
     failures = [failure["message"] for line in records(result) for failure in line["failures"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +34,6 @@ from fedcore_testing import (
     with_batch_norm,
 )
 
-README = Path(__file__).parents[1] / "README.md"
 TOY = {**analytic_federation([[2.0, 0.0], [0.0, 4.0]], [1, 3]), "local_epochs": 2, "lr": 0.5}  # two quadratics
 go = federations()
 

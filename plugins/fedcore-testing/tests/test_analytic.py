@@ -31,7 +31,7 @@ from fedcore_testing import (
 )
 from fedcore_testing.analytic import W
 
-TUTORIAL = Path(__file__).parents[3] / "docs" / "write-a-method.md"
+TUTORIAL = Path(__file__).parents[3] / "docs" / "published-method.md"
 TOY = {**analytic_federation([[2, 0], [0, 4]], [1, 3]), "rounds": 1, "lr": 0.5}
 
 

@@ -208,8 +208,7 @@ def clean(
     if any(removal.names for removal in removals):
         lost = (
             "Without its checkpoints and its clients' states a finished run cannot get more rounds or be evaluated "
-            "again (fedcore resume would train it again from the first round), and clients' own models are lost. Its "
-            "figures, its history and its global model stay."
+            "again, and clients' own models are lost. Its figures, its history and its global model stay."
         )
     _delete(removals, lost, yes=yes, dry_run=dry_run)
 
