@@ -74,9 +74,9 @@ def test_a_script_prints_a_line_a_minute_and_nothing_before() -> None:
     display = MinuteDisplay(target, clock=clock)
     with pytest.warns(RuntimeWarning, match="12 samples"):
         display("start", events.start(notes=("12 samples were moved",)))
-    for number, passed in enumerate((30, 29)):
+    for round, passed in enumerate((30, 29)):
         clock.now += passed
-        display("round", events.record(number))
+        display("round", events.record(round))
     assert output(target) == ""
     clock.now += 2
     display("round", events.record(2))
