@@ -12,7 +12,7 @@ from fedcore.base.identity import digest
 from fedcore.cli.settings import build_config
 from fedcore_study.compare.groups import grouped
 from fedcore_study.compare.records import read_run
-from fedcore_study.report.shares import _fared, participation
+from fedcore_study.report.breakdowns import _fared, participation
 from fedcore_study.sweep.spec import SweepSpec, parse_axis
 
 SMALL = ("--model", "mlp", "--clients", 6, "--rounds", 3, "--local-epochs", 2, "--workers", 0, "--batch-size", 64)

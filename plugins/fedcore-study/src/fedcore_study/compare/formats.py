@@ -184,7 +184,7 @@ def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
         for row in block.rows
     ]
     for place, column in enumerate(shown):
-        for best in _best(column, block.rows):
+        for best in best_rows(column, block.rows):
             rows[best][place] = rf"\textbf{{{rows[best][place]}}}"
     words = f"{title(block)}; {caption(comparison)}" if title(block) else caption(comparison)
     words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
@@ -196,7 +196,7 @@ def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
     return "\n".join([*lines, r"\end{table}"])
 
 
-def _best(column: Column, rows: Sequence[Row]) -> list[int]:
+def best_rows(column: Column, rows: Sequence[Row]) -> list[int]:
     """Return the numbers of the rows that are best in a column, as it is printed; none where there is no choice."""
     ranks = [column.rank(row) if column.rank else None for row in rows]
     known = [rank for rank in ranks if rank is not None]

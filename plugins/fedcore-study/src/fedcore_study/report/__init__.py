@@ -1,6 +1,5 @@
-"""Runs as one page: gathered into charts, which plotly draws for the browser and matplotlib for papers.
+"""Runs as one page: gathered into charts, which are SVG in the page and matplotlib's in files for papers.
 
-``charts`` says what can be drawn, ``gather`` and ``samples`` make charts of runs, ``figures`` and ``static`` draw them,
-``page`` puts the page together. What needs the extra ``fedcore[report]`` is imported by ``figures``, ``static`` and
-``page`` alone.
+``charts`` says what can be drawn, ``results``, ``curves``, ``breakdowns`` and ``samples`` make charts of runs, ``svg``
+and ``static`` draw them, ``build`` and ``page`` put the page together. ``static`` alone needs the extra ``report``.
 """

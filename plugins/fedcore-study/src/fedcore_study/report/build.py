@@ -3,49 +3,44 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcore import ConfigError
+from fedcore import ConfigError, RunConfig
 from fedcore.base.identity import key, method
-from fedcore.base.protocols import PROTOCOLS
+from fedcore.base.protocols import EVALUATED
+from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.compare import formats
-from fedcore_study.compare.comparison import compare
+from fedcore_study.compare.comparison import BASELINE
 from fedcore_study.compare.groups import Group, by_seed, grouped
 from fedcore_study.compare.groups import field as option
 from fedcore_study.compare.records import Found, RunRecord
-from fedcore_study.report import gather
-from fedcore_study.report.charts import Chart, Omitted
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text."""
-
-    caption: str
-    heads: list[str]
-    rows: list[list[str]]
+from fedcore_study.report import breakdowns, curves
+from fedcore_study.report.charts import Chart, Curves, Omitted, mapping_in
+from fedcore_study.report.results import Results, Table, results
 
 
 @dataclass(frozen=True)
 class Section:
-    """What is shown of one group of runs.
-
-    :param settings: all in which it differs from other groups. ``name`` begins its figures' files.
-    :param findings: what its tables show, in sentences.
-    """
+    """What is shown of one group of runs."""
 
     title: str
+    """Empty for the only group."""
     settings: str
-    name: str
-    findings: list[str]
-    tables: list[Table]
-    charts: list[Chart]
+    """All in which the group differs from the others."""
+    results: Results
+    parts: dict[str, list[Chart]]
+    """The charts by what they are about. Those of the results are first and have no heading."""
     omitted: list[Omitted]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts of the section."""
+        return [chart for charts in self.parts.values() for chart in charts]
 
 
 @dataclass(frozen=True)
@@ -62,12 +57,14 @@ class Report:
     """Everything that the page shows."""
 
     title: str
+    setting: str
+    """Data, model, partition, clients, rounds and seeds in one line."""
     created: str
     notes: list[str]
-    overview: Table
     sections: list[Section]
-    settings: list[Table]
     runs: list[RunText] = field(default_factory=list)
+    details: dict[str, Table] = field(default_factory=dict)
+    """Tables at the end by their title: the runs, what they share, machines, versions."""
 
 
 def build(
@@ -87,33 +84,42 @@ def build(
     :param allow_code: import what the runs' configurations name as ``module:...``.
     :raises ConfigError: there is no run, two of the same settings and seed, or one that names code.
     """
-    if not found.runs:
+    runs = found.runs
+    if not runs:
         raise ConfigError("there is no run to report yet")
-    for run in found.runs:
+    for run in runs:
         check_code(code_in(run.config), run.path / "config.yaml", allow=allow_code)
-    fields = [option(name) for name in by]
-    common, groups = grouped(found.runs, fields)
+    common, groups = grouped(runs, [option(name) for name in by])
     for group in groups:
-        for runs in group.rows.values():
-            by_seed(runs)
+        for rows in group.rows.values():
+            by_seed(rows)
     said = list(notes)
     if found.waiting:
         said.append(f"{len(found.waiting)} planned runs have not begun: {', '.join(found.waiting)}")
+    if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
+        said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
     colors = {label: i for i, label in enumerate(dict.fromkeys(label for group in groups for label in group.rows))}
-    sections, telling = [], _telling(groups)
+    telling = _telling(groups)
+    sections = []
     for number, group in enumerate(groups, start=1):
         progress(f"group {number} of {len(groups)}")
-        section, cautions = _section(group, telling, colors, by, data_dir, points)
-        sections.append(section)
-        said += [f"{section.title}: {note}" if len(groups) > 1 else note for note in cautions]
+        sections.append(_section(group, telling, colors, by, data_dir, points))
+    details = {
+        f"{len(runs)} runs": _overview(runs),
+        "Settings that all runs share": Table(
+            ["option", "value"], [[n, _short(v)] for n, v in common.items()], words=2
+        ),
+        "Machine and commit": _machines(runs),
+        "Versions of what the runs used": _versions(runs),
+    }
     return Report(
         title=title,
+        setting=_setting(runs),
         created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         notes=said,
-        overview=_overview(found.runs),
         sections=sections,
-        settings=[_common(common), *_versions(found.runs)],
-        runs=[RunText(run.path.name, str(run.path), _config_text(run)) for run in found.runs],
+        runs=[RunText(run.path.name, str(run.path), _config_text(run)) for run in runs],
+        details={name: table for name, table in details.items() if table.rows},
     )
 
 
@@ -124,27 +130,51 @@ def _section(
     by: Sequence[str],
     data_dir: Path | None,
     points: int,
-) -> tuple[Section, list[str]]:
-    """Return a group's section, and what a reader has to know of its tables."""
+) -> Section:
     from fedcore_study.report import samples  # torch, scikit-learn
 
+    compared = results(group, by, colors)
     dataset = samples.find_dataset(group, data_dir)
     names = None if isinstance(dataset, str) else samples.class_names(dataset)
-    made = [*gather.records_of(group, colors, names), samples.partition_pictures(group, dataset)]
-    if points:
-        made += samples.embeddings(group, dataset, points)
+    measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}
+    parts: dict[str, Iterable[Chart | Omitted | None]] = {
+        "": _opening(group, compared, colors),
+        "Clients": [breakdowns.by_client(group, colors), *samples.partition_pictures(group, dataset)],
+        "Classes": [breakdowns.by_class(group, names), *breakdowns.confusions(group, names)],
+        "Costs": [
+            *curves.against_costs(group, colors, max(EVALUATED, key=lambda name: measured[name])),
+            *breakdowns.participation(group),
+            breakdowns.bytes_sent(group),
+            breakdowns.seconds(group),
+        ],
+        "Losses": curves.losses(group, colors),
+        "Features": samples.embeddings(group, dataset, points) if points else [],
+    }
+    made = {name: list(charts) for name, charts in parts.items()}
     told = {name: group.settings[name] for name in telling}
-    tables, findings, cautions = _results(group, by)
-    section = Section(
-        title=_named(told) or "Results",
+    return Section(
+        title=_named(told),
         settings=_named(group.settings) if len(told) < len(group.settings) else "",
-        name=_named(told),
-        findings=findings,
-        tables=tables,
-        charts=[chart for chart in made if isinstance(chart, Chart)],
-        omitted=_joined([chart for chart in made if isinstance(chart, Omitted)]),
+        results=compared,
+        parts={name: [chart for chart in charts if isinstance(chart, Chart)] for name, charts in made.items()},
+        omitted=_joined([chart for charts in made.values() for chart in charts if isinstance(chart, Omitted)]),
     )
-    return section, cautions
+
+
+def _opening(group: Group, compared: Results, colors: Mapping[str, int]) -> list[Chart | Omitted]:
+    """Return for each protocol the accuracy over rounds, its last third, and the paired differences by seed."""
+    charts: list[Chart | Omitted] = []
+    for protocol in dict.fromkeys((*EVALUATED, *compared.intervals)):
+        drawn = curves.over_rounds(group, colors, protocol)
+        if drawn is not None:
+            charts.append(drawn)
+            if (end := drawn.last_third()) is not None:
+                charts.append(end)
+        if len(group.rows) > 1 and protocol in compared.intervals:
+            charts.append(compared.intervals[protocol])
+    if not any(isinstance(chart, Curves) for chart in charts):
+        charts.append(Omitted("Accuracy over rounds", "no run has been evaluated twice yet"))
+    return charts
 
 
 def _telling(groups: Sequence[Group]) -> list[str]:
@@ -160,74 +190,88 @@ def _telling(groups: Sequence[Group]) -> list[str]:
     return chosen
 
 
-def _results(group: Group, by: Sequence[str]) -> tuple[list[Table], list[str], list[str]]:
-    """Return what ``compare`` prints of a group's finished runs, by protocol: tables, findings, notes.
+def _setting(runs: Sequence[RunRecord]) -> str:
+    """Return data, model, partition, clients, rounds and seeds in one line; up to three values of what varies."""
+    kinds = zip(*(_setting_of(run.config) for run in runs), strict=True)
+    parts = [" or ".join(values) for values in map(dict.fromkeys, kinds) if len(values) <= 3]
+    seeds = sorted({run.config.seed for run in runs})
+    listed = f" ({', '.join(map(str, seeds))})" if len(seeds) <= 5 else ""
+    return ", ".join([*parts, f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}{listed}"])
 
-    A protocol that clients measure has a second table, of the spread over clients.
-    """
-    tables: list[Table] = []
-    findings: list[str] = []
-    notes: dict[str, None] = {}
-    runs = [run for runs in group.rows.values() for run in runs if run.finished]
-    for protocol in PROTOCOLS:
-        if not any(run.final(protocol) for run in runs):
-            continue
-        comparison = compare(runs, protocol=protocol, by=by)
-        (block,) = comparison.blocks
-        notes |= dict.fromkeys(block.notes)
-        findings += [f"{protocol}: {sentence}" for sentence in block.findings]
-        rows = [formats.cells(comparison, block, row) for row in block.rows]
-        tables.append(Table(f"Finished runs, {protocol}", formats.headings(comparison, block), rows))
-        if PROTOCOLS[protocol].on_clients:
-            columns = [formats.columns(comparison, block)[0], *formats.client_columns()]
-            rows = [[column.cell(row) for column in columns] for row in block.rows]
-            tables.append(Table(f"Over the clients, {protocol}", [column.heading for column in columns], rows))
-    return tables, findings, list(notes)
+
+def _setting_of(config: RunConfig) -> tuple[str, ...]:
+    partition = Path(config.partition).name
+    if partition == "classes":
+        partition += f" ({config.classes_per_client} per client)"
+    elif partition not in formats.WITHOUT_ALPHA and not partition.endswith(".json"):
+        partition += f" (alpha {config.alpha:g})"
+    some = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
+    work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
+    work = work.removesuffix("s") if work.startswith("1 ") else work
+    return (
+        config.dataset,
+        f"model {config.model}",
+        f"partition {partition}",
+        f"{config.clients} clients{some}",
+        f"{config.rounds} rounds of {work}",
+    )
+
+
+def _state(run: RunRecord) -> str:
+    """Return how far a run is, in words."""
+    if run.finished:
+        return "finished"
+    return f"{len(run.rounds)} of {run.config.rounds} rounds" if run.rounds else "no round yet"
+
+
+def _final_accuracy(run: RunRecord) -> str:
+    """Return the last accuracy of a run, finished or not, with its protocol: the first of ``EVALUATED`` it has."""
+    for protocol in EVALUATED:
+        end = run.final(protocol) or next(iter(reversed(run.curve(protocol))), None)
+        if end is not None:
+            return f"{100 * end.accuracy:.2f} ({protocol})"
+    return "-"
 
 
 def _overview(runs: Sequence[RunRecord]) -> Table:
     rows = []
     for run in runs:
-        last = gather.final_accuracy(run)
         lost = sum(len(line.get("failures") or []) for line in run.rounds)
-        rows.append(
-            [
-                run.path.name,
-                method(run.config.plugins),
-                run.config.dataset,
-                str(run.config.seed),
-                gather.state(run),
-                f"{100 * last[1]:.2f} ({last[0]})" if last else "-",
-                str(lost),
-            ]
-        )
-    return Table("", ["run", "method", "data set", "seed", "state", "accuracy %", "client failures"], rows)
+        names = [run.path.name, method(run.config.plugins), run.config.dataset, _state(run)]
+        rows.append([*names, str(run.config.seed), _final_accuracy(run), str(lost)])
+    return Table(["run", "method", "data set", "state", "seed", "accuracy %", "client failures"], rows, words=4)
 
 
-def _common(common: dict[str, Any]) -> Table:
-    rows = [[name, _short(value)] for name, value in common.items()]
-    return Table("Settings that all runs share", ["option", "value"], rows)
+def _machines(runs: Sequence[RunRecord]) -> Table:
+    """Return what the runs' processes ran on, and fedcore's commit where it was a checkout."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for run in runs:
+        for session in run.sessions:
+            machine = mapping_in(session, "machine")
+            values = (machine.get(name) for name in ("cpu", "gpu", "system", "cores"))
+            found.setdefault((_short(session.get("commit")), *map(_short, values)), set()).add(run.path.name)
+    rows = [[*values, str(len(names))] for values, names in found.items()]
+    return Table(["commit", "processor", "GPU", "system", "cores", "runs"], rows, words=4)
 
 
-def _versions(runs: Sequence[RunRecord]) -> list[Table]:
-    """Return the versions of what was installed; of each run where they differ."""
+def _versions(runs: Sequence[RunRecord]) -> Table:
+    """Return the versions of installed packages, without those whose plugins no run has; by run where they differ."""
+    used = {BASELINE, *(name for run in runs for name in run.config.plugins)}
+    of_plugins = {name: point.dist.name for name, point in available("plugin").items() if point.dist}
+    idle = set(of_plugins.values()) - {package for name, package in of_plugins.items() if name in used}
     found: dict[str, dict[str, list[str]]] = {}
     for run in runs:
-        versions = (_config(run) or {}).get("versions")
-        for name, version in (versions if isinstance(versions, dict) else {}).items():
-            found.setdefault(str(name), {}).setdefault(str(version), []).append(run.path.name)
-    if not found:
-        return []
-    rows = []
-    for name, versions in sorted(found.items()):
-        for version, where in versions.items():
-            rows.append([name, version, "" if len(where) == len(runs) else f"{len(where)} of {len(runs)} runs"])
-    return [Table("Versions", ["package", "version", ""], rows)]
-
-
-def _config(run: RunRecord) -> dict[str, Any] | None:
-    values = read_yaml(_config_text(run))
-    return values if isinstance(values, dict) else None
+        config = read_yaml(_config_text(run))
+        versions = mapping_in(config, "versions") if isinstance(config, dict) else {}
+        for name, version in versions.items():
+            if name not in idle:
+                found.setdefault(str(name), {}).setdefault(str(version), []).append(run.path.name)
+    rows = [
+        [name, version, "" if len(where) == len(runs) else f"{len(where)} of {len(runs)} runs"]
+        for name, versions in sorted(found.items())
+        for version, where in versions.items()
+    ]
+    return Table(["package", "version", ""], rows, words=3)
 
 
 def _config_text(run: RunRecord) -> str:

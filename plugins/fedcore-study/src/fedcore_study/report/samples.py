@@ -23,9 +23,12 @@ from fedcore_study.compare.records import RunRecord
 from fedcore_study.report.charts import Chart, Heatmap, Omitted, Points, Scatter
 
 MAX_CLIENTS = 300
-"""Most clients in a picture; of more, as many at even distances."""
+"""Most clients in a picture as a file; of more, as many at even distances."""
 
-MAX_PARTITIONS = 10
+NARROW = 100
+"""Most clients in a picture on the page."""
+
+MAX_PARTITIONS = 3
 FEWEST_POINTS = 10
 
 _log = logging.getLogger(__name__)
@@ -48,37 +51,32 @@ def class_names(dataset: Dataset) -> list[str]:
     return list(dataset.class_names or map(str, range(dataset.num_classes)))
 
 
-def partition_pictures(group: Group, dataset: Dataset | str) -> Chart | Omitted:
-    """Return the clients-by-classes picture, a layer for each partition among the group's runs."""
+def partition_pictures(group: Group, dataset: Dataset | str) -> Iterator[Chart | Omitted]:
+    """Yield the clients-by-classes picture of each partition among the group's runs."""
     title = "Who holds what"
     if isinstance(dataset, str):
-        return Omitted(title, dataset)
+        yield Omitted(title, dataset)
+        return
     different: dict[str, RunRecord] = {}
     for run in sorted((run for runs in group.rows.values() for run in runs), key=lambda run: run.config.seed):
         different.setdefault(run.partition, run)
-    pictures, reasons = [], []
-    for run in list(different.values())[:MAX_PARTITIONS]:
+    shown = list(different.values())[:MAX_PARTITIONS]
+    more = f" Shown are {len(shown)} of {len(different)} partitions." if len(different) > len(shown) else ""
+    for number, run in enumerate(shown, start=1):
+        seeds = [other.config.seed for other in different.values()].count(run.config.seed)
+        name = f"seed {run.config.seed}" + (f" ({number})" if seeds > 1 else "")
         try:
-            partition = load_partition(run.path / "partition.json", dataset)
-            pictures.append((f"seed {run.config.seed}", picture(partition, dataset)))
+            drawn = picture(load_partition(run.path / "partition.json", dataset), dataset, NARROW)
         except FedcoreError as error:
-            reasons.append(str(error))
-    if not pictures:
-        return Omitted(title, "; ".join(reasons))
-    seeds = [label for label, _ in pictures]
-    layers = {
-        label if seeds.count(label) == 1 else f"{label} ({number})": drawn.layers[""]
-        for number, (label, drawn) in enumerate(pictures, start=1)
-    }
-    first = pictures[0][1]
-    more = f" Shown are {MAX_PARTITIONS} of {len(different)} partitions." if len(different) > MAX_PARTITIONS else ""
-    return replace(first, layers=layers if len(layers) > 1 else {"": first.layers[""]}, about=first.about + more)
+            yield Omitted(f"{title}, {name}", str(error))
+            continue
+        yield replace(drawn, name=f"{drawn.name}-{name}", title=f"{title}, {name}", about=drawn.about + more)
 
 
-def picture(partition: Partition, dataset: Dataset) -> Heatmap:
-    """Return training samples by client (columns) and class (rows)."""
+def picture(partition: Partition, dataset: Dataset, most: int = MAX_CLIENTS) -> Heatmap:
+    """Return training samples by client (columns) and class (rows), of at most so many clients."""
     counts = partition.class_counts(dataset.train.labels.cpu(), dataset.num_classes)
-    last, shown = partition.num_clients - 1, min(partition.num_clients, MAX_CLIENTS)
+    last, shown = partition.num_clients - 1, min(partition.num_clients, most)
     clients = [round(place * last / max(1, shown - 1)) for place in range(shown)]  # evenly spaced
     few = f" Shown are {len(clients)} of {partition.num_clients} clients." if len(clients) < len(counts) else ""
     return Heatmap(
@@ -89,7 +87,7 @@ def picture(partition: Partition, dataset: Dataset) -> Heatmap:
         y_title="class",
         columns=[str(client) for client in clients],
         rows=class_names(dataset),
-        layers={"": [[float(n) for n in row] for row in counts[clients].T.tolist()]},
+        grid=[[float(n) for n in row] for row in counts[clients].T.tolist()],
         unit="samples",
         root=True,
     )

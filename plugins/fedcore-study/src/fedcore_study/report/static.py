@@ -6,7 +6,6 @@ import functools
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedcore import UnknownNameError
 from fedcore.base.files import replacing, storing
-from fedcore_study.report.charts import Bars, Boxes, Chart, Curves, Heatmap, Scatter, legible
-from fedcore_study.report.palette import SCALES, color, turn
+from fedcore_study.report.charts import Bars, Boxes, Chart, Curves, Heatmap, Intervals, Scatter, color, legible, turn
 
-FORMATS = ("png", "pdf")
 _WIDTH = 5.0  # inches; some papers' columns are 3.3, which it survives
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -34,16 +30,8 @@ _STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # names may hold dollar signs
 }
 _DASHES = ("-", "--", ":", "-.")
+_SHADES = ("#f4f6f9", "#9cc3e6", "#3b82c4", "#1c4f86", "#0b2547")  # from none to the largest number
 _MARKERS = ("o", "s", "D", "x", "^", "*")
-
-
-def check_format(form: str) -> None:
-    """Check that figures can be written in a format.
-
-    :raises UnknownNameError: they cannot.
-    """
-    if form not in FORMATS:
-        raise UnknownNameError("figure format", form, FORMATS)
 
 
 def write(charts: Iterable[tuple[str, Chart]], folder: Path, form: str) -> list[Path]:
@@ -51,16 +39,14 @@ def write(charts: Iterable[tuple[str, Chart]], folder: Path, form: str) -> list[
 
     :raises StorageError: the folder cannot be written.
     """
-    check_format(form)
     written: list[Path] = []
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for group, chart in charts:
-            for layer, single in _layers(chart):
-                stem = _file_name("-".join(part for part in (group, chart.name, layer) if part))
-                taken = sum(path.stem == stem or path.stem.startswith(f"{stem}.") for path in written)
-                written.append(folder / f"{stem}{f'.{taken + 1}' if taken else ''}.{form}")
-                save(single, written[-1])
+            stem = _file_name("-".join(part for part in (group, chart.name) if part))
+            taken = sum(path.stem == stem or path.stem.startswith(f"{stem}.") for path in written)
+            written.append(folder / f"{stem}{f'.{taken + 1}' if taken else ''}.{form}")
+            save(chart, written[-1])
     return written
 
 
@@ -88,17 +74,13 @@ def _figure(chart: Chart) -> Figure:
     return figure
 
 
-def _layers(chart: Chart) -> list[tuple[str, Chart]]:
-    if not isinstance(chart, Heatmap):
-        return [("", chart)]
-    return [(label, replace(chart, layers={"": grid})) for label, grid in chart.layers.items()]
-
-
 def _size(chart: Chart) -> tuple[float, float]:
     if isinstance(chart, Heatmap):
         return max(_WIDTH, min(14.0, 0.32 * len(chart.columns))), max(1.6, min(16.0, 0.8 + 0.26 * len(chart.rows)))
     if isinstance(chart, Bars):
         return _WIDTH, 1.4 + 0.28 * len(chart.bars)
+    if isinstance(chart, Intervals):
+        return _WIDTH, 1.0 + 0.35 * len(chart.rows)
     if isinstance(chart, Boxes):
         return max(_WIDTH, 0.7 * len(chart.boxes)), 3.2
     return _WIDTH, 3.2
@@ -112,18 +94,17 @@ def draw(chart: Chart, axes: Axes) -> None:
 
 @draw.register
 def _(chart: Curves, axes: Axes) -> None:
-    for line, covers in zip(chart.lines, chart.covers, strict=True):
+    for line, covers, dash in zip(chart.lines, chart.covers, chart.dashes, strict=True):
         style: dict[str, Any] = {"color": color(line.color)}
         label = legible([line.label])[0]
-        dashes = _DASHES[(turn(line.color) + covers) % len(_DASHES)]
         if line.x:
             # What lies on others lets them be seen: gaps in a thinner line, rings for points.
             marks: dict[str, Any] = {"linewidth": 1.4, "marker": "o" if len(line.x) == 1 else None}
             if covers:
                 marks = {"linewidth": 1.1, "marker": "o", "markersize": 3 + 2 * covers, "markerfacecolor": "none"}
                 marks["markevery"] = max(1, len(line.x) // 12)
-            axes.plot(line.x, line.y, label=label, linestyle=dashes, **marks, **style)
-        low, up = line.band(chart.log)
+            axes.plot(line.x, line.y, label=label, linestyle=_DASHES[dash], **marks, **style)
+        low, up = chart.band(line)
         if len(low) > 1:
             axes.fill_between(line.x, low, up, alpha=0.18, linewidth=0, **style)
         for number, (xs, ys) in enumerate(line.tails):
@@ -140,34 +121,41 @@ def _(chart: Curves, axes: Axes) -> None:
 
 @draw.register
 def _(chart: Boxes, axes: Axes) -> None:
-    from matplotlib.cbook import boxplot_stats
-
-    stats = []
+    stats: list[dict[str, Any]] = []
     for box in chart.boxes:
-        label = legible([box.label], 24)[0]
-        if box.quantiles is None:
-            (found,) = boxplot_stats(box.values, labels=[label])
-        else:
-            lowest, _, q1, median, q3, _, highest = box.quantiles
-            found = {"whislo": lowest, "q1": q1, "med": median, "q3": q3, "whishi": highest, "label": label}
-        stats.append({**found, "fliers": found.get("fliers", [])})
-    drawn = axes.bxp(stats, patch_artist=True, medianprops={"color": "black"}, flierprops={"markersize": 3})
+        low, first, median, third, high = box.five
+        found = {"whislo": low, "q1": first, "med": median, "q3": third, "whishi": high, "fliers": []}
+        stats.append({**found, "label": legible([box.label], 24)[0]})
+    drawn = axes.bxp(stats, patch_artist=True, medianprops={"color": "black"})
     for patch, box in zip(drawn["boxes"], chart.boxes, strict=True):
         patch.set(facecolor=color(box.color), alpha=0.6)
     if sum(len(stat["label"]) for stat in stats) > 50:
         axes.tick_params(axis="x", rotation=30)
-    axes.set(ylabel=chart.y_title)
+    axes.set(ylabel=chart.x_title)
+
+
+@draw.register
+def _(chart: Intervals, axes: Axes) -> None:
+    axes.axvline(0, color="grey", linewidth=0.8)
+    for place, row in enumerate(chart.rows):
+        style: dict[str, Any] = {"color": color(row.color)}
+        axes.plot(list(row.each.values()), [place + 0.25] * len(row.each), "o", fillstyle="none", markersize=4, **style)
+        axes.plot(row.mean, place, "o", markersize=6, **style)
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [place, place], linewidth=2, **style)
+    axes.set_yticks(range(len(chart.rows)), labels=legible([row.label for row in chart.rows]))
+    axes.set_ylim(len(chart.rows) - 0.4, -0.6)
+    axes.set(xlabel=chart.x_title)
 
 
 @draw.register
 def _(chart: Heatmap, axes: Axes) -> None:
-    (grid,) = chart.layers.values()
     nan = float("nan")
-    shades = [[nan if (s := chart.shade(v)) is None else s for v in row] for row in grid]
+    shades = [[nan if (s := chart.shade(v)) is None else s for v in row] for row in chart.grid]
     least, most = chart.scale
     drawn = axes.pcolormesh(
         shades,
-        cmap=LinearSegmentedColormap.from_list("shades", SCALES["light"]),
+        cmap=LinearSegmentedColormap.from_list("shades", _SHADES),
         vmin=least,
         vmax=most,
         edgecolors="white",
@@ -175,15 +163,16 @@ def _(chart: Heatmap, axes: Axes) -> None:
     )
     axes.invert_yaxis()
     if chart.roomy:
-        for y, row in enumerate(grid):
+        for y, row in enumerate(chart.grid):
             for x, value in enumerate(row):
                 if text := chart.written(value):
                     ink = "white" if (chart.shade(value) or 0.0) - least > 0.45 * (most - least) else "black"
                     axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", color=ink, fontsize=7)
     else:
         bar = axes.figure.colorbar(drawn, ax=axes, label=chart.unit)
-        if chart.ticks:
-            bar.set_ticks([chart.shade(t) or 0.0 for t in chart.ticks], labels=[f"{t:.0f}" for t in chart.ticks])
+        if chart.root:
+            ticks = [most**2 * share for share in (0, 0.05, 0.25, 0.5, 1)]
+            bar.set_ticks([chart.shade(tick) or 0.0 for tick in ticks], labels=[f"{tick:.0f}" for tick in ticks])
     for axis, names, most_names in ((axes.xaxis, chart.columns, 30), (axes.yaxis, chart.rows, 60)):
         step = -(-len(names) // most_names)
         axis.set_ticks([i + 0.5 for i in range(0, len(names), step)], labels=legible(names, 24)[::step])

@@ -1,28 +1,21 @@
 "use strict";
-// Draws every figure from the JSON beside it, in the page's colours, and again when these change.
+// Shows the values of a figure's marks, which are their titles, beside the pointer or where a finger touched.
 (function () {
-  const themes = JSON.parse(document.getElementById("themes").textContent);
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const touch = !window.matchMedia("(hover: hover)").matches;
-  const config = {
-    responsive: true,
-    displaylogo: false,
-    displayModeBar: touch ? false : "hover",
-    modeBarButtonsToRemove: ["select2d", "lasso2d"],
-  };
-  const theme = () => themes[dark.matches ? "dark" : "light"];
-  const plots = [];
-
-  for (const source of document.querySelectorAll("script[data-plot]")) {
-    const place = document.getElementById(source.dataset.plot);
-    const { data, layout } = JSON.parse(source.textContent);
-    layout.template = theme();
-    if (touch) layout.dragmode = false; // a finger on a figure scrolls the page
-    place.style.height = layout.height + "px";
-    Plotly.newPlot(place, data, layout, config);
-    plots.push(place);
+  const tip = document.getElementById("tip");
+  for (const title of document.querySelectorAll("svg title")) {
+    title.parentNode.dataset.tip = title.textContent;
+    title.remove(); // or the browser would show it, too
   }
-  dark.addEventListener("change", () => {
-    for (const place of plots) Plotly.relayout(place, { template: theme() });
-  });
+  function show(event) {
+    const mark = event.target.closest("[data-tip]");
+    tip.hidden = !mark;
+    if (!mark) return;
+    tip.textContent = mark.dataset.tip;
+    const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
+    const above = event.clientY - tip.offsetHeight - 10;
+    tip.style.left = Math.max(4, left) + "px";
+    tip.style.top = (above > 4 ? above : event.clientY + 18) + "px";
+  }
+  document.addEventListener("pointermove", show);
+  document.addEventListener("pointerdown", show);
 })();
