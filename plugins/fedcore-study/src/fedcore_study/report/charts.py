@@ -109,17 +109,18 @@ class Curves(Chart):
         return [len(self._below(number)) for number in range(len(self.lines))]
 
     @property
-    def coinciding(self) -> list[str]:
-        """A sentence for each set of lines that lie on one another."""
+    def coinciding(self) -> str:
+        """A sentence that names the lines that lie on one another; empty where none do."""
         sets: list[list[str]] = []
         for number, line in enumerate(self.lines):
-            under = set(self._below(number))
-            found = next((labels for labels in sets if under & set(labels)), None)
+            under = self._below(number)
+            found = next((labels for labels in sets if set(under) & set(labels)), None)
             if found is not None:
                 found.append(line.label)
             elif under:
-                sets.append([*(other.label for other in self.lines if other.label in under), line.label])
-        return [f"{joined(labels)} coincide: the later ones are drawn with gaps." for labels in sets]
+                sets.append([*under, line.label])
+        said = "; ".join(f"{joined(labels)} coincide" for labels in sets)
+        return f"{said}: the later ones are drawn with gaps." if said else ""
 
     def _below(self, number: int) -> list[str]:
         values = [y for line in self.lines for y in line.y]
@@ -292,9 +293,10 @@ def plain(value: object) -> str:
 
 
 def legible(labels: Sequence[str], most: int = 40) -> list[str]:
-    """Return labels in one line each, truncated to a length that is readable on an axis."""
+    """Return labels in one line each, cut in the middle to a length that is readable on an axis."""
+    first = (most - 1) // 2
     cleaned = [plain(label) for label in labels]
-    return [label if len(label) <= most else label[: most - 1] + "…" for label in cleaned]
+    return [text if len(text) <= most else f"{text[:first]}…{text[first + 1 - most :]}" for text in cleaned]
 
 
 def joined(names: Sequence[str]) -> str:

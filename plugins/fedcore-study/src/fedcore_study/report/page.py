@@ -16,6 +16,9 @@ from fedcore_study.report import svg
 from fedcore_study.report.build import Report
 from fedcore_study.report.charts import COLORS, plain
 
+CONFIGURATIONS = 100
+"""Most runs whose configuration is in the page, of some 3 KB each."""
+
 
 def check_target(out: Path, figures: Path | None = None, *, force: bool = False) -> None:
     """Refuse to write over what is there.
@@ -55,7 +58,12 @@ def page(report: Report) -> str:
     )
     environment.filters |= {"plain": plain, "drawn": svg.draw, "link": _link}
     return environment.get_template("page.html").render(
-        version=__version__, policy=_policy(script), report=report, style=style + colors, script=script
+        version=__version__,
+        policy=_policy(script),
+        report=report,
+        most=CONFIGURATIONS,
+        style=style + colors,
+        script=script,
     )
 
 

@@ -211,25 +211,27 @@ def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[st
     least, most = chart.scale
     few = len(chart.rows) * len(chart.columns) <= CELLS
     gap = 1 if wide > 6 else 0
-    shades: dict[int, list[str]] = {}
+    shades: dict[int, str] = {}
     for row, values in enumerate(chart.grid):
         for column, value in enumerate(values):
             if value is None or (chart.root and not value):
                 continue
             shade = round(20 * max(0.0, ((chart.shade(value) or 0.0) - least) / (most - least)))
+            if not few:
+                shades[shade] = shades.get(shade, "") + f"M{column} {row}h1v1h-1Z"
+                continue
+            where = f"{chart.y_title} {chart.rows[row]}, {chart.x_title} {chart.columns[column]}".strip()
+            said = where, f"{value:.1f} %" if chart.unit == "%" else f"{value:g} {chart.unit}"
             x, y = left + wide * column, high * row
-            cell = f"M{n(x)} {n(y)}h{n(wide - gap)}v{n(high - gap)}h-{n(wide - gap)}Z"
-            if few:
-                where = f"{chart.y_title} {chart.rows[row]}, {chart.x_title} {chart.columns[column]}".strip()
-                said = where, f"{value:.1f} %" if chart.unit == "%" else f"{value:g} {chart.unit}"
-                yield mark("path", "cell", *said, fill_opacity=f"{shade / 20:g}", d=cell)
-                if chart.roomy:
-                    ink = "on middle" if shade > 13 else "in middle"
-                    yield text(x + wide / 2, y + high / 2 + 4, chart.written(value), ink)
-            else:
-                shades.setdefault(shade, []).append(cell)
-    for shade, cells in shades.items():
-        yield mark("path", "cell", fill_opacity=f"{shade / 20:g}", d="".join(cells))
+            box = f"M{n(x)} {n(y)}h{n(wide - gap)}v{n(high - gap)}h-{n(wide - gap)}Z"
+            yield mark("path", "cell", *said, fill_opacity=f"{shade / 20:g}", d=box)
+            if chart.roomy:
+                yield text(
+                    x + wide / 2, y + high / 2 + 4, chart.written(value), f"{'on' if shade > 13 else 'in'} middle"
+                )
+    place = f"translate({n(left)} 0) scale({wide:.3f} {high:.3f})"
+    for shade, boxes in shades.items():
+        yield mark("path", "cell", fill_opacity=f"{shade / 20:g}", d=boxes, transform=place)
 
 
 @draw.register
