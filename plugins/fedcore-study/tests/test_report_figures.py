@@ -15,6 +15,7 @@ import pytest
 import fedcore
 from fedcore import RunConfig
 from fedcore_study.report import static, svg
+from fedcore_study.report.axes import Scale, apart, scale_of
 from fedcore_study.report.breakdowns import _parts
 from fedcore_study.report.charts import (
     Bars,
@@ -29,7 +30,6 @@ from fedcore_study.report.charts import (
     color,
     legible,
 )
-from fedcore_study.report.frame import Scale, apart, scale_of
 
 from . import test_compare
 from .report_page import Element, Page, drawing, values

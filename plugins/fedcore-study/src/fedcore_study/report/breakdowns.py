@@ -28,7 +28,7 @@ from fedcore_study.report.charts import (
     number,
     plain,
 )
-from fedcore_study.report.curves import MB
+from fedcore_study.report.lines import MB
 
 TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
 """What a round's seconds are made of; workers' idle time and the like are parts of these."""

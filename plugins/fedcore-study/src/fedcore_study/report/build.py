@@ -19,9 +19,9 @@ from fedcore_study.compare.comparison import BASELINE
 from fedcore_study.compare.groups import Group, by_seed, grouped
 from fedcore_study.compare.groups import field as option
 from fedcore_study.compare.records import Found, RunRecord
-from fedcore_study.report import breakdowns, curves
+from fedcore_study.report import breakdowns, lines
 from fedcore_study.report.charts import Chart, Curves, Omitted, mapping_in
-from fedcore_study.report.results import Results, Table, results
+from fedcore_study.report.opening import Opening, Table, opening
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Section:
     """Empty for the only group."""
     settings: str
     """All in which the group differs from the others."""
-    results: Results
+    opening: Opening
     parts: dict[str, list[Chart]]
     """The charts by what they are about. Those of the results are first and have no heading."""
     omitted: list[Omitted]
@@ -133,21 +133,21 @@ def _section(
 ) -> Section:
     from fedcore_study.report import samples  # torch, scikit-learn
 
-    compared = results(group, by, colors)
+    opened = opening(group, by, colors)
     dataset = samples.find_dataset(group, data_dir)
     names = None if isinstance(dataset, str) else samples.class_names(dataset)
     measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}
     parts: dict[str, Iterable[Chart | Omitted | None]] = {
-        "": _opening(group, compared, colors),
+        "": _first(group, opened, colors),
         "Clients": [breakdowns.by_client(group, colors), *samples.partition_pictures(group, dataset)],
         "Classes": [breakdowns.by_class(group, names), *breakdowns.confusions(group, names)],
         "Costs": [
-            *curves.against_costs(group, colors, max(EVALUATED, key=lambda name: measured[name])),
+            *lines.against_costs(group, colors, max(EVALUATED, key=lambda name: measured[name])),
             *breakdowns.participation(group),
             breakdowns.bytes_sent(group),
             breakdowns.seconds(group),
         ],
-        "Losses": curves.losses(group, colors),
+        "Losses": lines.losses(group, colors),
         "Features": samples.embeddings(group, dataset, points) if points else [],
     }
     made = {name: list(charts) for name, charts in parts.items()}
@@ -155,23 +155,23 @@ def _section(
     return Section(
         title=_named(told),
         settings=_named(group.settings) if len(told) < len(group.settings) else "",
-        results=compared,
+        opening=opened,
         parts={name: [chart for chart in charts if isinstance(chart, Chart)] for name, charts in made.items()},
         omitted=_joined([chart for charts in made.values() for chart in charts if isinstance(chart, Omitted)]),
     )
 
 
-def _opening(group: Group, compared: Results, colors: Mapping[str, int]) -> list[Chart | Omitted]:
+def _first(group: Group, opened: Opening, colors: Mapping[str, int]) -> list[Chart | Omitted]:
     """Return for each protocol the accuracy over rounds, its last third, and the paired differences by seed."""
     charts: list[Chart | Omitted] = []
-    for protocol in dict.fromkeys((*EVALUATED, *compared.intervals)):
-        drawn = curves.over_rounds(group, colors, protocol)
+    for protocol in dict.fromkeys((*EVALUATED, *opened.intervals)):
+        drawn = lines.over_rounds(group, colors, protocol)
         if drawn is not None:
             charts.append(drawn)
             if (end := drawn.last_third()) is not None:
                 charts.append(end)
-        if len(group.rows) > 1 and protocol in compared.intervals:
-            charts.append(compared.intervals[protocol])
+        if len(group.rows) > 1 and protocol in opened.intervals:
+            charts.append(opened.intervals[protocol])
     if not any(isinstance(chart, Curves) for chart in charts):
         charts.append(Omitted("Accuracy over rounds", "no run has been evaluated twice yet"))
     return charts

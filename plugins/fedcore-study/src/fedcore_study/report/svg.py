@@ -7,7 +7,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from fedcore_study.report import frame
+from fedcore_study.report import axes
+from fedcore_study.report.axes import CHARACTER, WIDTH, Scale, color, mark, n, path, scale_of, text
 from fedcore_study.report.charts import (
     Bars,
     Boxes,
@@ -21,7 +22,6 @@ from fedcore_study.report.charts import (
     plain,
     turn,
 )
-from fedcore_study.report.frame import CHARACTER, WIDTH, Scale, color, mark, n, path, scale_of, text
 
 HEIGHT = 260
 
@@ -56,7 +56,7 @@ def _(chart: Curves) -> str:
     x = scale_of((x for x, _ in points), left, right, pad=0)._replace(whole=chart.rounds)
     y = scale_of([*(y for _, y in points), *edges], bottom, top, log=chart.log)
     lines = list(zip(chart.lines, (f"d{dash}" for dash in chart.dashes), chart.covers, strict=True))
-    drawn = [frame.y_axis(y, left, right, chart.y_title), frame.x_axis(x, bottom, chart.x_title)]
+    drawn = [axes.y_axis(y, left, right, chart.y_title), axes.x_axis(x, bottom, chart.x_title)]
     for line in chart.lines:
         low, up = chart.band(line)
         if len(low) > 1:
@@ -66,7 +66,7 @@ def _(chart: Curves) -> str:
     drawn += _names(chart, x, y, right) if direct else []
     drawn += _strips(chart, x, top, bottom) if chart.rounds else _hits(chart, x, y)
     legend = [] if direct else [(line.color, dash, line.label) for line, dash, _ in lines]
-    return frame.svg(chart, HEIGHT, drawn) + frame.legend(legend)
+    return axes.svg(chart, HEIGHT, drawn) + axes.legend(legend)
 
 
 def _parts(line: Line) -> list[tuple[list[float], list[float]]]:
@@ -91,7 +91,7 @@ def _names(chart: Curves, x: Scale, y: Scale, right: float) -> Iterator[str]:
     """Yield the lines' names at their ends, moved apart, each with a stroke to where its line ends."""
     last = [max(_parts(line), key=lambda part: part[0][-1:]) for line in chart.lines]
     ends = [(x(xs[-1]), y(ys[-1])) for xs, ys in last]
-    places = frame.apart([height for _, height in ends], 8, HEIGHT - 44)
+    places = axes.apart([height for _, height in ends], 8, HEIGHT - 44)
     for line, (end, height), place in zip(chart.lines, ends, places, strict=True):
         if abs(place - height) > 2 or right - end > 2:
             stroke = f"M{n(end)} {n(height)}H{n(right)}L{n(right + 6)} {n(place)}"
@@ -126,7 +126,7 @@ def _hits(chart: Curves, x: Scale, y: Scale) -> Iterator[str]:
 @draw.register
 def _(chart: Boxes) -> str:
     x = scale_of((value for box in chart.boxes for value in (box.five[0], box.five[-1])), 8, WIDTH - 12)
-    drawn, places, bottom = frame.rows([b.label for b in chart.boxes], [f"median {b.five[2]:.1f}" for b in chart.boxes])
+    drawn, places, bottom = axes.rows([b.label for b in chart.boxes], [f"median {b.five[2]:.1f}" for b in chart.boxes])
     few = sum(len(box.values) for box in chart.boxes) <= DOTS
     for box, at in zip(chart.boxes, places, strict=True):
         low, first, median, third, high = (n(x(value)) for value in box.five)
@@ -140,7 +140,7 @@ def _(chart: Boxes) -> str:
             height = at - 5 + number * 7 % 11  # apart, and the same in each report
             said = name, f"{value:.1f}"
             drawn.append(mark("circle", f"{color(box.color)} dot", *said, cx=x(value), cy=height, r=2.5))
-    return frame.svg(chart, bottom + 38, [frame.x_axis(x, bottom, chart.x_title, grid=True), *drawn])
+    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn])
 
 
 @draw.register
@@ -151,7 +151,7 @@ def _(chart: Intervals) -> str:
         f"{row.mean:+.2f}" + ("" if row.low is None or row.high is None else f" [{row.low:+.2f}, {row.high:+.2f}]")
         for row in chart.rows
     ]
-    drawn, places, bottom = frame.rows([row.label for row in chart.rows], values)
+    drawn, places, bottom = axes.rows([row.label for row in chart.rows], values)
     drawn.append(mark("path", "zero", d=f"M{n(x(0))} 0V{n(bottom)}"))
     for row, value, place in zip(chart.rows, values, places, strict=True):
         at = place - 3
@@ -163,7 +163,7 @@ def _(chart: Intervals) -> str:
         for name, single in row.each.items():
             said = f"{row.label}, {name}", f"{single:+.2f}"
             drawn.append(mark("circle", f"{color(row.color)} ring", *said, cx=x(single), cy=place + 7, r=3))
-    return frame.svg(chart, bottom + 38, [frame.x_axis(x, bottom, chart.x_title, grid=True), *drawn])
+    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn])
 
 
 @draw.register
@@ -173,7 +173,7 @@ def _(chart: Bars) -> str:
         for bar in range(len(chart.bars))
     ]
     x = Scale(0.0, max(places[-1] for places in ends), 8, WIDTH - 12)
-    drawn, places, bottom = frame.rows(chart.bars, [f"{end[-1]:.3g}" for end in ends])
+    drawn, places, bottom = axes.rows(chart.bars, [f"{end[-1]:.3g}" for end in ends])
     for bar, end, at in zip(chart.bars, ends, places, strict=True):
         for number, (part, (start, stop)) in enumerate(zip(chart.parts, itertools.pairwise(end), strict=True)):
             if stop > start:
@@ -181,8 +181,8 @@ def _(chart: Bars) -> str:
                 kind = f"{color(number)} bar"
                 drawn.append(mark("rect", kind, *said, x=x(start), y=at - 7, width=x(stop) - x(start), height=14))
     legend = [(number, "", part.label) for number, part in enumerate(chart.parts)] if len(chart.parts) > 1 else []
-    axis = frame.x_axis(x, bottom, chart.x_title, grid=True)
-    return frame.svg(chart, bottom + 38, [axis, *drawn]) + frame.legend(legend)
+    axis = axes.x_axis(x, bottom, chart.x_title, grid=True)
+    return axes.svg(chart, bottom + 38, [axis, *drawn]) + axes.legend(legend)
 
 
 @draw.register
@@ -202,8 +202,8 @@ def _(chart: Heatmap) -> str:
         drawn.append(text(*place, columns[number], "end" if slanted else "middle", turned=-40 if slanted else 0))
     below = bottom + 28 + (0.65 * longest if slanted else 0)
     drawn.append(text((left + WIDTH) / 2, below, chart.x_title, "axis middle"))
-    drawn.append(frame.upright(10, bottom / 2, chart.y_title))
-    return frame.svg(chart, below + 6, drawn)
+    drawn.append(axes.upright(10, bottom / 2, chart.y_title))
+    return axes.svg(chart, below + 6, drawn)
 
 
 def _cells(chart: Heatmap, left: float, wide: float, high: float) -> Iterator[str]:
@@ -246,4 +246,4 @@ def _(chart: Scatter) -> str:
         drawn.append(mark("path", kind, group.label, d=points))
     few = len(chart.groups) <= LABELS[0]
     legend = [(number, "", group.label) for number, group in enumerate(chart.groups)] if few else []
-    return frame.svg(chart, height, drawn) + frame.legend(legend)
+    return axes.svg(chart, height, drawn) + axes.legend(legend)

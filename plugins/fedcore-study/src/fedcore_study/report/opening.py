@@ -33,7 +33,7 @@ class Table:
 
 
 @dataclass
-class Results:
+class Opening:
     """The comparison of a group's finished runs under every protocol that they have figures for."""
 
     table: Table | None = None
@@ -56,12 +56,12 @@ class _Compared(NamedTuple):
     names: dict[str, str]
 
 
-def results(group: Group, by: Sequence[str], colors: Mapping[str, int]) -> Results:
+def opening(group: Group, by: Sequence[str], colors: Mapping[str, int]) -> Opening:
     """Compare a group's finished runs; all is empty where there are none.
 
     :param by: what makes a row, in the words of ``compare``. ``colors``: number of each row's colour.
     """
-    made, found = Results(), dict[str, _Compared]()
+    made, found = Opening(), dict[str, _Compared]()
     for protocol in PROTOCOLS:
         runs = [run for rows in group.rows.values() for run in rows if run.final(protocol)]
         if runs:
