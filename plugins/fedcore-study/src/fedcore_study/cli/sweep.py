@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import shlex
 import signal
@@ -20,6 +21,7 @@ from fedcore_study.cli import shared
 from fedcore_study.sweep.cluster import Cluster
 from fedcore_study.sweep.directory import SweepDirectory
 from fedcore_study.sweep.spec import SweepSpec, override, read_spec
+from fedcore_study.sweep.warm import starting
 
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "seed")]
 
@@ -126,9 +128,9 @@ def sweep(
         code = (name for _, config in spec.cells() for name in code_in(config))
         check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
 
-    from fedcore_study.sweep.run import plan_sweep, run_sweep
-
     if dry_run:
+        from fedcore_study.sweep.run import plan_sweep
+
         labels = [label for label, _ in plan_sweep(spec)] if spec else list(SweepDirectory(folder).plan())
         output.stdout().print(output.text("\n".join(labels)), soft_wrap=True)
         output.note(f"{len(labels)} runs, none started")
@@ -137,10 +139,17 @@ def sweep(
     from fedcore_study.cli.sweep_display import SweepDisplay
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
-    with SweepDisplay(output.stderr(), quiet=quiet) as display:
+    with (
+        starting() if cluster is None else contextlib.nullcontext() as start,
+        SweepDisplay(output.stderr(), quiet=quiet) as display,
+    ):
+        from fedcore_study.sweep.run import run_sweep  # torch is imported while the other process imports it, too
+
         result = run_sweep(
             spec,
             folder,
+            rounds=given.get("rounds") if source is not None and source.is_dir() else None,
+            start=start,
             parallel=parallel,
             listen=display,
             allow_code=allow_code,

@@ -19,8 +19,8 @@ from fedcore_study.sweep.run import default_parallel, resolved
 FEWEST = 3
 """Runs for which an estimate is worth a round."""
 
-PROCESS = 5.0
-"""Seconds that a run's process takes to import what it needs."""
+PROCESS = 0.3
+"""Seconds that a run's process takes to begin and to end."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The process of one run of a sweep: ``python -m fedcore_study.sweep.child SWEEP_DIR NAME WORKERS [FLAG ...]``.
+"""The process of one run of a sweep: ``python -m fedcore_study.sweep.child TASK [alone]``.
 
 Starts the run, or goes on with it; tells the sweep what happens in JSON lines on stdout; stops with a checkpoint
 at SIGINT, and when the sweep's process dies.
@@ -15,12 +15,13 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcore import FedcoreError
+from fedcore import FedcoreError, RunConfig
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
-from fedcore_study.sweep.directory import SweepDirectory
+from fedcore.base.protocols import EVALUATED
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
 ALONE = "alone"
@@ -30,7 +31,25 @@ GRACE = 60.0
 """Seconds for a run to stop with a checkpoint when the sweep's process is gone."""
 
 
-def main(arguments: list[str]) -> int:
+@dataclass(frozen=True)
+class Task:
+    """What a run's process has to do."""
+
+    out: str
+    """The run directory. If it holds a run, that run goes on."""
+    config: dict[str, Any]
+    """The planned configuration."""
+    workers: int | None
+    """The number of worker processes, unless the configuration has one."""
+    allow_code: bool = False
+    allow_outside: bool = False
+
+    def as_text(self) -> str:
+        """Return the task as the argument of the process."""
+        return json.dumps(asdict(self))
+
+
+def main(arguments: Sequence[str]) -> int:
     """Run one run to its end; returns the exit code."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what plugins print is for the log
@@ -41,10 +60,10 @@ def main(arguments: list[str]) -> int:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
-        folder, name, workers, *allowed = arguments
-        if ALONE not in allowed:
+        task = Task(**json.loads(arguments[0]))
+        if ALONE not in arguments:
             threading.Thread(target=_stop_with_parent, daemon=True).start()
-        _run(SweepDirectory(Path(folder)), name, int(workers) if workers else None, allowed, tell)
+        _run(task, tell)
     except KeyboardInterrupt:
         return STOPPED
     except FedcoreError as error:
@@ -62,30 +81,39 @@ def main(arguments: list[str]) -> int:
     return FINISHED
 
 
-def _run(directory: SweepDirectory, name: str, workers: int | None, allowed: Sequence[str], tell: Any) -> None:
+def _run(task: Task, tell: Any) -> None:
     with importing():
         from fedcore.runs import experiment
     from fedcore.runs.directory import RunDirectory
     from fedcore.runs.saved import code_in, places_in
 
     def notify(event: str, details: Mapping[str, Any]) -> None:
-        if event == "round":
-            tell("round", round=details["round"] + 1)
+        if event == "start":
+            tell("begun", round=details["round"])
+        elif event == "round":
+            tell("round", round=details["round"] + 1, accuracy=_accuracy(details["metrics"]))
         elif event == "note":
             tell("note", note=details["message"])
 
-    out, planned = directory.run_directory(name), directory.plan()[name]
-    if directory.standing(name) == "stopped":
+    out, planned = Path(task.out), RunConfig.create(task.config)
+    if (out / "config.yaml").is_file():
         # The sweep has looked at the plan; the run's own file must ask for no more than that.
         begun = RunDirectory.open(out).read_config()
-        code = "code" in allowed or set(code_in(begun)) <= set(code_in(planned))
-        outside = "outside" in allowed or (code and set(places_in(begun, out)) <= set(places_in(planned, out)))
-        experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside)
+        code = task.allow_code or set(code_in(begun)) <= set(code_in(planned))
+        outside = task.allow_outside or (code and set(places_in(begun, out)) <= set(places_in(planned, out)))
+        more = {"rounds": planned.rounds} if begun.rounds < planned.rounds else None
+        experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=more)
         return
     if out.exists():
         shutil.rmtree(out)  # killed before it was a run
-    own = {"out": out, "workers": planned.workers if planned.workers is not None else workers}
+    own = {"out": out, "workers": planned.workers if planned.workers is not None else task.workers}
     experiment.run(planned.model_copy(update=own), notify=notify)
+
+
+def _accuracy(metrics: Mapping[str, Any] | None) -> float | None:
+    """Return a round's accuracy under the first protocol that has one; None if it was not evaluated."""
+    rows = (metrics[name] for name in EVALUATED if metrics and metrics.get(name))
+    return next((float(row["accuracy"]) for row in rows), None)
 
 
 def _stop_with_parent() -> None:
