@@ -108,7 +108,7 @@ def test_everything_is_in_one_file(cli, runs: Path) -> None:
         "local_epochs: 1",
         "Settings that all runs share",
         few,
-        "global: Too few seeds in common with fedavg to tell, fewer than 3: fedprox (",
+        "global: Too few seeds to rank fedprox against fedavg: fedprox (",
         "Over the clients, global_local",
         "(2 seeds)",
     ):

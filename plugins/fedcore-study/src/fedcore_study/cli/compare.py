@@ -44,7 +44,8 @@ def compare(
     """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
 
     Runs of other data, partitions or settings have a separate table and are never averaged with these.
-    The difference is paired by seed; its interval, from 3 seeds on, is Student's t.
+    The difference is paired by seed; its interval, from 3 seeds on, is Student's t. Whether a method is better or
+    worse than the baseline is decided by paired t-tests, corrected by Holm for all comparisons of a table.
     """
     form = "latex" if latex else form
     if form not in shared.FORMATS:
@@ -81,4 +82,6 @@ def compare(
         console.print(output.figures(formats.title(block), formats.headings(comparison, block), rows))
         for sentence in block.findings:
             console.print(output.text(sentence))
+    if comparison.ranks is not None:
+        console.print(output.text(str(comparison.ranks)))
     console.print(output.text(formats.caption(comparison), style="dim"), soft_wrap=True)

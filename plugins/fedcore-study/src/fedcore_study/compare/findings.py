@@ -1,13 +1,11 @@
-"""What a comparison shows, in words: which rows differ from the baseline beyond the interval, and which do not."""
+"""What a comparison shows, in words: which rows differ from the baseline, and which seeds are too few to tell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedcore_study.compare.figures import FEW, Difference, Figure
-
-MANY = 5
-"""From so many comparisons with a baseline on, the findings say what that number does to the intervals."""
+from fedcore_study.compare.significance import level, p_text
 
 
 def findings(
@@ -18,7 +16,8 @@ def findings(
 ) -> list[str]:
     """Return sentences about one block.
 
-    :param accuracies: by row, fractions. ``differences``: to the baseline, of the other rows.
+    :param accuracies: fractions, by row.
+    :param differences: the differences to the baseline of the other rows, with corrected p-values.
     """
     known = {label: figure for label, figure in accuracies.items() if figure is not None}
     if len(accuracies) < 2 or not known:
@@ -26,35 +25,66 @@ def findings(
     said = [_highest(known)]
     if baseline is None:
         return said
-    level = f"{100 * confidence:g} %"
-    told: dict[str, list[str]] = {}
+    told: dict[str, dict[str, Difference | None]] = {}
     for label, difference in differences.items():
-        told.setdefault(verdict(difference), []).append(_worded(label, difference))
-    for name, sentence in (
-        ("better", f"Better than {baseline}, the whole {level} interval above zero"),
-        ("worse", f"Worse than {baseline}, the whole {level} interval below zero"),
-        ("same", f"Not to be told apart from {baseline}, zero is within the {level} interval"),
-        ("few", f"Too few seeds in common with {baseline} to tell, fewer than {FEW}"),
-        ("none", f"No seed in common with {baseline}"),
+        told.setdefault(verdict(difference, confidence), {})[label] = difference
+    for name, words in (
+        ("better", f"Better than {baseline}"),
+        ("worse", f"Worse than {baseline}"),
+        ("same", f"No significant difference to {baseline}"),
     ):
         if name in told:
-            said.append(f"{sentence}: {', '.join(told[name])}.")
-    judged = sum(len(told.get(name, ())) for name in ("better", "worse", "same"))
-    if judged >= MANY:
+            said.append(
+                f"{words}: {', '.join(_worded(label, found, name == 'same') for label, found in told[name].items())}."
+            )
+    if "few" in told:
+        each = ", ".join(_worded(label, found, True) for label, found in told["few"].items())
         said.append(
-            f"These are {judged} comparisons, each with an interval for itself: of methods that are as good as "
-            f"{baseline}, one in {1 / (1 - confidence):.0f} is expected outside of its {level} interval by chance."
+            f"Too few seeds to rank {_joined(list(told['few']))} against {baseline}: {each}. Run at least {FEW}."
         )
+    if "none" in told:
+        said.append(f"No seed in common with {baseline}: {', '.join(told['none'])}.")
+    tested = {label: found for label, found in differences.items() if found is not None and found.p is not None}
+    if tested:
+        said.append(_how(len(tested), baseline, confidence))
+        said += _undone(told.get("same", {}), len(tested))
     return said
 
 
-def verdict(difference: Difference | None) -> str:
+def verdict(difference: Difference | None, confidence: float = 0.95) -> str:
     """Return ``better``, ``worse`` or ``same``; ``few`` where the seeds are too few to tell, ``none`` without any."""
     if difference is None:
         return "none"
-    if difference.low is None or difference.high is None:
+    if difference.corrected is None:
         return "few"
-    return "better" if difference.low > 0 else "worse" if difference.high < 0 else "same"
+    if difference.corrected >= level(confidence):
+        return "same"
+    return "better" if difference.mean > 0 else "worse"
+
+
+def _how(tested: int, baseline: str, confidence: float) -> str:
+    """Say what was tested."""
+    at = f"at level {level(confidence):g}"
+    if tested == 1:
+        return f"Tested by a paired t-test over the seeds, {at}."
+    return (
+        f"Tested by paired t-tests over the seeds, {at}, with p-values corrected by Holm for the {tested} "
+        f"comparisons with {baseline} in this table. Each interval is of one comparison alone."
+    )
+
+
+def _undone(same: Mapping[str, Difference | None], tested: int) -> Iterable[str]:
+    """Name the rows whose own interval excludes zero, but not after the correction."""
+    named = [
+        label
+        for label, found in same.items()
+        if found is not None and found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+    ]
+    if named and tested > 1:
+        yield (
+            f"Zero is outside of the interval of {_joined(named)}, but after the correction for {tested} comparisons "
+            "that can be chance."
+        )
 
 
 def _highest(known: Mapping[str, Figure]) -> str:
@@ -65,13 +95,18 @@ def _highest(known: Mapping[str, Figure]) -> str:
     return f"Highest mean accuracy: {_joined(names)} with {top} %."
 
 
-def _worded(label: str, difference: Difference | None) -> str:
+def _worded(label: str, difference: Difference | None, open_question: bool) -> str:
+    """Return a row with its difference; where the question is open, with the seeds that would answer it."""
     if difference is None:
         return label
-    interval = ""
-    if difference.low is not None and difference.high is not None:
-        interval = f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
-    return f"{label} ({100 * difference.mean:+.2f}{interval})"
+    parts = [f"{100 * difference.mean:+.2f}"]
+    if difference.low is None or difference.high is None or difference.corrected is None:
+        return f"{label} ({parts[0]} over {difference.n} seed{'s' * (difference.n > 1)})"
+    parts[0] += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
+    parts.append(p_text(difference.corrected))
+    if open_question and difference.seeds is not None and difference.seeds > difference.n:
+        parts.append(f"about {difference.seeds} seeds would show a difference of this size")
+    return f"{label} ({', '.join(parts)})"
 
 
 def _joined(names: Sequence[str]) -> str:
