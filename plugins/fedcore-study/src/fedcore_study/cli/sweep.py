@@ -194,16 +194,16 @@ def _search(
     quiet: bool,
 ) -> None:
     """Run a search by Optuna."""
-    if source is not None or grid or parallel not in (None, 1):
-        raise ConfigError(
-            "--optuna takes no file, no --grid and no --parallel: trials use all cores, one after another"
-        )
+    if source is not None or grid:
+        raise ConfigError("--optuna takes no file and no --grid: --search names what is searched")
     from fedcore_study.cli.search import run_search
 
     base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     spec = override(SweepSpec(), base, [], seeds, settings or [])
-    run_search(spec, searched, trials, out or Path("sweeps") / stamp, as_json=as_json, quiet=quiet, dry_run=dry_run)
+    folder = out or Path("sweeps") / stamp
+    shown = {"as_json": as_json, "quiet": quiet, "dry_run": dry_run}
+    run_search(spec, searched, trials, folder, parallel=parallel, **shown)
 
 
 def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict[str, Any]]:

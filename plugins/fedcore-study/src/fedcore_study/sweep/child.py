@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
-from fedcore.base.protocols import EVALUATED
+from fedcore.base.protocols import EVALUATED, VALIDATION
+from fedcore_study.sweep.processes import GO, STOP
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
 ALONE = "alone"
@@ -43,6 +45,8 @@ class Task:
     """The number of worker processes, unless the configuration has one."""
     allow_code: bool = False
     allow_outside: bool = False
+    judged: bool = False
+    """The run is new, and waits after each round for a verdict on stdin: ``STOP`` ends it there."""
 
     def as_text(self) -> str:
         """Return the task as the argument of the process."""
@@ -61,9 +65,12 @@ def main(arguments: Sequence[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
             signal.signal(number, signal.default_int_handler)
         task = Task(**json.loads(arguments[0]))
+        verdicts: queue.Queue[bytes] = queue.Queue()
         if ALONE not in arguments:
-            threading.Thread(target=_stop_with_parent, daemon=True).start()
-        _run(task, tell)
+            threading.Thread(target=_stop_with_parent, args=(verdicts,), daemon=True).start()
+        _run(task, tell, verdicts.get if task.judged else lambda: GO)
+    except _Judged:
+        return FINISHED
     except KeyboardInterrupt:
         return STOPPED
     except FedcoreError as error:
@@ -81,7 +88,11 @@ def main(arguments: Sequence[str]) -> int:
     return FINISHED
 
 
-def _run(task: Task, tell: Any) -> None:
+class _Judged(Exception):
+    """The sweep's process ended the run after a round."""
+
+
+def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:
     with importing():
         from fedcore.runs import experiment
     from fedcore.runs.directory import RunDirectory
@@ -91,12 +102,17 @@ def _run(task: Task, tell: Any) -> None:
         if event == "start":
             tell("begun", round=details["round"])
         elif event == "round":
-            tell("round", round=details["round"] + 1, accuracy=_accuracy(details["metrics"]))
+            metrics = details["metrics"]
+            found = {"accuracy": accuracy_of(metrics, EVALUATED), "validation": accuracy_of(metrics, VALIDATION)}
+            tell("round", round=details["round"] + 1, **found, waits=task.judged)
+            if verdict() == STOP:
+                raise _Judged
         elif event == "note":
             tell("note", note=details["message"])
 
     out, planned = Path(task.out), RunConfig.create(task.config)
-    if (out / "config.yaml").is_file():
+    begun_before = (out / "config.yaml").is_file()
+    if begun_before and not task.judged:
         # The sweep has looked at the plan; the run's own file must ask for no more than that.
         begun = RunDirectory.open(out).read_config()
         code = task.allow_code or set(code_in(begun)) <= set(code_in(planned))
@@ -104,21 +120,22 @@ def _run(task: Task, tell: Any) -> None:
         more = {"rounds": planned.rounds} if begun.rounds < planned.rounds else None
         experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=more)
         return
-    if out.exists():
+    if out.exists() and not begun_before:
         shutil.rmtree(out)  # killed before it was a run
     own = {"out": out, "workers": planned.workers if planned.workers is not None else task.workers}
     experiment.run(planned.model_copy(update=own), notify=notify)
 
 
-def _accuracy(metrics: Mapping[str, Any] | None) -> float | None:
-    """Return a round's accuracy under the first protocol that has one; None if it was not evaluated."""
-    rows = (metrics[name] for name in EVALUATED if metrics and metrics.get(name))
+def accuracy_of(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> float | None:
+    """Return a round's accuracy under the first protocol that it has; None if it was not evaluated under one."""
+    rows = (metrics[name] for name in protocols if metrics and metrics.get(name))
     return next((float(row["accuracy"]) for row in rows), None)
 
 
-def _stop_with_parent() -> None:
-    while os.read(0, 1):  # ends when the sweep's process does
-        pass
+def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
+    """Hand on what the sweep's process says. It ends when that process does: then the run stops."""
+    while said := os.read(0, 1):
+        verdicts.put(said)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(GRACE)
     os._exit(STOPPED)  # stuck, on a dead disk perhaps; the last checkpoint is whole

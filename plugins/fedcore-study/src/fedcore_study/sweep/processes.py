@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import signal
@@ -13,9 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias
 
+GO, STOP = b"g", b"s"
+"""Verdicts."""
+
 Inbox: TypeAlias = "queue.Queue[tuple[_Process, dict[str, Any] | None]]"
-Listener = Callable[[str, str, Mapping[str, Any]], None]
-"""Called with a job's name, an event's name and its details."""
+Listener = Callable[[str, str, Mapping[str, Any]], Any]
+"""Called with a job's name, an event's name and its details.
+
+After an event that ``waits``, the job gets a verdict: ``STOP`` if the listener returned False, else ``GO``.
+"""
 
 
 class Process(Protocol):
@@ -89,6 +96,12 @@ class _Process:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
+    def say(self, verdict: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self.process.stdin.write(verdict)
+            self.process.stdin.flush()
+
     def outcome(self, stopping: bool) -> Outcome:
         code = self.process.wait()
         seconds = time.monotonic() - self.began
@@ -132,7 +145,9 @@ def run_jobs(
                 process, event = inbox.get()
                 if event is not None:
                     process.message = str(event.get("message", process.message))
-                    listen(process.job.name, str(event.get("event", "")), event)
+                    going = listen(process.job.name, str(event.get("event", "")), event)
+                    if event.get("waits"):
+                        process.say(STOP if going is False else GO)
                     continue
                 running.discard(process)
                 outcome = process.outcome(bool(interrupts))
