@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedcore_study.sweep import warm
+from fedcore_study.sweeps import warm
 
 
 @pytest.fixture(scope="session", autouse=True)

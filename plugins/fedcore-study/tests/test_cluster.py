@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedcore import ConfigError
-from fedcore_study.sweep import cluster, processes
+from fedcore_study.sweeps import cluster, processes
 from fedcore_testing import model_bytes
 
 pytest.importorskip("submitit", reason="submitit is not installed: make setup installs it")

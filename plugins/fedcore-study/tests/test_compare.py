@@ -14,14 +14,14 @@ import yaml
 
 import fedcore
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
-from fedcore_study.compare import formats
-from fedcore_study.compare.comparison import compare
-from fedcore_study.compare.fairness import Spread, spread_of
-from fedcore_study.compare.figures import Difference, Figure, paired_difference
-from fedcore_study.compare.findings import verdict
-from fedcore_study.compare.model_size import ModelSize
-from fedcore_study.compare.records import find_runs, read_run
-from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import compare
+from fedcore_study.comparisons.fairness import Spread, spread_of
+from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
+from fedcore_study.comparisons.findings import verdict
+from fedcore_study.comparisons.model_size import ModelSize
+from fedcore_study.comparisons.records import find_runs, read_run
+from fedcore_study.sweeps.directory import SweepDirectory
 
 from .sealing import seal
 
@@ -668,8 +668,8 @@ def test_reading_runs_needs_no_torch():
     import sys
 
     code = (
-        "import sys, fedcore.cli.app, fedcore_study.compare.comparison\n"
-        "import fedcore_study.compare.formats, fedcore_study.compare.records\n"
+        "import sys, fedcore.cli.app, fedcore_study.comparisons.comparison\n"
+        "import fedcore_study.comparisons.formats, fedcore_study.comparisons.records\n"
         "assert not {'torch', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -14,7 +14,7 @@ from fedcore_study.reproduce import estimate as estimating
 from fedcore_study.reproduce import run as reproducing
 from fedcore_study.reproduce.estimate import PROCESS, Timed, estimate, total, unfinished
 from fedcore_study.reproduce.recipe import read_recipe
-from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweeps.directory import SweepDirectory
 
 from .test_reproduce import SMALL
 
@@ -74,8 +74,8 @@ def test_the_command_says_it_before_the_first_run(planned, tmp_path, monkeypatch
 
     from fedcore.cli.app import app
     from fedcore_study.reproduce import find
-    from fedcore_study.sweep import run
-    from fedcore_study.sweep.processes import Outcome
+    from fedcore_study.sweeps import run
+    from fedcore_study.sweeps.processes import Outcome
 
     timed = Timed(RunConfig(), 0.0, 2.0, 0.0)
     monkeypatch.chdir(tmp_path)

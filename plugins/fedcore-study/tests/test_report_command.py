@@ -13,7 +13,7 @@ import yaml
 
 import fedcore
 from fedcore import RunConfig
-from fedcore_study.report import optional_dependencies
+from fedcore_study.reports import optional_dependencies
 
 from .chromium import Chromium, find
 from .sealing import seal
@@ -444,7 +444,7 @@ def test_losses_of_other_magnitudes_have_a_logarithmic_axis(cli, copied: Path, t
 
     from matplotlib.figure import Figure
 
-    from fedcore_study.report import charts, static
+    from fedcore_study.reports import charts, static
 
     line = charts.Line("fedavg", 0, [1.0, 2.0, 3.0, 4.0], values, [], 1)
     figure = Figure()

@@ -6,9 +6,9 @@ import matplotlib as mpl
 import pytest
 from matplotlib.figure import Figure
 
-from fedcore_study.report import figures, static
-from fedcore_study.report.charts import Curves, Line
-from fedcore_study.report.palette import color
+from fedcore_study.reports import figures, static
+from fedcore_study.reports.charts import Curves, Line
+from fedcore_study.reports.palette import color
 
 
 def curves(*values: list[float]) -> Curves:

@@ -13,9 +13,9 @@ from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml
 from fedcore_study import search as searching
 from fedcore_study.search import Axis, parse_search, search
-from fedcore_study.sweep.child import accuracy_of
-from fedcore_study.sweep.processes import Outcome
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.child import accuracy_of
+from fedcore_study.sweeps.processes import Outcome
+from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import records
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed: make setup installs it")

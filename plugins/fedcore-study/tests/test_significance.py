@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcore_study.compare.figures import corrected, paired_difference
-from fedcore_study.compare.significance import MOST_SEEDS, holm, p_text, paired_p, power, ranked, seeds_needed
+from fedcore_study.comparisons.figures import corrected, paired_difference
+from fedcore_study.comparisons.significance import MOST_SEEDS, holm, p_text, paired_p, power, ranked, seeds_needed
 
 
 def test_the_paired_t_test_is_scipys():

@@ -16,10 +16,10 @@ from fedcore.base.identity import digest
 from fedcore.client.setup import Setup
 from fedcore.data import load_dataset
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.processes import Job, run_jobs
-from fedcore_study.sweep.run import plan_sweep, run_sweep
-from fedcore_study.sweep.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.processes import Job, run_jobs
+from fedcore_study.sweeps.run import plan_sweep, run_sweep
+from fedcore_study.sweeps.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
 
 
 def cells(**values):

@@ -13,9 +13,9 @@ import pytest
 
 import fedcore
 from fedcore import RunConfig, RunDirectoryError
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.run import run_sweep
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.run import run_sweep
+from fedcore_study.sweeps.spec import SweepSpec
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 LONG = {"clients": 2, "rounds": 60, "local_epochs": 1, "batch_size": 256, "workers": 0}
@@ -109,8 +109,8 @@ def test_ctrl_c_leaves_checkpoints(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_command_with_130(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcore_study.sweep import run
-    from fedcore_study.sweep.processes import Outcome
+    from fedcore_study.sweeps import run
+    from fedcore_study.sweeps.processes import Outcome
 
     monkeypatch.setattr(run, "run_jobs", lambda jobs, *_, **__: ([Outcome(job.name, "stopped") for job in jobs], True))
     result = cli("sweep", *TINY, "--seeds", 2, "--out", "s")

@@ -13,9 +13,9 @@ import pytest
 import fedcore
 from fedcore import RunConfig
 from fedcore.engines import ALLOCATOR
-from fedcore_study.sweep import warm
-from fedcore_study.sweep.child import Task
-from fedcore_study.sweep.processes import Job, run_jobs
+from fedcore_study.sweeps import warm
+from fedcore_study.sweeps.child import Task
+from fedcore_study.sweeps.processes import Job, run_jobs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a fork is safe on Linux only")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedcore.base.files import storing
 from fedcore.data import Dataset, Partition
-from fedcore_study.report.optional_dependencies import require
+from fedcore_study.reports.optional_dependencies import require
 
 
 def partition(partition: Partition, dataset: Dataset, out: Path) -> None:
@@ -16,7 +16,7 @@ def partition(partition: Partition, dataset: Dataset, out: Path) -> None:
     :raises ConfigError: matplotlib is not installed, or the file cannot be written.
     """
     require(["matplotlib"])
-    from fedcore_study.report import samples, static
+    from fedcore_study.reports import samples, static
 
     with storing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,11 @@ from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
 from fedcore.base import registry
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.safe_yaml import read_yaml, write_yaml
-from fedcore_study.sweep.child import Task
-from fedcore_study.sweep.directory import STUDY
-from fedcore_study.sweep.processes import Job, Outcome, run_jobs
-from fedcore_study.sweep.spec import SweepSpec, axis_name
-from fedcore_study.sweep.warm import Starter, starting
+from fedcore_study.sweeps.child import Task
+from fedcore_study.sweeps.directory import STUDY
+from fedcore_study.sweeps.processes import Job, Outcome, run_jobs
+from fedcore_study.sweeps.spec import SweepSpec, axis_name
+from fedcore_study.sweeps.warm import Starter, starting
 
 BEST = "best.yaml"
 
@@ -147,7 +147,7 @@ def search(
         seed, base = spec.seeds[0], spec.run({}, spec.seeds[0])
         optuna: Any = import_module("optuna")
         from fedcore.engines import cores
-        from fedcore_study.sweep.run import default_parallel
+        from fedcore_study.sweeps.run import default_parallel
 
         parallel = parallel or min(TOGETHER, default_parallel([base]))
         workers = None if parallel == 1 else cores() // parallel if cores() > parallel else 0

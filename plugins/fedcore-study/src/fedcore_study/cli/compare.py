@@ -51,8 +51,8 @@ def compare(
     if form not in shared.FORMATS:
         raise UnknownNameError("format", form, shared.FORMATS)
 
-    from fedcore_study.compare.comparison import compare as join
-    from fedcore_study.compare.records import find_runs
+    from fedcore_study.comparisons.comparison import compare as join
+    from fedcore_study.comparisons.records import find_runs
 
     found = find_runs(runs, output.note)
     if found.waiting:
@@ -68,7 +68,7 @@ def compare(
         by_client=clients,
         warn=output.note,
     )
-    from fedcore_study.compare import formats
+    from fedcore_study.comparisons import formats
 
     if form not in ("markdown", "latex", "json"):  # these hold the notes themselves
         for note in comparison.notes:

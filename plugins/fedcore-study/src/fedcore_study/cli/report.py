@@ -36,13 +36,13 @@ def report(
     The page is self-contained. Runs of other data or settings have a separate section and are never averaged
     with these. Running and stopped runs are shown as far as they came. Needs the extra `report` of fedcore.
     """
-    from fedcore_study.report.optional_dependencies import require
+    from fedcore_study.reports.optional_dependencies import require
 
     require()
-    from fedcore_study.compare.records import find_runs
-    from fedcore_study.report import static
-    from fedcore_study.report.build import build
-    from fedcore_study.report.page import check_target, write_page
+    from fedcore_study.comparisons.records import find_runs
+    from fedcore_study.reports import static
+    from fedcore_study.reports.build import build
+    from fedcore_study.reports.page import check_target, write_page
 
     check_target(out, figures, force=force)
     static.check_format(form)

@@ -59,7 +59,7 @@ def page(
 
     TABLE is a folder's name, such as fedproc-table-2-paper. Needs the extra `report` of fedcore.
     """
-    from fedcore_study.report.optional_dependencies import require
+    from fedcore_study.reports.optional_dependencies import require
 
     require(("matplotlib",))
     from fedcore_study.reproduce import curves

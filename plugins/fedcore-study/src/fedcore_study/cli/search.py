@@ -13,7 +13,7 @@ from rich.table import Table
 from fedcore.cli import output
 from fedcore.cli.guard import SOME_FAILED
 from fedcore_study.search import BEST, SearchResult, check_search, parse_search, search
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.spec import SweepSpec
 
 
 def run_search(

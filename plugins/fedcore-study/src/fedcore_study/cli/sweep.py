@@ -18,10 +18,10 @@ from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.cli import shared
-from fedcore_study.sweep.cluster import Cluster
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.spec import SweepSpec, override, read_spec
-from fedcore_study.sweep.warm import starting
+from fedcore_study.sweeps.cluster import Cluster
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.spec import SweepSpec, override, read_spec
+from fedcore_study.sweeps.warm import starting
 
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "seed")]
 
@@ -129,7 +129,7 @@ def sweep(
         check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
 
     if dry_run:
-        from fedcore_study.sweep.run import plan_sweep
+        from fedcore_study.sweeps.run import plan_sweep
 
         labels = [label for label, _ in plan_sweep(spec)] if spec else list(SweepDirectory(folder).plan())
         output.stdout().print(output.text("\n".join(labels)), soft_wrap=True)
@@ -143,7 +143,7 @@ def sweep(
         starting() if cluster is None else contextlib.nullcontext() as start,
         SweepDisplay(output.stderr(), quiet=quiet) as display,
     ):
-        from fedcore_study.sweep.run import run_sweep  # torch is imported while the other process imports it, too
+        from fedcore_study.sweeps.run import run_sweep  # torch is imported while the other process imports it, too
 
         result = run_sweep(
             spec,
@@ -228,10 +228,10 @@ def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict
 
 def _cautions(folder: Path) -> list[str]:
     """Return what a comparison of the sweep's finished runs would have to say of their models."""
-    from fedcore_study.compare.cautions import other_models
-    from fedcore_study.compare.comparison import BASELINE
-    from fedcore_study.compare.groups import grouped
-    from fedcore_study.compare.records import find_runs
+    from fedcore_study.comparisons.cautions import other_models
+    from fedcore_study.comparisons.comparison import BASELINE
+    from fedcore_study.comparisons.groups import grouped
+    from fedcore_study.comparisons.records import find_runs
 
     try:
         runs = [run for run in find_runs([folder], lambda message: None).runs if run.finished]

@@ -13,8 +13,8 @@ from fedcore import FedcoreError, RunConfig
 from fedcore.base.identity import digest
 from fedcore.hooks.plugins import PluginSet
 from fedcore_study.reproduce.run import Plan
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.run import default_parallel, resolved
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.run import default_parallel, resolved
 
 FEWEST = 3
 """Runs for which an estimate is worth a round."""

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from fedcore import ConfigError
 from fedcore.base import process
-from fedcore_study.sweep.child import ALONE
-from fedcore_study.sweep.processes import Job, Listener, Outcome
-from fedcore_study.sweep.warm import CHILD
+from fedcore_study.sweeps.child import ALONE
+from fedcore_study.sweeps.processes import Job, Listener, Outcome
+from fedcore_study.sweeps.warm import CHILD
 
 Cluster = Literal["slurm", "local"]
 

@@ -7,11 +7,11 @@ from itertools import accumulate
 from typing import Any
 
 from fedcore.base.protocols import EVALUATED, PROTOCOLS
-from fedcore_study.compare.groups import Group
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import Chart, Curves, number
-from fedcore_study.report.lines import figure_of, how, lines_of, over_rounds, scaled
-from fedcore_study.report.shares import MB
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import Chart, Curves, number
+from fedcore_study.reports.lines import figure_of, how, lines_of, over_rounds, scaled
+from fedcore_study.reports.shares import MB
 
 
 def against_costs(group: Group, colors: Mapping[str, int]) -> Iterator[Chart]:

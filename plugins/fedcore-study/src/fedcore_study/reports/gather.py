@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fedcore.base.protocols import EVALUATED, PROTOCOLS, VALIDATION
-from fedcore_study.compare.groups import Group
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, number, plain
-from fedcore_study.report.confusion import confusions
-from fedcore_study.report.costs import against_costs
-from fedcore_study.report.lines import figure_of, how, lines_of, over_rounds, scaled
-from fedcore_study.report.reading import mapping_in
-from fedcore_study.report.shares import bytes_sent, participation, seconds
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import Box, Boxes, Chart, Curves, Heatmap, Line, Omitted, number, plain
+from fedcore_study.reports.confusion import confusions
+from fedcore_study.reports.costs import against_costs
+from fedcore_study.reports.lines import figure_of, how, lines_of, over_rounds, scaled
+from fedcore_study.reports.reading import mapping_in
+from fedcore_study.reports.shares import bytes_sent, participation, seconds
 
 Metrics: TypeAlias = "Mapping[str, Any]"
 

@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedcore import UnknownNameError
 from fedcore.base.files import replacing, storing
-from fedcore_study.report.charts import Bars, Boxes, Chart, Curves, Heatmap, Scatter, legible
-from fedcore_study.report.palette import SCALES, color, turn
+from fedcore_study.reports.charts import Bars, Boxes, Chart, Curves, Heatmap, Scatter, legible
+from fedcore_study.reports.palette import SCALES, color, turn
 
 FORMATS = ("png", "pdf")
 _WIDTH = 5.0  # inches; some papers' columns are 3.3, which it survives

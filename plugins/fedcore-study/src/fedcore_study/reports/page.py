@@ -17,9 +17,9 @@ from plotly.offline import get_plotlyjs
 
 from fedcore import ConfigError, __version__
 from fedcore.base.files import storing, write_text
-from fedcore_study.report.build import Report, Section
-from fedcore_study.report.charts import Chart, Heatmap, Omitted, plain
-from fedcore_study.report.figures import figure, themes
+from fedcore_study.reports.build import Report, Section
+from fedcore_study.reports.charts import Chart, Heatmap, Omitted, plain
+from fedcore_study.reports.figures import figure, themes
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ def write_page(report: Report, out: Path) -> None:
 
 def page(report: Report) -> str:
     """Return the report as HTML."""
-    sources = files("fedcore_study.report") / "templates"
+    sources = files("fedcore_study.reports") / "templates"
     style, script = ((sources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     plotly = _inside_script(get_plotlyjs())
     environment = Environment(
-        loader=PackageLoader("fedcore_study.report"),
+        loader=PackageLoader("fedcore_study.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

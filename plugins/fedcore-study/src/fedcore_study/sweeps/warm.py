@@ -1,6 +1,6 @@
 """Processes of runs without the cost of an import each: all are forked from one process that has imported torch.
 
-``python -m fedcore_study.sweep.warm FD`` is that process. It imports what a run needs, forks a process for each
+``python -m fedcore_study.sweeps.warm FD`` is that process. It imports what a run needs, forks a process for each
 request, and tells how each ended. Every run still has a process of its own: a crash takes no other run with it, and a
 run finds the same state as in ``fedcore train``. Only on Linux is a fork after such imports safe. Elsewhere each run's
 process starts anew.
@@ -25,7 +25,7 @@ from typing import Any
 
 from fedcore.base.process import command, end_without_collecting, environment, importing, keep_freed_memory
 
-CHILD = "fedcore_study.sweep.child"
+CHILD = "fedcore_study.sweeps.child"
 """The module whose ``main`` a run's process calls."""
 
 _MOST = 1 << 17
@@ -128,7 +128,7 @@ class Starter:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-                command("fedcore_study.sweep.warm", str(theirs.fileno())),
+                command("fedcore_study.sweeps.warm", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedcore_study.compare.significance import holm, level, paired_p, seeds_needed
+from fedcore_study.comparisons.significance import holm, level, paired_p, seeds_needed
 
 FEW = 3
 """Below so many pairs of seeds there is no interval: of two, Student's t multiplies their deviation by nine."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from fedcore.base.config import Json
 from fedcore.base.identity import method
 from fedcore.cli.output import clean
-from fedcore_study.compare.comparison import Block, Comparison, Row
-from fedcore_study.compare.figures import Difference, Figure
-from fedcore_study.compare.significance import p_text
+from fedcore_study.comparisons.comparison import Block, Comparison, Row
+from fedcore_study.comparisons.figures import Difference, Figure
+from fedcore_study.comparisons.significance import p_text
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedcore_study.compare.figures import FEW, Difference, Figure
-from fedcore_study.compare.significance import level, p_text
+from fedcore_study.comparisons.figures import FEW, Difference, Figure
+from fedcore_study.comparisons.significance import level, p_text
 
 
 def findings(

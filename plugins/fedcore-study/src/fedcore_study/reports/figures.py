@@ -9,8 +9,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fedcore_study.report.charts import Bars, Box, Boxes, Chart, Curves, Heatmap, Line, Scatter, legible, plain
-from fedcore_study.report.palette import DASHES, MARKERS, SCALES, color, translucent, turn
+from fedcore_study.reports.charts import Bars, Box, Boxes, Chart, Curves, Heatmap, Line, Scatter, legible, plain
+from fedcore_study.reports.palette import DASHES, MARKERS, SCALES, color, translucent, turn
 
 PLAIN_HEIGHT = 380
 _FEW = 12  # entries of a legend that help more than they hide

@@ -1,4 +1,4 @@
-"""The process of one run of a sweep: ``python -m fedcore_study.sweep.child TASK [alone]``.
+"""The process of one run of a sweep: ``python -m fedcore_study.sweeps.child TASK [alone]``.
 
 Starts the run, or goes on with it; tells the sweep what happens in JSON lines on stdout; stops with a checkpoint
 at SIGINT, and when the sweep's process dies.
@@ -23,7 +23,7 @@ from typing import Any
 from fedcore import FedcoreError, RunConfig
 from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
 from fedcore.base.protocols import EVALUATED, VALIDATION
-from fedcore_study.sweep.processes import GO, STOP
+from fedcore_study.sweeps.processes import GO, STOP
 
 FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
 ALONE = "alone"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedcore.base.protocols import PROTOCOLS, confusion_key
-from fedcore_study.compare.groups import Group
-from fedcore_study.report.charts import Chart, Grid, Heatmap, Omitted, plain
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.reports.charts import Chart, Grid, Heatmap, Omitted, plain
 
 Counts = list[list[int]]
 

@@ -15,12 +15,12 @@ from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, short_name
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
-from fedcore_study.compare.cautions import few_seeds, other_models, own_models, restarted_schedules
-from fedcore_study.compare.figures import Difference, Figure, corrected, paired_difference
-from fedcore_study.compare.findings import findings
-from fedcore_study.compare.groups import by_seed, field, grouped
-from fedcore_study.compare.records import Evaluation, RunRecord, Warn
-from fedcore_study.compare.significance import Ranks, level, ranked
+from fedcore_study.comparisons.cautions import few_seeds, other_models, own_models, restarted_schedules
+from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
+from fedcore_study.comparisons.findings import findings
+from fedcore_study.comparisons.groups import by_seed, field, grouped
+from fedcore_study.comparisons.records import Evaluation, RunRecord, Warn
+from fedcore_study.comparisons.significance import Ranks, level, ranked
 
 BASELINE = "fedavg"
 
@@ -28,7 +28,7 @@ DATA = (*PARTITION_OPTIONS, "labels")
 """What makes the data of a block: the data set and who holds what of it."""
 
 CLIENT_FIGURES = ("mean", "std", "worst", "best", "variance", "jain")
-"""Figures of :class:`fedcore_study.compare.fairness.Spread`."""
+"""Figures of :class:`fedcore_study.comparisons.fairness.Spread`."""
 
 
 @dataclass(frozen=True)

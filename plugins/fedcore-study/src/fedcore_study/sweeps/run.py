@@ -20,12 +20,12 @@ from fedcore.models import resolve_device
 from fedcore.runs.resolve import plugin_options, resolve
 from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore.runs.tracking import resolve_trackers
-from fedcore_study.sweep.child import Task
-from fedcore_study.sweep.cluster import Cluster, submit_jobs
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.processes import Job, Listener, Outcome, run_jobs
-from fedcore_study.sweep.spec import SweepSpec
-from fedcore_study.sweep.warm import Starter, starting
+from fedcore_study.sweeps.child import Task
+from fedcore_study.sweeps.cluster import Cluster, submit_jobs
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.processes import Job, Listener, Outcome, run_jobs
+from fedcore_study.sweeps.spec import SweepSpec
+from fedcore_study.sweeps.warm import Starter, starting
 
 MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""

@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from fedcore_study.compare.groups import Group
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import Line, number
-from fedcore_study.report.reading import mapping_in
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import Line, number
+from fedcore_study.reports.reading import mapping_in
 
 Read: TypeAlias = "Callable[[Mapping[str, Any]], float | None]"
 Points: TypeAlias = "Callable[[RunRecord], dict[int, float]]"

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedcore.runs.participation import SIMULATED
-from fedcore_study.compare.groups import Group
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import Bars, Chart, Omitted, Part, number, plain
-from fedcore_study.report.reading import list_in, mapping_in
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import Bars, Chart, Omitted, Part, number, plain
+from fedcore_study.reports.reading import list_in, mapping_in
 
 TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
 """What a round's seconds are made of; workers' idle time and the like are parts of these."""

@@ -13,13 +13,13 @@ from fedcore.base.identity import key, method
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.saved import check_code, code_in
-from fedcore_study.compare import formats
-from fedcore_study.compare.comparison import compare
-from fedcore_study.compare.groups import Group, by_seed, grouped
-from fedcore_study.compare.groups import field as option
-from fedcore_study.compare.records import Found, RunRecord
-from fedcore_study.report import gather
-from fedcore_study.report.charts import Chart, Omitted
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import compare
+from fedcore_study.comparisons.groups import Group, by_seed, grouped
+from fedcore_study.comparisons.groups import field as option
+from fedcore_study.comparisons.records import Found, RunRecord
+from fedcore_study.reports import gather
+from fedcore_study.reports.charts import Chart, Omitted
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _section(
     points: int,
 ) -> tuple[Section, list[str]]:
     """Return a group's section, and what a reader has to know of its tables."""
-    from fedcore_study.report import samples  # torch, scikit-learn
+    from fedcore_study.reports import samples  # torch, scikit-learn
 
     dataset = samples.find_dataset(group, data_dir)
     names = None if isinstance(dataset, str) else samples.class_names(dataset)
