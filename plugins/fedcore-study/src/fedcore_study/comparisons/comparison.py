@@ -134,7 +134,7 @@ def compare(
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    kept = _usable(runs, protocol, round, warn)
+    kept = usable(runs, protocol, round, warn)
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
@@ -153,7 +153,7 @@ def _ranks(blocks: Sequence[Block], common: Mapping[str, Json], confidence: floa
     return ranked(means, level(confidence))
 
 
-def _usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
+def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
     """Return the runs that have the figure, and say which have not."""
     if not runs:
         raise ConfigError("there is no run to compare yet")

@@ -17,6 +17,7 @@ from fedcore.base.identity import method
 from fedcore.cli.output import clean
 from fedcore_study.comparisons.comparison import Block, Comparison, Row
 from fedcore_study.comparisons.figures import Difference, Figure
+from fedcore_study.comparisons.findings import verdict
 from fedcore_study.comparisons.significance import p_text
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -145,7 +146,7 @@ WITHOUT_ALPHA = ("iid", "shards", "classes", "natural")
 
 def title(block: Block) -> str:
     """Return in what a block differs from the others; empty for the only one."""
-    return ", ".join(f"{name} {_short(name, value)}" for name, value in block.settings.items())
+    return ", ".join(f"{name} {short_value(name, value)}" for name, value in block.settings.items())
 
 
 def caption(comparison: Comparison) -> str:
@@ -154,7 +155,7 @@ def caption(comparison: Comparison) -> str:
     common = comparison.common
     partition = str(common.get("partition"))
     unused = {"alpha"} if partition in WITHOUT_ALPHA or partition.endswith(".json") else set()
-    parts = [f"{name} {_short(name, common[name])}" for name in names if name in common and name not in unused]
+    parts = [f"{name} {short_value(name, common[name])}" for name in names if name in common and name not in unused]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
     return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
 
@@ -279,7 +280,7 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
     found = []
     for block in comparison.blocks:
         for row in block.rows:
-            values = {name: _short(name, block.settings.get(name, "")) for name in named}
+            values = {name: short_value(name, block.settings.get(name, "")) for name in named}
             values |= {"row": row.label, "protocol": comparison.protocol, "baseline": block.baseline}
             costs = {"rounds": row.rounds, "bytes": row.bytes, "seconds": row.seconds}
             for name, figure in {"accuracy": row.summary, **costs}.items():
@@ -295,6 +296,8 @@ def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
                 values |= _parts(name, figure)
             values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}
             values["seeds_needed"] = d.seeds if d else None
+            compared = block.baseline not in (None, row.label)
+            values["verdict"] = verdict(d, comparison.confidence) if compared else None
             found.append(values)
     return found
 
@@ -327,5 +330,6 @@ def _latex_row(row: Sequence[str]) -> str:
     return " & ".join(map(latex_text, row)) + r" \\"
 
 
-def _short(name: str, value: Json) -> Json:
+def short_value(name: str, value: Json) -> Json:
+    """Return a setting's value as a table names it: plugins without their options."""
     return method(value) if name == "plugins" and isinstance(value, dict) else value
