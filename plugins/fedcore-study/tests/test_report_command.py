@@ -14,9 +14,9 @@ import yaml
 
 import fedcore
 from fedcore import RunConfig
-from fedcore_study.compare import formats
-from fedcore_study.compare.comparison import compare
-from fedcore_study.compare.records import find_runs
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import compare
+from fedcore_study.comparisons.records import find_runs
 
 from .chromium import Chromium, find
 from .report_page import Page, values
@@ -488,7 +488,7 @@ class TestDataPlot:
 
 
 def test_the_records_are_read_without_torch(python) -> None:
-    modules = ("cli.report", "figures", "report.page", "report.static")
+    modules = ("cli.report", "figures", "reports.page", "reports.static")
     names = ", ".join(f"fedcore_study.{module}" for module in modules)
     code = f"import sys, {names}\nassert 'torch' not in sys.modules"
     done = python(code)
@@ -508,7 +508,7 @@ def test_losses_of_other_magnitudes_have_a_logarithmic_axis(cli, copied: Path, t
 
     from matplotlib.figure import Figure
 
-    from fedcore_study.report import charts, static
+    from fedcore_study.reports import charts, static
 
     line = charts.Line("fedavg", 0, [1.0, 2.0, 3.0, 4.0], values, [], 1)
     figure = Figure()

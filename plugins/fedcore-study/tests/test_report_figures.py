@@ -14,10 +14,10 @@ import pytest
 
 import fedcore
 from fedcore import RunConfig
-from fedcore_study.report import static, svg
-from fedcore_study.report.axes import Scale, apart, scale_of
-from fedcore_study.report.breakdowns import _parts
-from fedcore_study.report.charts import (
+from fedcore_study.reports import static, svg
+from fedcore_study.reports.axes import Scale, apart, scale_of
+from fedcore_study.reports.breakdowns import _parts
+from fedcore_study.reports.charts import (
     Bars,
     Box,
     Boxes,

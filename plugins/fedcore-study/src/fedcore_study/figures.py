@@ -44,7 +44,7 @@ def partition(partition: Partition, dataset: Dataset, out: Path) -> None:
     :raises ConfigError: matplotlib is not installed, or the file cannot be written.
     """
     require_matplotlib()
-    from fedcore_study.report import samples, static
+    from fedcore_study.reports import samples, static
 
     with storing(out):
         out.parent.mkdir(parents=True, exist_ok=True)

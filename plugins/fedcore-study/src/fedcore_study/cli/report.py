@@ -36,10 +36,10 @@ def report(
     The page is self-contained. Runs of other data or settings have a separate section and are never averaged
     with these. Running and stopped runs are shown as far as they came. --figures needs the extra `report` of fedcore.
     """
-    from fedcore_study.compare.records import find_runs
+    from fedcore_study.comparisons.records import find_runs
     from fedcore_study.figures import check_format
-    from fedcore_study.report.build import build
-    from fedcore_study.report.page import check_target, write_page
+    from fedcore_study.reports.build import build
+    from fedcore_study.reports.page import check_target, write_page
 
     check_target(out, figures, force=force)
     check_format(form, needed=figures is not None)
@@ -68,7 +68,7 @@ def report(
     drawn = sum(len(section.charts) for section in made.sections)
     output.stdout().print(output.text(f"written: {out} ({len(made.runs)} runs, {drawn} figures)"), soft_wrap=True)
     if figures is not None:
-        from fedcore_study.report import static
+        from fedcore_study.reports import static
 
         charts = [(section.title, chart) for section in made.sections for chart in section.charts]
         files = static.write(charts, figures, form)

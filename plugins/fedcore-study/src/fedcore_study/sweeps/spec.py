@@ -238,20 +238,32 @@ def read_spec(file: Path) -> SweepSpec:
 def override(
     spec: SweepSpec, base: Mapping[str, Json], grid: Sequence[str], seeds: str | None, settings: Sequence[str]
 ) -> SweepSpec:
-    """Return a sweep with what the command line adds or replaces; an axis that is named again is replaced."""
+    """Return a sweep with what the command line adds or replaces, as :func:`changed` does."""
+    options = {f"{p}.{o}": value for p, o, value in map(parse_setting, settings)}
+    return changed(spec, base, dict(map(parse_axis, grid)), None if seeds is None else parse_seeds(seeds), options)
+
+
+def changed(
+    spec: SweepSpec,
+    base: Mapping[str, Json],
+    grid: Mapping[str, Sequence[Json] | Json],
+    seeds: int | Sequence[int] | None,
+    settings: Mapping[str, Json],
+) -> SweepSpec:
+    """Return a sweep with other options; an axis that is named again is replaced.
+
+    :param seeds: how many, or which; None leaves them as they are.
+    """
     axes = {axis_name(name): values for name, values in spec.grid.items()}
-    for text in grid:
-        name, values = parse_axis(text)
-        axes[axis_name(name)] = values
+    axes.update((axis_name(name), values) for name, values in grid.items())  # type: ignore[misc]
     kept = {name: value for name, value in spec.base.items() if name not in axes}
-    changed = {f"{p}.{o}": value for p, o, value in map(parse_setting, settings)}
     return SweepSpec.create(
         {
             "base": {**kept, **base},
             "grid": axes,
             "cases": [{name: value for name, value in case.items() if name not in axes} for case in spec.cases],
-            "seeds": spec.seeds if seeds is None else parse_seeds(seeds),
-            "set": {**spec.settings, **changed},
+            "seeds": spec.seeds if seeds is None else seeds,
+            "set": {**spec.settings, **settings},
         }
     )
 

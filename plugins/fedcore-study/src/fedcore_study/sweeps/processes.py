@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import IO, Any, Literal, Protocol, TypeAlias
 
-from fedcore.base import process
+GO, STOP = b"g", b"s"
+"""Verdicts."""
 
 Inbox: TypeAlias = "queue.Queue[tuple[_Process, dict[str, Any] | None]]"
-Listener = Callable[[str, str, Mapping[str, Any]], None]
-"""Called with a job's name, an event's name and its details."""
+Listener = Callable[[str, str, Mapping[str, Any]], Any]
+"""Called with a job's name, an event's name and its details.
+
+After an event that ``waits``, the job gets a verdict: ``STOP`` if the listener returned False, else ``GO``.
+"""
+
+
+class Process(Protocol):
+    """The part of ``subprocess.Popen`` that is used of a job's process."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    returncode: int | None
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process if it is running."""
+        ...
+
+
+Start = Callable[[Sequence[str], int, Sequence[int]], Process]
+"""Starts a job's process from its arguments, the log's descriptor, and descriptors that the process inherits."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +54,7 @@ class Job:
     """A process to be run; its stderr goes to ``log``, each line of its stdout is a JSON event."""
 
     name: str
-    command: list[str]
+    arguments: list[str]
     log: Path
 
 
@@ -40,32 +68,16 @@ class Outcome:
     message: str = ""
 
 
-def start_process(
-    command: list[str], log: int, environment: Mapping[str, str], keep: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    """Start a job's process; the tests of this package replace this by a fork."""
-    return subprocess.Popen(  # noqa: S603 - our own module, arguments of our own making
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        pass_fds=keep,
-        start_new_session=True,  # Ctrl-C in the terminal is the sweep's business
-        env=environment,
-    )
-
-
 class _Process:
     """A running job. It ends by itself when this process dies: its stdin closes."""
 
-    def __init__(self, job: Job, inbox: Inbox, environment: Mapping[str, str], keep: Sequence[int]) -> None:
+    def __init__(self, job: Job, inbox: Inbox, start: Start, keep: Sequence[int]) -> None:
         self.job, self.inbox = job, inbox
         self.began = time.monotonic()
         self.message = ""
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
-            given = process.environment(**environment, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-            self.process = start_process(job.command, log.fileno(), given, keep)
+            self.process = start(job.arguments, log.fileno(), keep)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -84,8 +96,14 @@ class _Process:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
+    def say(self, verdict: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self.process.stdin.write(verdict)
+            self.process.stdin.flush()
+
     def outcome(self, stopping: bool) -> Outcome:
-        code = self.process.returncode
+        code = self.process.wait()
         seconds = time.monotonic() - self.began
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
@@ -101,8 +119,8 @@ def run_jobs(
     jobs: Iterable[Job],
     parallel: int,
     listen: Listener,
+    start: Start,
     *,
-    environment: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
 ) -> tuple[list[Outcome], bool]:
     """Run jobs, at most ``parallel`` at a time, in their order; one that fails does not stop the others.
@@ -122,12 +140,14 @@ def run_jobs(
             try:
                 while waiting and len(running) < parallel and not interrupts:
                     job = waiting.popleft()
-                    running.add(_Process(job, inbox, environment or {}, keep))
+                    running.add(_Process(job, inbox, start, keep))
                     listen(job.name, "start", {})
                 process, event = inbox.get()
                 if event is not None:
                     process.message = str(event.get("message", process.message))
-                    listen(process.job.name, str(event.get("event", "")), event)
+                    going = listen(process.job.name, str(event.get("event", "")), event)
+                    if event.get("waits"):
+                        process.say(STOP if going is False else GO)
                     continue
                 running.discard(process)
                 outcome = process.outcome(bool(interrupts))

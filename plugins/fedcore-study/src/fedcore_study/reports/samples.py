@@ -18,9 +18,9 @@ from fedcore.base.tensors import copy_into
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk
-from fedcore_study.compare.groups import Group
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import Chart, Heatmap, Omitted, Points, Scatter
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import Chart, Heatmap, Omitted, Points, Scatter
 
 MAX_CLIENTS = 300
 """Most clients in a picture as a file; of more, as many at even distances."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fedcore_study.report.charts import COLORS, Chart, legible, plain
+from fedcore_study.reports.charts import COLORS, Chart, legible, plain
 
 WIDTH = 400
 """The width of a figure, whose text is 12 high: it fits a telephone, and a third of a desk's screen, unscaled."""

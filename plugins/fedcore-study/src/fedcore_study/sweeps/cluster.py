@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from fedcore import ConfigError
 from fedcore.base import process
-from fedcore_study.sweep.child import ALONE
-from fedcore_study.sweep.processes import Job, Listener, Outcome
+from fedcore_study.sweeps.child import ALONE
+from fedcore_study.sweeps.processes import Job, Listener, Outcome
+from fedcore_study.sweeps.warm import CHILD
 
 Cluster = Literal["slurm", "local"]
 
@@ -54,7 +55,8 @@ def submit_jobs(
             while waiting and len(running) < parallel:
                 job = waiting.popleft()
                 environment = process.environment()
-                function = submitit.helpers.CommandFunction([*job.command, ALONE], verbose=False, env=environment)
+                command = process.command(CHILD, *job.arguments, ALONE)
+                function = submitit.helpers.CommandFunction(command, verbose=False, env=environment)
                 running[job.name] = executor.submit(function), time.monotonic()
                 listen(job.name, "start", {})
             time.sleep(POLL)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedcore.base.protocols import PROTOCOLS
-from fedcore_study.compare import formats
-from fedcore_study.compare.comparison import Block, Comparison, compare
-from fedcore_study.compare.groups import Group, by_seed, grouped
-from fedcore_study.compare.groups import field as option
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import Interval, Intervals, Omitted
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import Block, Comparison, compare
+from fedcore_study.comparisons.groups import Group, by_seed, grouped
+from fedcore_study.comparisons.groups import field as option
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import Interval, Intervals, Omitted
 
 SEEDS = "seeds"
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import key, method, settings, short_name
-from fedcore_study.compare.records import RunRecord
+from fedcore_study.comparisons.records import RunRecord
 
 
 @dataclass(frozen=True)

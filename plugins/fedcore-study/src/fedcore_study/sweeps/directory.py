@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from fedcore import RunConfig, RunDirectoryError
+from fedcore import FedcoreError, RunConfig, RunDirectoryError
 from fedcore.base.files import parse_json, refuse_links, write_json, write_text
 from fedcore.base.identity import digest
+from fedcore.runs.saved import SavedConfig
 
 Standing = Literal["finished", "stopped", "waiting"]
 
@@ -49,11 +50,14 @@ class SweepDirectory:
         """What a run's process printed."""
         return self.path / "logs" / f"{name}.log"
 
-    def standing(self, name: str) -> Standing:
-        """Return how far a run is."""
+    def standing(self, name: str, rounds: int | None = None) -> Standing:
+        """Return how far a run is.
+
+        :param rounds: a finished run that was to have fewer rounds counts as stopped.
+        """
         folder = self.run_directory(name)
         if (folder / "summary.json").is_file():
-            return "finished"
+            return "finished" if rounds is None or _has_rounds(folder, rounds) else "stopped"
         return "stopped" if (folder / "config.yaml").is_file() else "waiting"
 
     def plan(self) -> dict[str, RunConfig]:
@@ -79,6 +83,8 @@ class SweepDirectory:
     def add(self, spec: str, runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
         """Plan runs, and return their names here; one that is planned already keeps its name and place.
 
+        A planned run that differs in nothing but fewer rounds gets the rounds of the new one.
+
         :param runs: readable names, from which the folders' names are made, with configurations.
         :raises RunDirectoryError: the folder holds something else, or cannot be written.
         """
@@ -86,13 +92,21 @@ class SweepDirectory:
         if not plan and self.path.exists() and (not self.path.is_dir() or any(self._foreign_files())):
             raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
         known = {digest(config): name for name, config in plan.items()}
+        shorter = _by_all_but_rounds(plan)
         names = []
         for label, config in runs:
             identity = digest(config)
-            name = known.setdefault(identity, f"{_file_name(label)}_{identity[:8]}")
-            plan.setdefault(name, config)
-            if name not in names:
-                names.append(name)
+            if identity not in known:
+                candidates = shorter.get(_all_but_rounds(config), [])
+                name = next((n for n in candidates if n not in names and plan[n].rounds < config.rounds), "")
+                if not name:
+                    name = f"{_file_name(label)}_{identity[:8]}"
+                    if name in plan:  # it has more rounds since
+                        name = f"{_file_name(f'{label} rounds={config.rounds}')}_{identity[:8]}"
+                known[identity] = name
+                plan[known[identity]] = config
+            if known[identity] not in names:
+                names.append(known[identity])
         try:
             for folder in ("runs", "logs"):
                 (self.path / folder).mkdir(parents=True, exist_ok=True)
@@ -132,6 +146,29 @@ class SweepDirectory:
 
     def _foreign_files(self) -> Iterator[Path]:
         return (path for path in self.path.iterdir() if path.name != ".lock")
+
+
+def _by_all_but_rounds(plan: Mapping[str, RunConfig]) -> dict[str, list[str]]:
+    """Return the names of the runs that more rounds can be added to, by what else makes a run, the longest first."""
+    found: dict[str, list[str]] = {}
+    for name, config in sorted(plan.items(), key=lambda item: -item[1].rounds):
+        if config.lr_schedule != "cosine":  # it follows the number of rounds: a run from the start gives other results
+            found.setdefault(_all_but_rounds(config), []).append(name)
+    return found
+
+
+def _all_but_rounds(config: RunConfig) -> str:
+    return digest(config.model_copy(update={"rounds": RunConfig.model_fields["rounds"].default}))
+
+
+def _has_rounds(folder: Path, rounds: int) -> bool:
+    """Return whether a finished run was to have so many rounds; with --patience it may have had fewer."""
+    try:
+        if int(parse_json((folder / "summary.json").read_text(encoding="utf-8"))["rounds"]) >= rounds:
+            return True
+        return int(SavedConfig.read(folder / "config.yaml").values["rounds"]) >= rounds
+    except (OSError, FedcoreError, KeyError, TypeError, ValueError):
+        return False  # damaged, as resuming it says
 
 
 def _file_name(label: str) -> str:

@@ -14,14 +14,14 @@ from fedcore.base.protocols import EVALUATED
 from fedcore.base.registry import available
 from fedcore.base.safe_yaml import read_yaml
 from fedcore.runs.saved import check_code, code_in
-from fedcore_study.compare import formats
-from fedcore_study.compare.comparison import BASELINE
-from fedcore_study.compare.groups import Group, by_seed, grouped
-from fedcore_study.compare.groups import field as option
-from fedcore_study.compare.records import Found, RunRecord
-from fedcore_study.report import breakdowns, lines
-from fedcore_study.report.charts import Chart, Curves, Omitted, mapping_in
-from fedcore_study.report.opening import Opening, Table, opening
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import BASELINE
+from fedcore_study.comparisons.groups import Group, by_seed, grouped
+from fedcore_study.comparisons.groups import field as option
+from fedcore_study.comparisons.records import Found, RunRecord
+from fedcore_study.reports import breakdowns, lines
+from fedcore_study.reports.charts import Chart, Curves, Omitted, mapping_in
+from fedcore_study.reports.opening import Opening, Table, opening
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _section(
     data_dir: Path | None,
     points: int,
 ) -> Section:
-    from fedcore_study.report import samples  # torch, scikit-learn
+    from fedcore_study.reports import samples  # torch, scikit-learn
 
     opened = opening(group, by, colors)
     dataset = samples.find_dataset(group, data_dir)

@@ -14,9 +14,9 @@ from fedcore import RunConfig, RunDirectoryError
 from fedcore.base.files import RecordFile, parse_json, parse_record, refuse_links
 from fedcore.base.identity import digest
 from fedcore.runs.saved import SavedConfig, partition_digest
-from fedcore_study.compare.fairness import Spread, spread_of
-from fedcore_study.compare.model_size import ModelSize, model_size
-from fedcore_study.sweep.directory import STUDY, SweepDirectory
+from fedcore_study.comparisons.fairness import Spread, spread_of
+from fedcore_study.comparisons.model_size import ModelSize, model_size
+from fedcore_study.sweeps.directory import STUDY, SweepDirectory
 
 Warn = Callable[[str], None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedcore.base.protocols import PROTOCOLS
-from fedcore_study.compare.figures import FEW, Difference
-from fedcore_study.compare.model_size import ModelSize
-from fedcore_study.compare.records import RunRecord
+from fedcore_study.comparisons.figures import FEW, Difference
+from fedcore_study.comparisons.model_size import ModelSize
+from fedcore_study.comparisons.records import RunRecord
 
 OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model)
 """The protocols that measure clients' own models, those on held-out parts first."""

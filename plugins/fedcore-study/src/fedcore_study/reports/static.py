@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fedcore.base.files import replacing, storing
-from fedcore_study.report.charts import Bars, Boxes, Chart, Curves, Heatmap, Intervals, Scatter, color, legible, turn
+from fedcore_study.reports.charts import Bars, Boxes, Chart, Curves, Heatmap, Intervals, Scatter, color, legible, turn
 
 _WIDTH = 5.0  # inches; some papers' columns are 3.3, which it survives
 _STYLE: dict[Any, Any] = {

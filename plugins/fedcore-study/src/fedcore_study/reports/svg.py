@@ -7,9 +7,9 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from fedcore_study.report import axes
-from fedcore_study.report.axes import CHARACTER, WIDTH, Scale, color, mark, n, path, scale_of, text
-from fedcore_study.report.charts import (
+from fedcore_study.reports import axes
+from fedcore_study.reports.axes import CHARACTER, WIDTH, Scale, color, mark, n, path, scale_of, text
+from fedcore_study.reports.charts import (
     Bars,
     Boxes,
     Chart,

@@ -15,16 +15,20 @@ from fedcore import ConfigError, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, short_name
 from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
-from fedcore_study.compare.cautions import few_seeds, other_models, own_models, restarted_schedules
-from fedcore_study.compare.figures import Difference, Figure, paired_difference
-from fedcore_study.compare.findings import findings
-from fedcore_study.compare.groups import by_seed, field, grouped
-from fedcore_study.compare.records import Evaluation, RunRecord, Warn
+from fedcore_study.comparisons.cautions import few_seeds, other_models, own_models, restarted_schedules
+from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
+from fedcore_study.comparisons.findings import findings
+from fedcore_study.comparisons.groups import by_seed, field, grouped
+from fedcore_study.comparisons.records import Evaluation, RunRecord, Warn
+from fedcore_study.comparisons.significance import Ranks, level, ranked
 
 BASELINE = "fedavg"
 
+DATA = (*PARTITION_OPTIONS, "labels")
+"""What makes the data of a block: the data set and who holds what of it."""
+
 CLIENT_FIGURES = ("mean", "std", "worst", "best", "variance", "jain")
-"""Figures of :class:`fedcore_study.compare.fairness.Spread`."""
+"""Figures of :class:`fedcore_study.comparisons.fairness.Spread`."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Comparison:
     common: dict[str, Json]
     blocks: list[Block]
     by_client: bool = False
+    ranks: Ranks | None = None
+    """The methods' ranks over the blocks, if these are of different data."""
 
     @property
     def notes(self) -> list[str]:
@@ -128,16 +134,26 @@ def compare(
         raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
-    kept = _usable(runs, protocol, round, warn)
+    kept = usable(runs, protocol, round, warn)
     common, groups = grouped(kept, fields)
     if baseline is not None and not any(baseline in group.rows for group in groups):
         raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
     made = [_block(group.rows, group.settings, baseline, protocol, target, round, confidence, warn) for group in groups]
     rows_by = ["plugin" if name == "plugins" else name for name in fields]
-    return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client)
+    ranks = _ranks(made, common, confidence)
+    return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, ranks)
 
 
-def _usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
+def _ranks(blocks: Sequence[Block], common: Mapping[str, Json], confidence: float) -> Ranks | None:
+    """Rank the rows over blocks, unless two of these have the same data: they would count twice."""
+    data = [key([{**common, **block.settings}.get(name) for name in DATA]) for block in blocks]
+    if len(set(data)) < len(data):
+        return None
+    means = [{row.label: row.summary.mean for row in block.rows if row.summary} for block in blocks]
+    return ranked(means, level(confidence))
+
+
+def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
     """Return the runs that have the figure, and say which have not."""
     if not runs:
         raise ConfigError("there is no run to compare yet")
@@ -192,46 +208,64 @@ def _block(
     if baseline and reference is None:
         warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
     _check_clients(seeds)
-    made = []
-    for label, runs in seeds.items():
-        accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
-        difference = None
-        if reference is not None and label != chosen:
-            # Runs whose samples were split otherwise are no pairs, even with the same seed.
-            pairs = {s: _at(r, protocol, round).accuracy for s, r in reference.items() if _same_clients(r, runs.get(s))}
-            difference = paired_difference(accuracy, pairs, confidence)
-            if difference is None:
-                warn(f"{label} and {chosen} have no seed with the same clients in common, hence no difference")
-            elif difference.n < len(accuracy):
-                warn(f"{label}: only {difference.n} of {len(accuracy)} seeds have a pair in {chosen}")
-        reached = [
-            point for run in runs.values() if target and (point := run.reached(protocol, target, round)) is not None
-        ]
-        seconds = [s for run in runs.values() if (s := run.seconds_per_round(round)) is not None]
-        made.append(
-            Row(
-                label,
-                accuracy,
-                Figure.of(list(accuracy.values())),
-                difference,
-                Figure.of([point.rounds for point in reached]),
-                Figure.of([point.bytes for point in reached]),
-                Figure.of(seconds),
-                Figure.of([point.virtual for point in reached if point.virtual is not None]),
-                _over_clients(runs.values(), protocol, round),
-            )
-        )
+    differences: dict[str, Difference | None] = {}
+    for label, runs in seeds.items() if reference is not None else ():
+        if label != chosen:
+            differences[label] = _difference(label, runs, chosen, reference or {}, protocol, round, confidence, warn)
+    differences = corrected(differences, confidence)
+    made = [_row(label, runs, differences.get(label), protocol, target, round) for label, runs in seeds.items()]
     notes = [few_seeds(row.difference for row in made), restarted_schedules(rows), *own_models(rows, protocol)]
     if reference is not None:
         notes.insert(0, other_models(rows, chosen))
     against = chosen if reference is not None else None
-    said = findings(
-        {row.label: row.summary for row in made},
-        {row.label: row.difference for row in made if row.label != against},
-        against,
-        confidence,
-    )
+    said = findings({row.label: row.summary for row in made}, differences, against, confidence)
     return Block(shown, against, made, [note for note in notes if note], said)
+
+
+def _difference(
+    label: str,
+    runs: Mapping[int, RunRecord],
+    baseline: str,
+    reference: Mapping[int, RunRecord],
+    protocol: str,
+    round: int | None,
+    confidence: float,
+    warn: Warn,
+) -> Difference | None:
+    """Return a row's difference to the baseline over the pairs of runs, and say which seeds have no pair."""
+    accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in runs.items()}
+    # Runs whose samples were split otherwise are no pairs, even with the same seed.
+    pairs = {s: _at(r, protocol, round).accuracy for s, r in reference.items() if _same_clients(r, runs.get(s))}
+    difference = paired_difference(accuracy, pairs, confidence)
+    if difference is None:
+        warn(f"{label} and {baseline} have no seed with the same clients in common, hence no difference")
+    elif difference.n < len(accuracy):
+        warn(f"{label}: only {difference.n} of {len(accuracy)} seeds have a pair in {baseline}")
+    return difference
+
+
+def _row(
+    label: str,
+    runs: Mapping[int, RunRecord],
+    difference: Difference | None,
+    protocol: str,
+    target: float | None,
+    round: int | None,
+) -> Row:
+    accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
+    reached = [point for run in runs.values() if target and (point := run.reached(protocol, target, round)) is not None]
+    seconds = [s for run in runs.values() if (s := run.seconds_per_round(round)) is not None]
+    return Row(
+        label,
+        accuracy,
+        Figure.of(list(accuracy.values())),
+        difference,
+        Figure.of([point.rounds for point in reached]),
+        Figure.of([point.bytes for point in reached]),
+        Figure.of(seconds),
+        Figure.of([point.virtual for point in reached if point.virtual is not None]),
+        _over_clients(runs.values(), protocol, round),
+    )
 
 
 def _over_clients(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:

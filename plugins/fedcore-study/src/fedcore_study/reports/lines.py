@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from fedcore.base.protocols import PROTOCOLS
-from fedcore_study.compare.groups import Group
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import BANDS, Curves, Line, Omitted, mapping_in, number, plain
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import BANDS, Curves, Line, Omitted, mapping_in, number, plain
 
 Points: TypeAlias = "Callable[[RunRecord], dict[int, float]]"
 

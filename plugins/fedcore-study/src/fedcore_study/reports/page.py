@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedcore import ConfigError, __version__
 from fedcore.base.files import storing, write_text
-from fedcore_study.report import svg
-from fedcore_study.report.build import Report
-from fedcore_study.report.charts import COLORS, plain
+from fedcore_study.reports import svg
+from fedcore_study.reports.build import Report
+from fedcore_study.reports.charts import COLORS, plain
 
 CONFIGURATIONS = 100
 """Most runs whose configuration is in the page, of some 3 KB each."""
@@ -46,11 +46,11 @@ def write_page(report: Report, out: Path) -> None:
 
 def page(report: Report) -> str:
     """Return the report as HTML."""
-    sources = files("fedcore_study.report") / "templates"
+    sources = files("fedcore_study.reports") / "templates"
     style, script = ((sources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     colors = "".join(f".c{number} {{ color: {color}; }}\n" for number, color in enumerate(COLORS))
     environment = Environment(
-        loader=PackageLoader("fedcore_study.report"),
+        loader=PackageLoader("fedcore_study.reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

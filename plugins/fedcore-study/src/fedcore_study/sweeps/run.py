@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.base import registry
 from fedcore.base.identity import key, settings
-from fedcore.base.process import command
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset
-from fedcore.engines import ALLOCATOR, cores
+from fedcore.engines import cores
 from fedcore.hooks.plugins import PluginSet
 from fedcore.models import resolve_device
 from fedcore.runs.resolve import plugin_options, resolve
 from fedcore.runs.saved import check_code, check_places, code_in, places_in
 from fedcore.runs.tracking import resolve_trackers
-from fedcore_study.sweep.cluster import Cluster, submit_jobs
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.processes import Job, Listener, Outcome, run_jobs
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.child import Task
+from fedcore_study.sweeps.cluster import Cluster, submit_jobs
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.processes import Job, Listener, Outcome, run_jobs
+from fedcore_study.sweeps.spec import SweepSpec
+from fedcore_study.sweeps.warm import Starter, starting
 
 MEMORY_PER_RUN = 1.5 * 2**30
 """Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
@@ -95,21 +98,25 @@ def run_sweep(
     spec: SweepSpec | None,
     out: Path,
     *,
+    rounds: int | None = None,
     parallel: int | None = None,
     listen: Listener | None = None,
+    start: Starter | None = None,
     allow_code: bool = False,
     allow_outside: bool = False,
     submit: Cluster | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> SweepResult:
-    """Run what is not finished of a sweep, each run in a new process.
+    """Run what is not finished of a sweep, each run in a process of its own.
 
     Every stream of random numbers derives from a run's seed, so that runs that differ in the method only have the
     same clients, cohorts and initial weights.
 
     :param spec: None goes on with everything that was ever planned in ``out``.
+    :param rounds: everything that was ever planned in ``out`` gets at least so many rounds. Finished runs go on.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
+    :param start: starts the processes; default one of its own.
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
     :param allow_outside: let their trackers write outside of their directories.
     :param submit: run each as a job of submitit's, with ``parameters`` of its executor.
@@ -117,43 +124,80 @@ def run_sweep(
     """
     if parallel is not None and parallel < 1:
         raise ConfigError(f"--parallel is {parallel}; at least one run has to be running")
-    planned = plan_sweep(spec) if spec else []
-    directory = SweepDirectory(out)
-    listen = listen or _silent
-    if spec is None:
-        directory.plan()  # there must be one, before a lock file is written
-    with directory.lock() as lock:
-        names = directory.add(spec.as_yaml(), planned) if spec else list(directory.plan())
-        configs = directory.plan()
-        left = [name for name in names if directory.standing(name) != "finished"]
-        own = [config for _, config in planned]
-        code = {name for config in own for name in code_in(config)}
-        for name in left:
-            folder, source = directory.run_directory(name), f"{directory.path / 'sweep.json'}: run {name}"
-            check_code(code_in(configs[name]), source, allow=allow_code, own=code)
-            if configs[name].trackers:
-                places = {place for config in own for place in places_in(config, folder)}
-                check_places(places_in(configs[name], folder), source, allow=allow_outside, own=places)
-        if parallel is None:  # a cluster's own queue decides
-            parallel = len(left) if submit == "slurm" else default_parallel(configs[name] for name in left)
-        parallel = max(1, min(parallel, len(left)))
-        rounds = {name: configs[name].rounds for name in names}
-        listen("", "plan", {"runs": names, "left": left, "parallel": parallel, "rounds": rounds, "out": directory.path})
-        # A process that runs beside others trains by itself: workers of its own would only add memory and start-up.
-        workers = "0" if parallel > 1 and submit != "slurm" else ""
-        module = command("fedcore_study.sweep.child", str(directory.path))
-        allowed = [flag for flag, given in (("code", allow_code), ("outside", allow_outside)) if given]
-        jobs = [Job(name, [*module, name, workers, *allowed], directory.log_file(name)) for name in left]
-        if submit is None:
-            ran, interrupted = run_jobs(jobs, parallel, listen, environment=ALLOCATOR, keep=(lock,))
-        else:
-            files = directory.path / "jobs"
-            ran, interrupted = submit_jobs(
-                jobs, submit, files, parallel=parallel, parameters=parameters or {}, listen=listen
-            )
+    with contextlib.nullcontext(start) if start is not None or submit is not None else starting() as start:
+        if start is not None and spec is not None:
+            start.preload(_modules(config for _, config in spec.cells()))
+        planned = plan_sweep(spec) if spec else []
+        directory = SweepDirectory(out)
+        if spec is None:
+            directory.plan()  # there must be one, before a lock file is written
+        with directory.lock() as lock:
+            names = _add(directory, spec, planned, rounds)
+            configs = directory.plan()
+            left = [name for name in names if directory.standing(name, configs[name].rounds) != "finished"]
+            own = [config for _, config in planned]
+            _check_permissions(directory, {name: configs[name] for name in left}, own, allow_code, allow_outside)
+            if parallel is None:  # a cluster's own queue decides
+                parallel = len(left) if submit == "slurm" else default_parallel(configs[name] for name in left)
+            parallel = max(1, min(parallel, len(left)))
+            asked = {name: configs[name].rounds for name in names}
+            longer = [name for name in left if directory.standing(name) == "finished"]
+            plan = {"runs": names, "left": left, "longer": longer, "parallel": parallel, "rounds": asked}
+            listen = listen or _silent
+            listen("", "plan", {**plan, "out": directory.path})
+            # A run next to others trains by itself: workers of its own would only add memory and start-up.
+            workers = 0 if parallel > 1 and submit != "slurm" else None
+            jobs = []
+            for name in left:
+                values = configs[name].model_dump(mode="json")
+                task = Task(str(directory.run_directory(name)), values, workers, allow_code, allow_outside)
+                jobs.append(Job(name, [task.as_text()], directory.log_file(name)))
+            if submit is not None:
+                files = directory.path / "jobs"
+                ran, interrupted = submit_jobs(
+                    jobs, submit, files, parallel=parallel, parameters=parameters or {}, listen=listen
+                )
+            else:
+                assert start is not None
+                ran, interrupted = run_jobs(jobs, parallel, listen, start, keep=(lock,))
     found = {outcome.name: outcome for outcome in ran}
     outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
     return SweepResult(directory.path, outcomes, interrupted)
+
+
+def _add(
+    directory: SweepDirectory, spec: SweepSpec | None, planned: list[tuple[str, RunConfig]], rounds: int | None
+) -> list[str]:
+    """Plan runs in a sweep's directory; returns the names of those that were asked for."""
+    names = directory.add(spec.as_yaml(), planned) if spec else list(directory.plan())
+    if rounds is None:
+        return names
+    longer = [
+        (name, config.model_copy(update={"rounds": rounds}))
+        for name, config in directory.plan().items()
+        if config.rounds < rounds
+    ]
+    text = spec.as_yaml() if spec else directory.spec_file.read_text(encoding="utf-8")
+    return list(dict.fromkeys([*names, *directory.add(text, longer)]))
+
+
+def _check_permissions(
+    directory: SweepDirectory, left: Mapping[str, RunConfig], own: Sequence[RunConfig], code: bool, outside: bool
+) -> None:
+    """Refuse code and places that runs in the folder name, but the sweep that was asked for does not."""
+    named = {name for config in own for name in code_in(config)}
+    for name, config in left.items():
+        folder, source = directory.run_directory(name), f"{directory.path / 'sweep.json'}: run {name}"
+        check_code(code_in(config), source, allow=code, own=named)
+        if config.trackers:
+            places = {place for one in own for place in places_in(one, folder)}
+            check_places(places_in(config, folder), source, allow=outside, own=places)
+
+
+def _modules(configs: Iterable[RunConfig]) -> list[str]:
+    """Return the modules of the runs' installed plugins."""
+    points = registry.available("plugin")
+    return sorted({points[name].module for config in configs for name in config.plugins if name in points})
 
 
 def default_parallel(configs: Any) -> int:

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from fedcore.base.protocols import PROTOCOLS, VALIDATION, confusion_key
 from fedcore.runs.participation import SIMULATED
-from fedcore_study.compare.groups import Group
-from fedcore_study.compare.records import RunRecord
-from fedcore_study.report.charts import (
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import (
     Bars,
     Box,
     Boxes,
@@ -28,7 +28,7 @@ from fedcore_study.report.charts import (
     number,
     plain,
 )
-from fedcore_study.report.lines import MB
+from fedcore_study.reports.lines import MB
 
 TIMES = ("selection", "broadcast", "local_training", "collection", "aggregation", "evaluation")
 """What a round's seconds are made of; workers' idle time and the like are parts of these."""

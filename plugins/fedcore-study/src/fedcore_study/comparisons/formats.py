@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from fedcore.base.config import Json
 from fedcore.base.identity import method
 from fedcore.cli.output import clean
-from fedcore_study.compare.comparison import Block, Comparison, Row
-from fedcore_study.compare.figures import Difference, Figure
+from fedcore_study.comparisons.comparison import Block, Comparison, Row
+from fedcore_study.comparisons.figures import Difference, Figure
+from fedcore_study.comparisons.findings import verdict
+from fedcore_study.comparisons.significance import p_text
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$"}
+_LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def columns(comparison: Comparison, block: Block) -> list[Column]:
     if block.baseline is not None:
         interval = f"[{100 * comparison.confidence:g} % interval]"
         found.append(Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference)))
+        if any(row.difference is not None and row.difference.corrected is not None for row in block.rows):
+            found.append(Column("p (Holm)", lambda row: _p(row.difference)))
     if comparison.target is not None:
         goal = f"{100 * comparison.target:g} %"
         found.append(_to_target(f"rounds to {goal}", lambda row: row.rounds, 1.0, 1))
@@ -114,6 +118,10 @@ def _difference(difference: Difference | None) -> str:
     return text + f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
 
 
+def _p(difference: Difference | None) -> str:
+    return "-" if difference is None or difference.corrected is None else p_text(difference.corrected)[2:].lstrip("= ")
+
+
 def headings(comparison: Comparison, block: Block) -> list[str]:
     """Return the columns' headings of a block."""
     return [column.heading for column in columns(comparison, block)]
@@ -138,7 +146,7 @@ WITHOUT_ALPHA = ("iid", "shards", "classes", "natural")
 
 def title(block: Block) -> str:
     """Return in what a block differs from the others; empty for the only one."""
-    return ", ".join(f"{name} {_short(name, value)}" for name, value in block.settings.items())
+    return ", ".join(f"{name} {short_value(name, value)}" for name, value in block.settings.items())
 
 
 def caption(comparison: Comparison) -> str:
@@ -147,7 +155,7 @@ def caption(comparison: Comparison) -> str:
     common = comparison.common
     partition = str(common.get("partition"))
     unused = {"alpha"} if partition in WITHOUT_ALPHA or partition.endswith(".json") else set()
-    parts = [f"{name} {_short(name, common[name])}" for name in names if name in common and name not in unused]
+    parts = [f"{name} {short_value(name, common[name])}" for name in names if name in common and name not in unused]
     after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
     return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
 
@@ -159,8 +167,9 @@ def markdown(comparison: Comparison) -> str:
         rows = [cells(comparison, block, row) for row in block.rows]
         parts.append(markdown_table(title(block), headings(comparison, block), rows))
         parts += ["\n".join(f"- {markdown_text(said)}" for said in block.findings)] if block.findings else []
+    ranks = [str(comparison.ranks)] if comparison.ranks else []
     notes = [f"Note: {note}." for note in comparison.notes]
-    return "\n\n".join([*parts, *map(markdown_text, (caption(comparison), *notes))]) + "\n"
+    return "\n\n".join([*parts, *map(markdown_text, (*ranks, caption(comparison), *notes))]) + "\n"
 
 
 def latex(comparison: Comparison) -> str:
@@ -171,6 +180,8 @@ def latex(comparison: Comparison) -> str:
     for number, block in enumerate(comparison.blocks, start=1):
         said = map(latex_comment, block.findings)
         parts.append("\n".join([*said, _latex_float(comparison, block, number)]))
+    if comparison.ranks:
+        parts.append(latex_comment(str(comparison.ranks)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -189,7 +200,10 @@ def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
     words = f"{title(block)}; {caption(comparison)}" if title(block) else caption(comparison)
     words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
     if block.baseline is not None and not comparison.by_client:
-        words += f" Differences to {block.baseline} are paired by seed, with Student's t interval."
+        words += (
+            f" Differences to {block.baseline} are paired by seed, with Student's t interval; p-values of paired "
+            "t-tests are corrected by Holm for all of this table."
+        )
     table = latex_table("", [column.heading for column in shown], rows, escaped=True)
     label = f"tab:comparison-{number}" if len(comparison.blocks) > 1 else "tab:comparison"
     lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(words)}}}", rf"\label{{{label}}}", table]
@@ -257,28 +271,41 @@ def latex_number(text: str) -> str:
     return re.sub(r"-(?=\d)", "$-$", latex_text(text))
 
 
-def as_csv(comparison: Comparison) -> str:
-    """Return one line per row with plain numbers: fractions, bytes, seconds; empty where there is none."""
+def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
+    """Return one mapping per row with plain numbers: fractions, bytes, seconds; None where there is none.
+
+    It begins with the settings in which blocks differ.
+    """
     named = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
-    figures = [f"{name}_{part}" for name in ("accuracy", "rounds", "bytes", "seconds") for part in ("mean", "std", "n")]
-    difference = ["difference_mean", "difference_low", "difference_high", "difference_n"]
-    over_clients = [f"clients_{name}_{part}" for name in CLIENTS for part in ("mean", "std", "n")]
-    virtual = ["virtual_seconds_mean", "virtual_seconds_std", "virtual_seconds_n"]
-    rows: list[list[Json]] = [
-        [*named, "row", "protocol", "baseline", *figures, *difference, *virtual, *over_clients],
-    ]
+    found = []
     for block in comparison.blocks:
         for row in block.rows:
-            values: list[Json] = [_short(name, block.settings.get(name, "")) for name in named]
-            values += [row.label, comparison.protocol, block.baseline]
-            for figure in (row.summary, row.rounds, row.bytes, row.seconds):
-                values += _parts(figure)
+            values = {name: short_value(name, block.settings.get(name, "")) for name in named}
+            values |= {"row": row.label, "protocol": comparison.protocol, "baseline": block.baseline}
+            costs = {"rounds": row.rounds, "bytes": row.bytes, "seconds": row.seconds}
+            for name, figure in {"accuracy": row.summary, **costs}.items():
+                values |= _parts(name, figure)
             d = row.difference
-            values += [d.mean, d.low, d.high, d.n] if d else [None, None, None, 0]
-            for figure in (row.virtual, *(row.clients[name] for name in CLIENTS)):
-                values += _parts(figure)
-            rows.append(values)
-    return csv_text(rows)
+            parts = ("mean", "low", "high")
+            values |= {f"difference_{part}": getattr(d, part) if d else None for part in parts}
+            values["difference_n"] = d.n if d else 0
+            for name, figure in (
+                ("virtual_seconds", row.virtual),
+                *((f"clients_{n}", row.clients[n]) for n in CLIENTS),
+            ):
+                values |= _parts(name, figure)
+            values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}
+            values["seeds_needed"] = d.seeds if d else None
+            compared = block.baseline not in (None, row.label)
+            values["verdict"] = verdict(d, comparison.confidence) if compared else None
+            found.append(values)
+    return found
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Return one line per row; empty where there is no value."""
+    rows = plain_rows(comparison)
+    return csv_text([list(rows[0]), *(list(row.values()) for row in rows)])
 
 
 def as_json(comparison: Comparison) -> str:
@@ -294,13 +321,15 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 }
 
 
-def _parts(figure: Figure | None) -> list[Json]:
-    return [figure.mean, figure.std, figure.n] if figure else [None, None, 0]
+def _parts(name: str, figure: Figure | None) -> dict[str, Json]:
+    mean, std, n = (figure.mean, figure.std, figure.n) if figure else (None, None, 0)
+    return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_n": n}
 
 
 def _latex_row(row: Sequence[str]) -> str:
     return " & ".join(map(latex_text, row)) + r" \\"
 
 
-def _short(name: str, value: Json) -> Json:
+def short_value(name: str, value: Json) -> Json:
+    """Return a setting's value as a table names it: plugins without their options."""
     return method(value) if name == "plugins" and isinstance(value, dict) else value
