@@ -176,7 +176,7 @@ def _(chart: Bars) -> str:
     drawn, places, bottom = axes.rows(chart.bars, [f"{end[-1]:.3g}" for end in ends])
     for bar, end, at in zip(chart.bars, ends, places, strict=True):
         for number, (part, (start, stop)) in enumerate(zip(chart.parts, itertools.pairwise(end), strict=True)):
-            if stop > start:
+            if x(stop) - x(start) >= 0.5:
                 said = f"{bar}, {part.label}", f"{stop - start:.3g} {chart.x_title}"
                 kind = f"{color(number)} bar"
                 drawn.append(mark("rect", kind, *said, x=x(start), y=at - 7, width=x(stop) - x(start), height=14))
