@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _HOMES = {"SweepResult": "sweeps.run", "compare": "studies", "report": "studies", "sweep": "studies"}
 
-__all__ = [*_HOMES]
+__all__ = ["SweepResult", "compare", "report", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

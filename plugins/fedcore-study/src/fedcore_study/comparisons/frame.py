@@ -33,8 +33,9 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
     names = {"accuracy_mean": "accuracy_mean", "accuracy_std": "accuracy_std", "accuracy_n": "seeds", **DIFFERENCE}
     names["seconds_mean"] = "seconds"
     if comparison.target is not None:
-        for cost in ("rounds", "bytes", "virtual_seconds"):
-            names |= {f"{cost}_mean": f"{cost}_to_target"}
+        virtual = any(row.virtual for block in comparison.blocks for row in block.rows)
+        for cost in ("rounds", "bytes", *(["virtual_seconds"] if virtual else [])):
+            names[f"{cost}_mean"] = f"{cost}_to_target"
         names["rounds_n"] = "seeds_at_target"
     if comparison.by_client:
         names |= {f"clients_{name}_mean": f"clients_{name}" for name in CLIENTS}
@@ -44,8 +45,6 @@ def of_methods(comparison: Comparison) -> pandas.DataFrame:
     frame[words] = frame[words].astype(float)
     for counted in ("seeds", "difference_seeds", "seeds_needed"):
         frame[counted] = frame[counted].astype("Int64")  # whole numbers, some of them missing
-    if comparison.target is not None and frame["virtual_seconds_to_target"].isna().all():
-        del frame["virtual_seconds_to_target"]
     shown = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
     method = ", ".join("method" if name == "plugin" else name for name in comparison.by)
     index = [(*(_hashable(row[name]) for name in shown), row["row"]) for row in rows]
