@@ -152,7 +152,6 @@ def _(chart: Intervals) -> str:
         for row in chart.rows
     ]
     drawn, places, bottom = axes.rows([row.label for row in chart.rows], values)
-    drawn.append(mark("path", "zero", d=f"M{n(x(0))} 0V{n(bottom)}"))
     for row, value, place in zip(chart.rows, values, places, strict=True):
         at = place - 3
         parts = mark("circle", "mean", cx=x(row.mean), cy=at, r=4.5)
@@ -163,7 +162,8 @@ def _(chart: Intervals) -> str:
         for name, single in row.each.items():
             said = f"{row.label}, {name}", f"{single:+.2f}"
             drawn.append(mark("circle", f"{color(row.color)} ring", *said, cx=x(single), cy=place + 7, r=3))
-    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), *drawn])
+    zero = mark("path", "zero", d=f"M{n(x(0))} 0V{n(bottom)}")
+    return axes.svg(chart, bottom + 38, [axes.x_axis(x, bottom, chart.x_title, grid=True), zero, *drawn])
 
 
 @draw.register
