@@ -423,7 +423,7 @@ class TestDataPlot:
 
 
 def test_the_records_are_read_without_torch(python) -> None:
-    modules = ("cli.report", "report.charts", "report.gather", "report.build", "report.static")
+    modules = ("cli.report", "reports.charts", "reports.gather", "reports.build", "reports.static")
     names = ", ".join(f"fedcore_study.{module}" for module in modules)
     code = f"import sys, {names}\nassert 'torch' not in sys.modules and 'plotly' not in sys.modules"
     done = python(code)
