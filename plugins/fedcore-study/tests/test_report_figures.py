@@ -203,9 +203,16 @@ class TestIntervals:
         said = Page(tmp_path / "report.html").figures["Differences by seed, global"].said()
         assert said == ["moon\n+10.00", "moon, seed 1\n+10.00"]
 
-    def test_without_a_baseline(self, make, cli):
-        result = cli("report", make(["fedprox"], 0, [0.5, 0.5]), make(["moon"], 0, [0.5, 0.6]), "--points", 0)
-        assert "not drawn: Differences by seed, global: differences are to fedavg" in " ".join(result.stderr.split())
+    def test_another_baseline(self, make, cli, tmp_path):
+        folders = make(["fedprox"], 0, [0.5, 0.5]), make(["moon"], 0, [0.5, 0.6])
+        result = cli("report", *folders, "--points", 0)
+        assert "not drawn: Differences by seed, global: no finished run of fedavg" in " ".join(result.stderr.split())
+        assert cli("report", *folders, "--points", 0, "--baseline", "moon", "--force").exit_code == 0
+        page = Page(tmp_path / "report.html")
+        assert page.figures["Differences by seed, global"].said()[0] == "fedprox\n-10.00"
+        assert "minus moon [95 % interval]" in page.table()[1]
+        result = cli("report", *folders, "--points", 0, "--baseline", "mooon", "--out", "other.html")
+        assert (result.exit_code, "Did you mean 'moon'?" in result.stderr) == (2, True)
 
     def test_in_files(self):
         from matplotlib.figure import Figure

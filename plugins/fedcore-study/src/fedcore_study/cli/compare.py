@@ -16,9 +16,7 @@ def compare(
     runs: shared.Runs,
     protocol: Annotated[str, typer.Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "global",
     by: shared.By = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
-    ] = None,
+    baseline: shared.Baseline = None,
     target: Annotated[
         float | None, typer.Option(metavar="ACCURACY", help="Count rounds and bytes to this accuracy [0 < x <= 1].")
     ] = None,

@@ -20,6 +20,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page and figures.")] = False,
     form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
     by: shared.By = None,
+    baseline: shared.Baseline = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
     ] = None,
@@ -53,6 +54,7 @@ def report(
             notes,
             title=heading,
             by=by or ["plugin"],
+            baseline=baseline,
             data_dir=data_dir,
             points=points,
             allow_code=allow_code,

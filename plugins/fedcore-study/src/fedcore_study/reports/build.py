@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.identity import key, method
 from fedcore.base.protocols import EVALUATED
 from fedcore.base.registry import available
@@ -73,6 +73,7 @@ def build(
     *,
     title: str,
     by: Sequence[str] = ("plugin",),
+    baseline: str | None = None,
     data_dir: Path | None = None,
     points: int = 500,
     progress: Callable[[str], None] = lambda message: None,
@@ -81,6 +82,7 @@ def build(
     """Put a report together.
 
     :param notes: what was noticed while the runs were read. ``points``: test samples in an embedding, 0 for none.
+    :param baseline: the row that differences are to, in the groups that have it; default fedavg.
     :param allow_code: import what the runs' configurations name as ``module:...``.
     :raises ConfigError: there is no run, two of the same settings and seed, or one that names code.
     """
@@ -93,17 +95,20 @@ def build(
     for group in groups:
         for rows in group.rows.values():
             by_seed(rows)
+    labels = dict.fromkeys(label for group in groups for label in group.rows)
+    if baseline is not None and baseline not in labels:
+        raise UnknownNameError("baseline", baseline, labels)
     said = list(notes)
     if found.waiting:
         said.append(f"{len(found.waiting)} planned runs have not begun: {', '.join(found.waiting)}")
     if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
         said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
-    colors = {label: i for i, label in enumerate(dict.fromkeys(label for group in groups for label in group.rows))}
+    colors = {label: number for number, label in enumerate(labels)}
     telling = _telling(groups)
     sections = []
     for number, group in enumerate(groups, start=1):
         progress(f"group {number} of {len(groups)}")
-        sections.append(_section(group, telling, colors, by, data_dir, points))
+        sections.append(_section(group, telling, colors, by, baseline, data_dir, points))
     details = {
         f"{len(runs)} runs": _overview(runs),
         "Settings that all runs share": Table(
@@ -128,12 +133,13 @@ def _section(
     telling: Sequence[str],
     colors: dict[str, int],
     by: Sequence[str],
+    baseline: str | None,
     data_dir: Path | None,
     points: int,
 ) -> Section:
     from fedcore_study.reports import samples  # torch, scikit-learn
 
-    opened = opening(group, by, colors)
+    opened = opening(group, by, colors, baseline)
     dataset = samples.find_dataset(group, data_dir)
     names = None if isinstance(dataset, str) else samples.class_names(dataset)
     measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}

@@ -56,16 +56,17 @@ class _Compared(NamedTuple):
     names: dict[str, str]
 
 
-def opening(group: Group, by: Sequence[str], colors: Mapping[str, int]) -> Opening:
+def opening(group: Group, by: Sequence[str], colors: Mapping[str, int], baseline: str | None = None) -> Opening:
     """Compare a group's finished runs; all is empty where there are none.
 
     :param by: what makes a row, in the words of ``compare``. ``colors``: number of each row's colour.
+    :param baseline: the row that differences are to, where the group has it; default fedavg.
     """
     made, found = Opening(), dict[str, _Compared]()
     for protocol in PROTOCOLS:
         runs = [run for rows in group.rows.values() for run in rows if run.final(protocol)]
         if runs:
-            found[protocol] = _compared(group, runs, protocol, by)
+            found[protocol] = _compared(group, runs, protocol, by, baseline)
             made.intervals[protocol] = _intervals(protocol, found[protocol], colors)
     if not found:
         return made
@@ -83,13 +84,17 @@ def opening(group: Group, by: Sequence[str], colors: Mapping[str, int]) -> Openi
     return made
 
 
-def _compared(group: Group, runs: Sequence[RunRecord], protocol: str, by: Sequence[str]) -> _Compared:
+def _compared(
+    group: Group, runs: Sequence[RunRecord], protocol: str, by: Sequence[str], baseline: str | None
+) -> _Compared:
     """Compare runs of one group. Their rows may have shorter names than the group's, which has other runs, too."""
-    comparison = compare(runs, protocol=protocol, by=by)
-    (block,) = comparison.blocks
     (rows,) = (found.rows for found in grouped(runs, [option(name) for name in by])[1])
     places = {run.path: label for label, found in group.rows.items() for run in found}
-    return _Compared(comparison, block, rows, {label: places[found[0].path] for label, found in rows.items()})
+    names = {label: places[found[0].path] for label, found in rows.items()}
+    chosen = next((label for label, name in names.items() if name == baseline), None)
+    comparison = compare(runs, protocol=protocol, by=by, baseline=chosen)
+    (block,) = comparison.blocks
+    return _Compared(comparison, block, rows, names)
 
 
 def _table(found: Mapping[str, _Compared]) -> Table:
@@ -153,7 +158,9 @@ def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) ->
     comparison, block, runs, names = compared
     title = f"Differences by seed, {protocol}"
     if block.baseline is None:
-        return Omitted(title, "differences are to fedavg, and no finished run of it has this accuracy")
+        return Omitted(
+            title, "no finished run of fedavg has this accuracy; --baseline names another row that differences are to"
+        )
     accuracies = {row.label: row.accuracy for row in block.rows}
     reference, baseline = accuracies[block.baseline], by_seed(runs[block.baseline])
     drawn = []
