@@ -172,7 +172,7 @@ for arguments in (["--help"], ["train", "--help"], ["plugins", "list"], ["plugin
         app(arguments)
     except SystemExit as end:
         assert end.code == 0, arguments
-heavy = {"torch", "torchvision", "numpy", "scipy", "sklearn", "safetensors", "threadpoolctl", "plotly", "matplotlib"}
+heavy = {"torch", "torchvision", "numpy", "scipy", "sklearn", "safetensors", "threadpoolctl", "jinja2", "matplotlib"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert len(sys.modules) < 600, sorted({name.partition(".")[0] for name in sys.modules})
 """

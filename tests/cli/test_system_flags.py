@@ -10,10 +10,10 @@ import pytest
 from fedcore.base.config import RunConfig
 from fedcore.base.identity import digest
 from fedcore.cli.settings import build_config
-from fedcore_study.compare.groups import grouped
-from fedcore_study.compare.records import read_run
-from fedcore_study.report.shares import _fared, participation
-from fedcore_study.sweep.spec import SweepSpec, parse_axis
+from fedcore_study.comparisons.groups import grouped
+from fedcore_study.comparisons.records import read_run
+from fedcore_study.reports.breakdowns import _fared, participation
+from fedcore_study.sweeps.spec import SweepSpec, parse_axis
 
 SMALL = ("--model", "mlp", "--clients", 6, "--rounds", 3, "--local-epochs", 2, "--workers", 0, "--batch-size", 64)
 FAULTY = ("--system", "no_show=0.2", "--system", "dropout=0.3", "--system", "stragglers=0.5")

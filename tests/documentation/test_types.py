@@ -31,10 +31,11 @@ PYRIGHT = ("pyright", "--pythonpath", sys.executable)
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """A folder with the README's Python, the examples, and a new package of each kind."""
+    """A folder with the Python of the README and of studies, the examples, and a new package of each kind."""
     folder = tmp_path_factory.mktemp("programs")
-    for number, block in enumerate(documented.blocks((ROOT / "README.md").read_text(encoding="utf-8"), "python")):
-        (folder / f"readme_{number}.py").write_text(block, encoding="utf-8")
+    for page in (ROOT / "README.md", ROOT / "docs" / "sweeps.md"):
+        for number, block in enumerate(documented.blocks(page.read_text(encoding="utf-8"), "python")):
+            (folder / f"{page.stem.lower()}_{number}.py").write_text(block, encoding="utf-8")
     for script in (ROOT / "examples").glob("*.py"):
         shutil.copy(script, folder)
     shutil.copytree(ROOT / "examples" / "third_party_plugin" / "src", folder, dirs_exist_ok=True)

@@ -31,12 +31,12 @@ from fedcore.runs.checkpoint import CheckpointStore
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import SavedConfig, partition_digest
 from fedcore.server.state import ServerState
-from fedcore_study.compare import comparison, formats
-from fedcore_study.compare.records import RunRecord, find_runs
+from fedcore_study.comparisons import comparison, formats
+from fedcore_study.comparisons.records import RunRecord, find_runs
 from fedcore_study.reproduce.find import recipe_files
 from fedcore_study.reproduce.recipe import read_recipe
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Target = Callable[[Draw, Path], None]

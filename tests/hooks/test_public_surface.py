@@ -24,6 +24,7 @@ SURFACE = {
     "fedcore.engines": "an engine: its protocol, what travels, a worker's runtime",
     "fedcore.cli": "the command line, and a package's command",
     "fedcore_zoo": "data sets and networks of the papers, their layers, a fixed split, torchvision",
+    "fedcore_study": "studies of many runs: sweep, compare, report",
     "fedcore_testing": "tests of all these",
     "fedcore_trackers": "a tracker: its base class, and a round's values as scalars",
 }

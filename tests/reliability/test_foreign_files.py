@@ -17,7 +17,7 @@ from fedcore.base.serial import read_tensors, write_tensors
 from fedcore.cli.app import app
 from fedcore.runs.directory import RunDirectory
 from fedcore.runs.saved import SavedConfig
-from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_testing import federate
 
 CODE = "import pathlib\npathlib.Path('ran').touch()\ndef model(num_classes, input_shape): ...\n"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedcore import ConfigError
-from fedcore_study.sweep import cluster, processes
+from fedcore_study.sweeps import cluster, processes
 from fedcore_testing import model_bytes
 
 pytest.importorskip("submitit", reason="submitit is not installed: make setup installs it")
@@ -35,7 +35,7 @@ def test_an_interrupt_cancels_what_is_submitted(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cluster.time, "sleep", interrupted)
-    jobs = [processes.Job(name, ["sleep", "60"], tmp_path / "log") for name in ("one", "two")]
+    jobs = [processes.Job(name, ["{}"], tmp_path / "log") for name in ("one", "two")]
     outcomes, stopped = cluster.submit_jobs(
         jobs, "local", tmp_path / "jobs", parallel=1, parameters={"timeout_min": 1}, listen=lambda *event: None
     )

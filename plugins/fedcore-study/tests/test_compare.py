@@ -14,14 +14,14 @@ import yaml
 
 import fedcore
 from fedcore import ConfigError, RunConfig, RunDirectoryError, UnknownNameError
-from fedcore_study.compare import formats
-from fedcore_study.compare.comparison import compare
-from fedcore_study.compare.fairness import Spread, spread_of
-from fedcore_study.compare.figures import Difference, Figure, paired_difference
-from fedcore_study.compare.findings import verdict
-from fedcore_study.compare.model_size import ModelSize
-from fedcore_study.compare.records import find_runs, read_run
-from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import compare
+from fedcore_study.comparisons.fairness import Spread, spread_of
+from fedcore_study.comparisons.figures import Difference, Figure, paired_difference
+from fedcore_study.comparisons.findings import verdict
+from fedcore_study.comparisons.model_size import ModelSize
+from fedcore_study.comparisons.records import find_runs, read_run
+from fedcore_study.sweeps.directory import SweepDirectory
 
 from .sealing import seal
 
@@ -292,9 +292,9 @@ class TestFormats:
     def test_markdown(self, found):
         lines = formats.markdown(found).splitlines()
         assert lines[0] == "**alpha 0.1**"
-        assert lines[2] == "| method | seeds | accuracy % | minus fedavg [95 % interval] | s/round |"
-        assert lines[4] == "| fedavg | 3 | 60.00 ± 10.00 | - | 2.500 ± 1.000 |"
-        assert lines[5] == "| moon | 3 | 60.00 ± 0.00 | +0.00 [-24.84, +24.84] | 2.500 ± 1.000 |"
+        assert lines[2] == "| method | seeds | accuracy % | minus fedavg [95 % interval] | p (Holm) | s/round |"
+        assert lines[4] == "| fedavg | 3 | 60.00 ± 10.00 | - | - | 2.500 ± 1.000 |"
+        assert lines[5] == "| moon | 3 | 60.00 ± 0.00 | +0.00 [-24.84, +24.84] | 1.000 | 2.500 ± 1.000 |"
         assert "dataset digits" in lines[-1]
         assert "alpha" not in lines[-1]
 
@@ -307,9 +307,9 @@ class TestFormats:
 
     def test_latex_has_no_open_special_character(self, found):
         text = formats.latex(found)
-        assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [$-$24.84, +24.84] \\" in text
+        assert r"moon & 3 & 60.00 $\pm$ 0.00 & +0.00 [$-$24.84, +24.84] & 1.000 \\" in text
         assert r"accuracy \%" in text
-        assert text.count(r"\begin{tabular}{lrrr}") == text.count(r"\end{tabular}") == 2
+        assert text.count(r"\begin{tabular}{lrrrr}") == text.count(r"\end{tabular}") == 2
         assert r"\textbf" not in text  # equal means
         assert [f"tab:comparison-{number}" in text for number in (1, 2, 3)] == [True, True, False]
 
@@ -434,16 +434,12 @@ class TestOverClients:
 
 
 class TestFindings:
-    SAID = {"better": (0.01, 0.005, 0.015), "worse": (-0.01, -0.02, -0.001), "same": (0.01, -0.01, 0.03)}
-
-    @pytest.mark.parametrize("word", SAID)
-    def test_verdicts(self, word):
-        mean, low, high = self.SAID[word]
-        assert verdict(Difference(mean, low, high, 3)) == word
-        assert verdict(Difference(mean, None, None, 2)) == "few"
-
-    def test_an_interval_that_begins_at_zero_says_nothing(self):
-        assert verdict(Difference(0.0, 0.0, 0.0, 3)) == verdict(Difference(0.1, 0.0, 0.2, 3)) == "same"
+    @pytest.mark.parametrize(
+        ("mean", "corrected", "word"),
+        [(0.01, 0.049, "better"), (-0.01, 0.001, "worse"), (0.01, 0.05, "same"), (0.01, None, "few")],
+    )
+    def test_verdicts(self, mean, corrected, word):
+        assert verdict(Difference(mean, None, None, 3, corrected=corrected)) == word
         assert verdict(None) == "none"
 
     def test_in_words(self, make):
@@ -458,24 +454,65 @@ class TestFindings:
         (block,) = join(folders)[0].blocks
         assert block.findings == [
             "Highest mean accuracy: ditto with 90.00 %.",
-            "Better than fedavg, the whole 95 % interval above zero: moon (+10.00 [+10.00, +10.00]).",
-            "Worse than fedavg, the whole 95 % interval below zero: scaffold (-10.00 [-10.00, -10.00]).",
-            "Not to be told apart from fedavg, zero is within the 95 % interval: fedprox (+0.33 [-2.54, +3.20]).",
-            "Too few seeds in common with fedavg to tell, fewer than 3: ditto (+39.50).",
+            "Better than fedavg: moon (+10.00 [+10.00, +10.00], p < 0.001).",
+            "Worse than fedavg: scaffold (-10.00 [-10.00, -10.00], p < 0.001).",
+            "No significant difference to fedavg: fedprox (+0.33 [-2.54, +3.20], p = 0.667, about 129 seeds would show "
+            "a difference of this size).",
+            "Too few seeds to rank ditto against fedavg: ditto (+39.50 over 2 seeds). Run at least 3.",
+            "Tested by paired t-tests over the seeds, at level 0.05, with p-values corrected by Holm for the 3 "
+            "comparisons with fedavg in this table. Each interval is of one comparison alone.",
         ]
         text = formats.markdown(join(folders)[0])
-        assert all(f"- {sentence}" in text for sentence in block.findings)
+        assert all(f"- {formats.markdown_text(sentence)}" in text for sentence in block.findings)
 
-    def test_many_comparisons_are_said_to_be_many(self, make):
-        folders = [make({"moon": {"mu": mu}} if mu else {}, s, [0.5 + s / 100]) for mu in range(6) for s in range(3)]
-        (*_, last) = join(folders)[0].blocks[0].findings
-        assert last.startswith("These are 5 comparisons")
-        assert "one in 20 is expected outside of its 95 % interval" in last
+    def test_what_one_comparison_shows_five_do_not(self, make):
+        near, far = [0.5, 0.5, 0.5], [0.510, 0.508, 0.513]
+        folders = [make([], s, [value]) for s, value in enumerate(near)]
+        folders += [make(["moon"], s, [value]) for s, value in enumerate(far)]
+        (block,) = join(folders)[0].blocks
+        assert block.findings[1:] == [
+            "Better than fedavg: moon (+1.03 [+0.41, +1.66], p = 0.019).",
+            "Tested by a paired t-test over the seeds, at level 0.05.",
+        ]
+        noise = ([0.49, 0.52, 0.5], [0.51, 0.47, 0.51], [0.5, 0.49, 0.53], [0.48, 0.52, 0.51])
+        folders += [make({"fedprox": {"mu": i}}, s, [v]) for i, vs in enumerate(noise) for s, v in enumerate(vs)]
+        found = join(folders)[0]
+        (block,) = found.blocks
+        assert verdict(block.rows[1].difference) == "same"
+        assert block.rows[1].difference.corrected == pytest.approx(5 * block.rows[1].difference.p)
+        assert block.findings[1].startswith("No significant difference to fedavg: moon (+1.03 [+0.41, +1.66], p = 0.09")
+        assert block.findings[-1] == (
+            "Zero is outside of the interval of moon, but after the correction for 5 comparisons that can be chance."
+        )
+        assert formats.cells(found, block, block.rows[1])[4] == "0.096"
+        *_, line = csv.DictReader(io.StringIO(formats.as_csv(found)))
+        assert float(line["p_holm"]) <= 1.0
+        assert "p (Holm)" in formats.latex(found)
 
     def test_one_row_shows_nothing_and_two_without_baseline_the_highest(self, make):
         assert join([make([], 0, [0.5])])[0].blocks[0].findings == []
         found = join([make([name], 0, [0.5]) for name in ("moon", "fedprox")])[0]
         assert found.blocks[0].findings == ["Highest mean accuracy: moon and fedprox with 50.00 %."]
+
+
+class TestRanks:
+    def blocks(self, make, **options):
+        accuracy = {(): 0.5, ("moon",): 0.6, ("fedprox",): 0.55}
+        values = [(alpha, list(name), value) for alpha in (0.1, 0.5, 1.0) for name, value in accuracy.items()]
+        return [make(name, 0, [value], alpha=alpha, **options) for alpha, name, value in values]
+
+    def test_blocks_of_other_data_are_ranked(self, make):
+        found, _ = join(self.blocks(make))
+        assert found.ranks.average == {"fedavg": 3.0, "moon": 1.0, "fedprox": 2.0}
+        said = "Average ranks over 3 data settings, 1 is the best: moon 1.00, fedprox 2.00, fedavg 3.00."
+        assert str(found.ranks).startswith(f"{said} Friedman's test finds a difference (p = 0.050). ")
+        assert said in formats.markdown(found)
+        assert f"% {said}" in formats.latex(found)
+        assert json.loads(formats.as_json(found))["ranks"]["average"]["moon"] == 1.0
+
+    def test_the_same_data_under_other_settings_would_count_twice(self, make):
+        assert join([*self.blocks(make), *self.blocks(make, lr=0.3)])[0].ranks is None
+        assert join(self.blocks(make)[:3])[0].ranks is None
 
 
 def test_virtual_time_to_the_target(make):
@@ -631,8 +668,8 @@ def test_reading_runs_needs_no_torch():
     import sys
 
     code = (
-        "import sys, fedcore.cli.app, fedcore_study.compare.comparison\n"
-        "import fedcore_study.compare.formats, fedcore_study.compare.records\n"
+        "import sys, fedcore.cli.app, fedcore_study.comparisons.comparison\n"
+        "import fedcore_study.comparisons.formats, fedcore_study.comparisons.records\n"
         "assert not {'torch', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

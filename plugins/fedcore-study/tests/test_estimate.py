@@ -14,7 +14,7 @@ from fedcore_study.reproduce import estimate as estimating
 from fedcore_study.reproduce import run as reproducing
 from fedcore_study.reproduce.estimate import PROCESS, Timed, estimate, total, unfinished
 from fedcore_study.reproduce.recipe import read_recipe
-from fedcore_study.sweep.directory import SweepDirectory
+from fedcore_study.sweeps.directory import SweepDirectory
 
 from .test_reproduce import SMALL
 
@@ -74,8 +74,8 @@ def test_the_command_says_it_before_the_first_run(planned, tmp_path, monkeypatch
 
     from fedcore.cli.app import app
     from fedcore_study.reproduce import find
-    from fedcore_study.sweep import run
-    from fedcore_study.sweep.processes import Outcome
+    from fedcore_study.sweeps import run
+    from fedcore_study.sweeps.processes import Outcome
 
     timed = Timed(RunConfig(), 0.0, 2.0, 0.0)
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_the_command_says_it_before_the_first_run(planned, tmp_path, monkeypatch
     monkeypatch.setattr(run, "run_jobs", lambda jobs, *_, **__: ([Outcome(job.name, "failed") for job in jobs], False))
     command = ["reproduce", "fedprox", "--table", "7", "--parallel", "1"]
     said = CliRunner().invoke(app, command)
-    assert "note: about 28 s for 4 runs: a round of fedavg takes 2.00 s here now" in said.stderr
-    assert said.stderr.index("about 28 s") < said.stderr.index("4 runs, 1 at a time")
+    assert "note: about 9.20 s for 4 runs: a round of fedavg takes 2.00 s here now" in said.stderr
+    assert said.stderr.index("about 9.20 s") < said.stderr.index("4 runs, 1 at a time")
     assert "about" not in CliRunner().invoke(app, [*command, "--quiet"]).stderr
     assert "about" not in CliRunner().invoke(app, [*command, "--scale", "paper"]).stderr

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import yaml
 
 import fedcore
 from fedcore import RunConfig
-from fedcore_study.report import optional_dependencies
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import compare
+from fedcore_study.comparisons.records import find_runs
 
 from .chromium import Chromium, find
+from .report_page import Page, values
 from .sealing import seal
 
 TINY = {"clients": 4, "rounds": 2, "local_epochs": 1, "batch_size": 128, "workers": 0, "alpha": 1.0}
@@ -38,43 +42,6 @@ def copied(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs, tmp_path / "runs"))
 
 
-class Page(HTMLParser):
-    """A report as a reader without scripts has it."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.plots: list[dict] = []
-        self.scripts: list[str] = []
-        self._inside: tuple[str, dict[str, str | None]] = ("", {})
-        self.source = file.read_text(encoding="utf-8")
-        self.feed(self.source)
-        self.text = " ".join(" ".join(self.texts).split())
-
-    def handle_starttag(self, tag, attrs):
-        self._inside = (tag, dict(attrs))
-        self.tags.append(self._inside)
-
-    def handle_endtag(self, tag):
-        self._inside = ("", {})
-
-    def handle_data(self, data):
-        tag, attributes = self._inside
-        if tag == "script" and "data-plot" in attributes:
-            self.plots.append(json.loads(data))
-        elif tag == "script":
-            self.scripts.append(data)
-        elif tag != "style":
-            self.texts.append(data)
-
-    def titles(self) -> list[str]:
-        return [a["aria-label"] for _, a in self.tags if a.get("class") == "plot"]
-
-    def plot(self, title: str) -> dict:
-        return self.plots[self.titles().index(title)]
-
-
 def report(cli, *arguments: object, out: str = "report.html") -> tuple[Page, str]:
     result = cli("report", *arguments, "--out", out, "--points", 60)
     assert result.exit_code == 0, result.output
@@ -83,99 +50,180 @@ def report(cli, *arguments: object, out: str = "report.html") -> tuple[Page, str
 
 def test_everything_is_in_one_file(cli, runs: Path) -> None:
     page, _ = report(cli, *sorted(runs.iterdir()))
-    assert page.titles() == [
+    assert list(page.figures) == [
         "Accuracy over rounds, global",
+        "Differences by seed, global",
         "Accuracy over rounds, global_local",
-        "Accuracy against bytes, global",
+        "Differences by seed, global_local",
         "Accuracy by client, global_local",
+        "Who holds what, seed 0",
+        "Who holds what, seed 1",
         "Accuracy by class",
-        "Confusion matrix, global",
-        "Loss of the task",
-        "Loss term proximal of fedprox",
+        "Confusion matrix, global: fedavg",
+        "Confusion matrix, global: fedprox",
+        "Accuracy against bytes, global",
         "Communication per round",
         "Time per round",
-        "Who holds what",
+        "Loss of the task",
+        "Loss term proximal of fedprox",
         "Features of fedavg, seed 0",
         "Features of fedprox, seed 0",
     ]
-    assert len(page.plots) == 13
-    assert not [a for tag, a in page.tags if tag in ("link", "img", "iframe") or "src" in a]
-    assert page.source.count("plotly.js v") == 1
-    versions = yaml.safe_load((runs / "fedavg-0" / "config.yaml").read_text())["versions"]
+    for figure in page.figures.values():
+        (svg,) = [element for element in figure.children if getattr(element, "tag", "") == "svg"]
+        assert svg.all(), "an empty figure"
+        assert not [rect for rect in svg.all("rect") if rect.number("width") < 0.5]
+    assert not page.root.all("link") + page.root.all("img") + page.root.all("iframe")
+    assert not [element for element in page.root.all() if "src" in element.attributes]
+    assert len(page.root.all("script")) == 1
+    assert page.root.all("h1")[0].text().startswith("fedavg-0, fedavg-1, fedprox-0")
+    setting = "digits, model mlp, partition dirichlet (alpha 1), 4 clients, 2 rounds of 1 local epoch, 2 seeds (0, 1)"
+    assert page.root.all("p", "setting")[0].text() == setting
+    assert page.text.index(setting) < page.text.index("minus fedavg") < page.text.index("Accuracy over rounds, global")
     few = "differences over 2 seeds say nothing about other seeds, and have no interval"
-    for expected in (
-        f"torch: {versions['torch']}",
-        "local_epochs: 1",
+    assert few in page.text
+    assert "(2 seeds)" in page.text
+
+    folded = [element.all("summary")[0].text() for element in page.root.all("details")]
+    names = sorted(run.name for run in runs.iterdir())
+    assert folded[:4] == [
+        "4 runs",
         "Settings that all runs share",
-        few,
-        "global: Too few seeds in common with fedavg to tell, fewer than 3: fedprox (",
-        "Over the clients, global_local",
-        "(2 seeds)",
-    ):
-        assert expected in page.text
+        "Machine and commit",
+        "Versions of what the runs used",
+    ]
+    assert folded[4:] == ["Configuration of each run", *names]
+    versions = yaml.safe_load((runs / "fedavg-0" / "config.yaml").read_text())["versions"]
+    machine = json.loads((runs / "fedavg-0" / "sessions.jsonl").read_text().splitlines()[0])["machine"]
+    shown = {element.all("summary")[0].text(): element.text() for element in page.root.all("details")}
+    assert f"torch {versions['torch']}" in shown["Versions of what the runs used"]
+    assert "fedcore-fedprox" in shown["Versions of what the runs used"]
+    assert "fedcore-moon" not in shown["Versions of what the runs used"]
+    assert f"{machine['cpu']} " in shown["Machine and commit"]
+    assert "local_epochs: 1" in shown["fedavg-0"]
+
+
+def test_the_table_is_that_of_compare(cli, runs: Path) -> None:
+    """One table for all protocols; words stand at the left, the best mean of a column is bold."""
+    page, _ = report(cli, *sorted(runs.iterdir()))
+    groups, heads, *rows = page.table()
+    assert groups == ["", "global", "global_local", ""]
+    pair = ["accuracy %", "minus fedavg [95 % interval]"]
+    assert heads == ["method", "seeds", *pair, *pair, "s/round"]
+    assert [row[0] for row in rows] == ["fedavg", "fedprox"]
+    found = find_runs(sorted(runs.iterdir()), lambda message: None).runs
+    for protocol, place in (("global", 2), ("global_local", 4)):
+        comparison = compare(found, protocol=protocol)
+        for row, shown in zip(comparison.blocks[0].rows, rows, strict=True):
+            label, seeds, *numbers, seconds = formats.cells(comparison, comparison.blocks[0], row)
+            assert [label, seeds, *numbers, seconds] == [*shown[:2], *shown[place : place + 2], shown[-1]]
+    words = [cell.text() for cell in page.root.all("table")[0].all("", "word")]
+    assert words == ["method", "fedavg", "fedprox"]
+    bold = [cell.text() for cell in page.root.all("table")[0].all("b")]
+    means = [[float(row[place].split(" ")[0]) for row in rows] for place in (2, 4)]
+    assert bold == [
+        row[place]
+        for row in rows
+        for place, column in zip((2, 4), means, strict=True)
+        if float(row[place].split(" ")[0]) == max(column) > min(column)
+    ]
+
+    links = {a.attributes["download"]: unquote(a.attributes["href"] or "") for a in page.root.all("a")}
+    comma = links["comparison.csv"].removeprefix("data:text/plain;charset=utf-8,")
+    lines = [cli("compare", *sorted(runs.iterdir()), "--protocol", p, "--format", "csv").stdout for p in groups[1:3]]
+    assert comma == lines[0] + lines[1].split("\n", 1)[1]
+    assert links["comparison.tex"].count(r"\begin{table}") == 2
+    assert r"\label{tab:comparison-global_local}" in links["comparison.tex"]
+
+    clients = page.table(1)
+    assert clients[1] == ["method", "clients' mean %", "std %", "worst 10 %", "best 10 %", "variance", "Jain"]
+    assert page.root.all("table")[1].all("td")[0].text() == "fedavg"
 
 
 def test_figures_are_the_runs_own_numbers(cli, runs: Path) -> None:
     page, _ = report(cli, *sorted(runs.iterdir()))
+    drawn = page.figures
     lines = {
         run.name: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         for run in runs.iterdir()
     }
-    curve = next(t for t in page.plot("Accuracy over rounds, global")["data"] if t.get("mode") == "lines+markers")
+    curve = values(drawn["Accuracy over rounds, global"])["fedavg"]
     pairs = [[lines[f"fedavg-{s}"][r]["metrics"]["global"]["accuracy"] for s in (0, 1)] for r in (0, 1)]
-    assert (curve["name"], curve["x"]) == ("fedavg", [1.0, 2.0])
-    assert curve["y"] == pytest.approx([100 * sum(pair) / 2 for pair in pairs])
+    assert curve == pytest.approx({n: 100 * sum(pair) / 2 for n, pair in enumerate(pairs, start=1)}, rel=1e-3)
 
-    box = page.plot("Accuracy by client, global_local")["data"][0]
+    # Each seed's difference, and their mean.
+    ends = {
+        run.name: json.loads((run / "summary.json").read_text())["metrics"]["global"]["accuracy"]
+        for run in runs.iterdir()
+    }
+    apart = [100 * (ends[f"fedprox-{seed}"] - ends[f"fedavg-{seed}"]) for seed in (0, 1)]
+    said = drawn["Differences by seed, global"].said()
+    assert said[0] == f"fedprox\n{sum(apart) / 2:+.2f}"
+    assert said[1:] == [f"fedprox, seed {seed}\n{apart[seed]:+.2f}" for seed in (0, 1)]
+
     last = [lines[f"fedavg-{s}"][-1]["metrics"]["global_local"] for s in (0, 1)]
-    assert box["y"] == pytest.approx([100 * v for found in last for v in found["per_client"].values()])
-    assert box["text"][4] == "client 0, seed 1"
-    assert len(box["y"]) == sum(found["clients"] for found in last) == 8
+    dots = [said for said in drawn["Accuracy by client, global_local"].said() if said.startswith("client")]
+    assert dots[:8] == [
+        f"client {client}, seed {seed}\n{100 * value:.1f}"
+        for seed in (0, 1)
+        for client, value in last[seed]["per_client"].items()
+    ]
+    assert len(dots) == 16
     # The recorded quantiles are those of the recorded clients.
     assert last[0]["quantiles"][3] == pytest.approx(_median(list(last[0]["per_client"].values())), abs=1e-6)
     assert (last[0]["quantiles"][0], last[0]["quantiles"][6]) == pytest.approx(
         (min(last[0]["per_client"].values()), max(last[0]["per_client"].values())), abs=1e-6
     )
 
-    grid = page.plot("Accuracy by class")["data"][0]["z"]
     classes = [lines[f"fedavg-{s}"][-1]["metrics"]["global"]["per_class"] for s in (0, 1)]
-    assert grid[0] == pytest.approx([50 * (a + b) for a, b in zip(*classes, strict=True)])
+    by_class = [50 * (a + b) for a, b in zip(*classes, strict=True)]
+    assert drawn["Accuracy by class"].said()[:10] == [
+        f"fedavg, class {number}\n{value:.1f} %" for number, value in enumerate(by_class)
+    ]
 
     summaries = [json.loads((runs / f"fedavg-{s}" / "summary.json").read_text())["confusion"] for s in (0, 1)]
     first = [one + other for one, other in zip(summaries[0][0], summaries[1][0], strict=True)]
-    matrix = page.plot("Confusion matrix, global")
-    assert matrix["data"][0]["text"][0] == [f"{100 * n / sum(first):.0f}" if n else "" for n in first]
-    assert [button["label"] for button in matrix["layout"]["updatemenus"][0]["buttons"]] == ["fedavg", "fedprox"]
+    matrix = [said for said in drawn["Confusion matrix, global: fedavg"].said() if said.startswith("class 0,")]
+    assert matrix == [
+        f"class 0, predicted {number}\n{100 * count / sum(first):.1f} %" for number, count in enumerate(first) if count
+    ]
 
     traffic = [[lines[f"fedavg-{s}"][r]["bytes"] for r in (0, 1)] for s in (0, 1)]
     sent = [[bytes["down"] + bytes["up"] for bytes in rounds] for rounds in traffic]
-    against = next(t for t in page.plot("Accuracy against bytes, global")["data"] if "markers" in t.get("mode", ""))
-    assert against["x"] == pytest.approx([sum(s[0] for s in sent) / 2e6, sum(sum(s) for s in sent) / 2e6])
-    assert against["y"] == curve["y"]
+    spent = [sum(s[0] for s in sent) / 2e6, sum(sum(s) for s in sent) / 2e6]
+    assert drawn["Accuracy against bytes, global"].said()[:2] == [
+        f"fedavg\n{curve[n]:.4g} at {mb:.4g} MB sent, down and up" for n, mb in enumerate(spent, start=1)
+    ]
 
-    picture = page.plot("Who holds what")
-    assert len(picture["data"]) == 2  # a layer per seed: two partitions
-    held = [[int(text or 0) for text in row] for row in picture["data"][0]["text"]]
+    cells = [said.split("\n") for said in drawn["Who holds what, seed 0"].said()]
+    held = [sum(int(count.split()[0]) for where, count in cells if where.endswith(f"client {c}")) for c in range(4)]
     train = json.loads((runs / "fedavg-0" / "partition.json").read_text())["train"]
-    assert [sum(column) for column in zip(*held, strict=True)] == [len(client) for client in train]
+    assert held == [len(client) for client in train]
 
-    points = page.plot("Features of fedavg, seed 0")["data"]
-    assert sum(len(trace["x"]) for trace in points) == 60
-    up = page.plot("Communication per round")["data"][0]["x"][1]
-    assert up == pytest.approx(lines["fedavg-0"][0]["bytes"]["up"] / 1e6)
+    points = drawn["Features of fedavg, seed 0"].all("path", "point")
+    assert sum((path.attributes["d"] or "").count("M") for path in points) == 60
+    up = lines["fedavg-0"][0]["bytes"]["up"] / 1e6
+    assert f"fedavg up, model\n{up:.3g} MB per round" in drawn["Communication per round"].said()
 
 
-def test_methods_without_a_global_model_have_the_confusions_of_the_clients_models(cli, tmp_path: Path) -> None:
+def test_methods_without_a_global_model(cli, tmp_path: Path) -> None:
+    """They stand in the same table, and have the confusions of the clients' models."""
     for name in ("fedavg", "fedper"):
         config = RunConfig(**TINY, plugins=[name], out=tmp_path / name, client_test_fraction=0.2)
         fedcore.run(config)
     page, _ = report(cli, tmp_path / "fedavg", tmp_path / "fedper")
-    titles = [title for title in page.titles() if title.startswith("Confusion matrix")]
-    assert titles == [f"Confusion matrix, {protocol}" for protocol in ("global", "personal", "personal_global")]
+    groups, heads, fedavg, fedper = page.table()
+    assert groups == ["", "global", "global_local", "personal", "personal_global", ""]
+    assert (fedavg[-3:-1], fedper[2:6]) == (["-", "-"], ["-"] * 4)
+    assert len(heads) == len(fedavg) == len(fedper)
+    assert "which this table does not measure" not in page.text
+    titles = [title for title in page.figures if title.startswith("Confusion matrix")]
+    own = [f"Confusion matrix, {protocol}: fedper" for protocol in ("personal", "personal_global")]
+    assert titles == ["Confusion matrix, global: fedavg", *own]
     summary = json.loads((tmp_path / "fedper" / "summary.json").read_text())
     row = summary["confusion_personal"][3]
-    shown = page.plot("Confusion matrix, personal")["data"][0]["text"][3]
-    assert shown == [f"{100 * count / sum(row):.0f}" if count else "" for count in row]
+    shown = [said for said in page.figures[own[0]].said() if said.startswith("class 3,")]
+    assert shown == [f"class 3, predicted {n}\n{100 * count / sum(row):.1f} %" for n, count in enumerate(row) if count]
     assert "each client's own model on its held-out part, at the end; all clients and seeds together" in page.text
 
 
@@ -193,9 +241,9 @@ def test_virtual_time_and_damaged_matrices(cli, copied: Path) -> None:
     for name in ("fedavg-0", "fedavg-1", "fedprox-0"):
         seal(copied / name)
     page, _ = report(cli, copied / "fedavg-0", copied / "fedavg-1", copied / "fedprox-0")
-    traces = page.plot("Accuracy against virtual time, global")["data"]
-    assert [trace["x"] for trace in traces if "markers" in trace.get("mode", "")] == [[1.5, 3.0], [1.5, 3.0]]
-    assert not [title for title in page.titles() if title.startswith("Confusion matrix")]
+    said = page.figures["Accuracy against virtual time, global"].said()
+    assert [text.split(" at ")[1] for text in said] == ["1.5 virtual seconds", "3 virtual seconds"] * 2
+    assert not [title for title in page.figures if title.startswith("Confusion matrix")]
     assert "a finished run records it" in page.text
 
 
@@ -215,18 +263,19 @@ def test_a_run_under_way_with_a_half_written_line(cli, copied: Path) -> None:
     assert "metrics.jsonl: line 2 is half written; read up to it" in notes
     assert "line 2 is half written" in page.text
     assert "1 of 2 rounds" in page.text
-    traces = page.plot("Accuracy over rounds, global")["data"]
-    assert [trace["x"] for trace in traces] == [[1.0], [1.0, 2.0]]
+    curves = page.figures["Accuracy over rounds, global"]
+    assert list(values(curves)["fedavg"]) == [1.0]
+    assert [path.said() for path in curves.all("path", "tail")] == [["fedavg, one run"]]
     assert "Dotted are single runs" in page.text
     # Figures of the end are of the finished run alone.
-    assert len(page.plot("Accuracy by client, global_local")["data"][0]["y"]) == 4
+    assert len(page.figures["Accuracy by client, global_local"].all("circle", "dot")) == 4
 
 
 def test_what_is_not_recorded_is_named_with_its_reason(cli, tmp_path: Path) -> None:
     fedcore.run(RunConfig(**{**TINY, "rounds": 1}, out=tmp_path / "plain"))
     page, notes = report(cli, "plain")
     for title, reason in (("Accuracy by client", "--client-test-fraction 0.2 holds samples out on each client"),):
-        assert title not in page.titles()
+        assert title not in page.figures
         assert reason in page.text
         assert f"not drawn: {title}: " in notes
 
@@ -235,9 +284,10 @@ def test_what_is_not_recorded_is_named_with_its_reason(cli, tmp_path: Path) -> N
     for name in ("config.yaml", "partition.json"):
         shutil.copy(tmp_path / "plain" / name, begun)
     page, _ = report(cli, "begun", out="begun.html")
-    assert page.titles() == ["Who holds what"]
-    assert "no round yet" in page.text
-    assert "no run has been evaluated yet" in page.text
+    assert list(page.figures) == ["Who holds what, seed 0"]
+    assert not page.root.all("p", "save")
+    assert "1 of 1 runs are not finished: begun (no round yet)" in page.text
+    assert "no run has been evaluated twice yet" in page.text
     assert "model.safetensors is written when a run is finished" in page.text
 
 
@@ -248,11 +298,14 @@ def test_other_data_sets_stand_apart(cli, copied: Path, tmp_path: Path) -> None:
     (other / "config.yaml").write_text(yaml.safe_dump({**config, "dataset": "npz:/nowhere/x.npz"}))
     seal(other)
     page, _ = report(cli, copied / "fedavg-0", other)
-    assert page.titles().count("Accuracy over rounds, global") == 2
-    assert page.titles().count("Who holds what") == 1
-    over = "Accuracy over rounds, global"
-    curves = [plot["data"] for plot, title in zip(page.plots, page.titles(), strict=True) if title == over]
-    assert [{trace["name"] for trace in data} for data in curves] == [{"fedavg"}, {"fedprox"}]
+    figures = [(figure.all("h4")[0].text(), figure) for figure in page.root.all("figure")]
+    curves = [set(values(figure)) for title, figure in figures if title == "Accuracy over rounds, global"]
+    assert curves == [{"fedavg"}, {"fedprox"}]
+    assert len([title for title, _ in figures if title.startswith("Who holds what")]) == 1
+    assert [link.attributes["href"] for link in page.root.all("nav")[0].all("a")] == ["#group-1", "#group-2"]
+    assert "digits or npz:/nowhere/x.npz, model mlp, " in page.root.all("p", "setting")[0].text()
+    downloads = [link.attributes["download"] for link in page.root.all("p", "save")[0].all("a")]
+    assert downloads == ["comparison-1.csv", "comparison-1.tex"]
     assert "data set not found: " in page.text
     assert "--data-dir names the folder" in page.text
 
@@ -260,7 +313,7 @@ def test_other_data_sets_stand_apart(cli, copied: Path, tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit(cli, copied: Path) -> None:
     shutil.copy(copied / "fedavg-0" / "partition.json", copied / "fedavg-0" / "model.safetensors")
     page, _ = report(cli, copied / "fedavg-0", copied / "fedprox-0")
-    assert [title for title in page.titles() if title.startswith("Features")] == ["Features of fedprox, seed 0"]
+    assert [title for title in page.figures if title.startswith("Features")] == ["Features of fedprox, seed 0"]
     assert "model.safetensors cannot be used: " in page.text
 
 
@@ -285,15 +338,14 @@ def test_hostile_names_are_text(cli, copied: Path, tmp_path: Path) -> None:
     result = cli("report", run, "--out", "hostile.html", "--figures", "figures", "--points", 0)
     assert result.exit_code == 0, result.output
     page = Page(tmp_path / "hostile.html")
-    assert [tag for tag, _ in page.tags].count("script") == len(page.plots) + 3  # themes, plotly and the page's own
-    assert not [a for tag, a in page.tags if tag == "img" or any(name.startswith("on") for name in a)]
+    assert len(page.root.all("script")) == 1
+    assert not page.root.all("img")
+    assert not [e for e in page.root.all() if any(name.startswith("on") for name in e.attributes)]
     assert HOSTILE in page.text.replace("_script>", "/script>")
-    drawn = json.dumps(page.plots)
-    assert "<img" not in drawn
-    assert "&lt;img" in drawn
-    assert len(list((tmp_path / "figures").iterdir())) >= len(page.plots)
-    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert any(HOSTILE in said for figure in page.figures.values() for said in figure.said())
+    assert len(list((tmp_path / "figures").iterdir())) >= len(page.figures)
+    policy = next(m for m in page.root.all("meta") if m.attributes.get("http-equiv") == "Content-Security-Policy")
+    assert (policy.attributes["content"] or "").startswith("default-src 'none'; script-src 'sha256-")
 
     if program := find():  # what an HTML parser of Python's takes as text, a browser does too
         with Chromium(program) as browser:
@@ -307,7 +359,9 @@ def test_figures_as_files(cli, runs: Path, tmp_path: Path, form: str) -> None:
     result = cli("report", runs / "fedavg-0", "--figures", "figures", "--figure-format", form, "--points", 30)
     assert result.exit_code == 0, result.output
     files = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert {"learning-global", "clients", "classes", "partition", "features-fedavg"} <= {Path(f).stem for f in files}
+    assert {"learning-global", "clients", "classes", "partition-seed_0", "features-fedavg"} <= {
+        Path(f).stem for f in files
+    }
     magic = b"\x89PNG" if form == "png" else b"%PDF"
     assert all((tmp_path / "figures" / name).read_bytes().startswith(magic) for name in files)
     assert f"written: {len(files)} {form} files in figures" in result.stdout
@@ -336,13 +390,14 @@ def test_bad_input_is_one_message_and_exit_code_2(cli, runs: Path, tmp_path: Pat
     assert (tmp_path / "mine.html").read_text() == "my thesis"
     assert not (tmp_path / "report.html").exists()
 
+    found = importlib.util.find_spec
     monkeypatch.setattr(
-        optional_dependencies.importlib.util, "find_spec", lambda name: None if name == "plotly" else object()
+        importlib.util, "find_spec", lambda name, *of: None if name == "matplotlib" else found(name, *of)
     )
-    result = cli("report", runs / "fedavg-0")
+    result = cli("report", runs / "fedavg-0", "--figures", "files")
     assert result.exit_code == 2
-    assert "needs plotly" in result.stderr
-    assert "pip install plotly" in result.stderr
+    assert "pip install matplotlib" in result.stderr
+    assert cli("report", runs / "fedavg-0", "--points", 0).exit_code == 0, "the page needs none"
 
 
 def test_a_report_is_written_over_a_report_with_force(cli, runs: Path) -> None:
@@ -357,26 +412,36 @@ def test_a_browser_draws_every_figure(cli, runs: Path, tmp_path: Path) -> None:
     page, _ = report(cli, *sorted(runs.iterdir()))
     program = find()
     assert program is not None
-    seen = """[...document.querySelectorAll('.plot')].map(place => ({
-        traces: (place._fullData || []).length,
-        svg: place.querySelectorAll('.main-svg').length,
-        inside: place.getBoundingClientRect().right <= innerWidth && place.clientWidth > 200,
-        ink: place._fullLayout.font.color,
-    }))"""
+    seen = """[...document.querySelectorAll('figure > svg')].map(svg => {
+        const box = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')];
+        return {
+            inside: box.left >= 0 && box.right <= innerWidth && box.width > 200,
+            cut: texts.map(t => t.getBoundingClientRect()).filter(t => t.right > innerWidth || t.left < 0).length,
+            ink: getComputedStyle(texts[0] || document.body).fill,
+            size: 12 * box.width / 400,
+        };
+    })"""
     with Chromium(program) as browser:
-        for width, scheme, ink in ((1280, "light", "#1d2530"), (390, "dark", "#dce3ea")):
+        for width, scheme, paper in ((1280, "light", "rgb(255, 255, 255)"), (390, "dark", "rgb(18, 22, 28)")):
             browser.open(tmp_path / "report.html", width=width, scheme=scheme)
             assert browser.errors == []
             asked = {url for url in browser.requests if not url.startswith("data:")}
             assert asked == {(tmp_path / "report.html").as_uri()}
             figures = browser.ask(seen)
-            assert len(figures) == len(page.plots) == 14
-            assert all(f["traces"] and f["svg"] and f["inside"] and f["ink"] == ink for f in figures), figures
+            assert len(figures) == len(page.figures) == 17
+            assert all(f["inside"] and not f["cut"] and f["size"] >= 10 for f in figures), figures
+            assert browser.ask("getComputedStyle(document.body).backgroundColor") == paper
             assert browser.ask("document.documentElement.scrollWidth <= innerWidth")
-        browser.prefer("light")  # while the page is open
-        assert browser.ask("new Promise(done => setTimeout(() => done(true), 300))")
-        assert {figure["ink"] for figure in browser.ask(seen)} == {"#1d2530"}
-        assert browser.errors == []
+            for kind, said in (("hit", "round 1\nfedavg: "), ("interval", "fedprox\n")):
+                shown = browser.ask(f"""(() => {{
+                    const mark = document.querySelector('.{kind}'), box = mark.getBoundingClientRect();
+                    const at = {{bubbles: true, clientX: box.left, clientY: 100}};
+                    mark.dispatchEvent(new PointerEvent('pointermove', at));
+                    const tip = document.getElementById('tip'), place = tip.getBoundingClientRect();
+                    return [tip.hidden, tip.textContent, place.left >= 0 && place.right <= innerWidth];
+                }})()""")
+                assert (shown[0], shown[2]) == (False, True)
+                assert shown[1].startswith(said)
 
 
 class TestDataPlot:
@@ -423,9 +488,9 @@ class TestDataPlot:
 
 
 def test_the_records_are_read_without_torch(python) -> None:
-    modules = ("cli.report", "report.charts", "report.gather", "report.build", "report.static")
+    modules = ("cli.report", "figures", "reports.page", "reports.static")
     names = ", ".join(f"fedcore_study.{module}" for module in modules)
-    code = f"import sys, {names}\nassert 'torch' not in sys.modules and 'plotly' not in sys.modules"
+    code = f"import sys, {names}\nassert 'torch' not in sys.modules"
     done = python(code)
     assert done.returncode == 0, done.stderr
 
@@ -439,12 +504,11 @@ def test_losses_of_other_magnitudes_have_a_logarithmic_axis(cli, copied: Path, t
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in many))
     seal(run)
     page, _ = report(cli, run)
-    assert page.plot("Loss of the task")["layout"]["yaxis"]["type"] == "log"
-    assert "type" not in page.plot("Accuracy over rounds, global")["layout"]["yaxis"]
+    assert {"0.01", "100", "1e+06"} <= {text.text() for text in page.figures["Loss of the task"].all("text", "tick")}
 
     from matplotlib.figure import Figure
 
-    from fedcore_study.report import charts, static
+    from fedcore_study.reports import charts, static
 
     line = charts.Line("fedavg", 0, [1.0, 2.0, 3.0, 4.0], values, [], 1)
     figure = Figure()

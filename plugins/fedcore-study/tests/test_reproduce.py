@@ -15,7 +15,7 @@ from fedcore.base.identity import digest
 from fedcore_study.reproduce import run as reproducing
 from fedcore_study.reproduce.find import find_recipe, find_recipes, recipe_files
 from fedcore_study.reproduce.recipe import SCALES, read_recipe
-from fedcore_study.sweep.run import resolved
+from fedcore_study.sweeps.run import resolved
 
 # Every main table of the five papers: rows, columns, and cells of which the paper's text gives a figure.
 TABLES = {

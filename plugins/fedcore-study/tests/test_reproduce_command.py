@@ -135,8 +135,8 @@ def test_chosen_rows_share_a_folder_with_the_whole_table(cli, recipe, tmp_path: 
 
 def jobs_end(monkeypatch: pytest.MonkeyPatch, status: str, message: str = "", *, interrupted: bool) -> None:
     """Let the processes of a sweep end at once."""
-    from fedcore_study.sweep import run
-    from fedcore_study.sweep.processes import Outcome
+    from fedcore_study.sweeps import run
+    from fedcore_study.sweeps.processes import Outcome
 
     def ended(jobs, *_, **__):
         return [Outcome(job.name, status, message=message) for job in jobs], interrupted

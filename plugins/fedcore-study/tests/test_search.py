@@ -8,10 +8,14 @@ import sys
 import pytest
 
 import fedcore
-from fedcore import ConfigError, RunConfig
+from fedcore import ConfigError
+from fedcore.base.protocols import VALIDATION
+from fedcore.base.safe_yaml import read_yaml
 from fedcore_study import search as searching
-from fedcore_study.search import Axis, parse_search, search, validation_accuracy
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.search import Axis, parse_search, search
+from fedcore_study.sweeps.child import accuracy_of
+from fedcore_study.sweeps.processes import Outcome
+from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import records
 
 optuna = pytest.importorskip("optuna", reason="optuna is not installed: make setup installs it")
@@ -61,7 +65,7 @@ def test_a_search_is_valued_on_held_out_parts_and_goes_on(cli, tmp_path):
     more = json.loads(cli("sweep", "--optuna", 3, *flags, *asked).stdout)
     assert more["trials"][:2] == found["trials"]
     assert len({trial["options"]["lr"] for trial in more["trials"]}) == 3  # no draw again
-    config = fedcore.RunConfig.create(searching.read_yaml((tmp_path / "s" / "best.yaml").read_text()))
+    config = fedcore.RunConfig.create(read_yaml((tmp_path / "s" / "best.yaml").read_text()))
     assert config.lr == more["trials"][more["best"]]["options"]["lr"]
 
 
@@ -83,7 +87,7 @@ CREATED = b'{"op_code":0,"worker_id":"w","study_name":"fedcore","directions":[2]
     ],
 )
 def test_a_damaged_study_is_named_and_goes_on_without_the_damage(tmp_path, monkeypatch, content, line):
-    monkeypatch.setattr(searching, "run", lambda config, notify: notify("round", ROUND))
+    monkeypatch.setattr(searching, "run_jobs", played(ROUND))
     file = tmp_path / "study.log"
     file.write_bytes(content)
     asked = (SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 1, tmp_path)
@@ -93,45 +97,70 @@ def test_a_damaged_study_is_named_and_goes_on_without_the_damage(tmp_path, monke
     assert [trial.state for trial in search(*asked).trials] == ["complete"]
 
 
-ROUND = {"round": 1, "metrics": {"global_local": {"accuracy": 0.5}}}
+ROUND = {"round": 1, "accuracy": 0.9, "validation": 0.5}
 
 
-class Hopeless:
-    """A trial of which every report is below the median."""
+def played(*rounds, status="finished"):
+    """Return what stands in for run_jobs: each job has these rounds until it is stopped."""
 
-    number = 7
+    def run_jobs(jobs, parallel, listen, start):
+        for job in jobs:
+            listen(job.name, "start", {})
+            for details in rounds:
+                if listen(job.name, "round", details) is False:
+                    break
+            listen(job.name, status, {"message": "", "seconds": 0.0})
+        return [Outcome(job.name, status) for job in jobs], status == "stopped"
 
-    def __init__(self):
-        self.reported = []
-
-    def suggest_float(self, name, low, high, log):
-        return low
-
-    def report(self, value, step):
-        self.reported.append((step, value))
-
-    def should_prune(self):
-        return True
+    return run_jobs
 
 
-def test_a_hopeless_trial_is_pruned_in_its_first_round(tmp_path):
-    told, trial = [], Hopeless()
-    objective = searching._objective(
-        optuna, SweepSpec(base=BASE), 0, [Axis("lr", 0.01, 0.1)], tmp_path, lambda *event: told.append(event[1])
-    )
-    with pytest.raises(optuna.TrialPruned):
-        objective(trial)
-    (line,) = records(tmp_path / "runs" / "trial-0007")
-    assert trial.reported == [(0, line["metrics"]["global_local"]["accuracy"])]
-    assert told == ["start", "round", "pruned"]
+def test_a_hopeless_trial_is_pruned_in_its_first_round(tmp_path, monkeypatch):
+    """Trials are judged by those before their batch. Two of the second batch cannot learn, and end after one round."""
+    heard = []
+    spec = SweepSpec(base={**BASE, "rounds": 2})
+    axes = [Axis("lr", choices=(0.05, 1e-12))]
+    drawn = iter([0, 0, 0, 0, 1, 0, 1, 0])
+    monkeypatch.setattr(Axis, "suggest", lambda axis, trial: axis.choices[trial.suggest_int("lr", n := next(drawn), n)])
+    result = search(spec, axes, 8, tmp_path, listen=lambda *told: heard.append(told[:2]))
+    states = ["complete"] * 4 + ["pruned", "complete", "pruned", "complete"]
+    assert [trial.state for trial in result.trials] == states
+    for trial in result.trials:
+        lines = records(trial.directory)
+        assert len(lines) == (1 if trial.state == "pruned" else 2)
+        assert trial.value == max(line["metrics"]["global_local"]["accuracy"] for line in lines)
+        events = [event for number, event in heard if number == trial.number]
+        assert events == ["start", *["round"] * len(lines), "pruned" if trial.state == "pruned" else "finished"]
+
+
+def test_trials_are_the_same_however_many_run_side_by_side(tmp_path):
+    def found(parallel):
+        axes = [Axis("lr", 0.001, 0.3, log=True)]
+        return search(SweepSpec(base=BASE), axes, 6, tmp_path / f"{parallel}", parallel=parallel).trials
+
+    one, two = found(1), found(2)
+    assert [(t.options, t.state, t.value) for t in one] == [(t.options, t.state, t.value) for t in two]
+
+
+def test_a_trial_that_fails_does_not_stop_the_others(tmp_path):
+    told = []
+    axes = [Axis("lr", 1e30, 1e31)]
+    result = search(SweepSpec(base=BASE), axes, 2, tmp_path, listen=lambda *event: told.append(event))
+    assert [trial.state for trial in result.trials] == ["fail", "fail"]
+    assert result.best is None
+    failed = [details["message"] for _, event, details in told if event == "failed"]
+    assert len(failed) == 2
+    assert "0 of 2 clients gave a usable update" in failed[0]
+
+
+def held_out(metrics):
+    return accuracy_of(metrics, VALIDATION)
 
 
 def test_the_test_set_has_no_value():
-    assert validation_accuracy({"global": {"accuracy": 0.9}}) is None
-    assert validation_accuracy(None) is None
-    assert (
-        validation_accuracy({"global": None, "personal": {"accuracy": 0.7}, "global_local": {"accuracy": 0.8}}) == 0.7
-    )
+    assert held_out({"global": {"accuracy": 0.9}}) is None
+    assert held_out(None) is None
+    assert held_out({"global": None, "personal": {"accuracy": 0.7}, "global_local": {"accuracy": 0.8}}) == 0.7
 
 
 @pytest.mark.parametrize(
@@ -162,14 +191,15 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
 
 def test_options_of_a_search_need_it(cli):
     assert "--search is for --optuna" in cli("sweep", "--search", "lr=0.1..1").stderr
-    assert "takes no file, no --grid" in cli("sweep", "--optuna", 2, "--grid", "lr=0.1").stderr
+    assert "takes no file and no --grid" in cli("sweep", "--optuna", 2, "--grid", "lr=0.1").stderr
 
 
 def test_an_interrupt_is_not_a_failed_trial(tmp_path, monkeypatch):
-    def interrupted(config: RunConfig, notify):
-        raise fedcore.Interrupted("interrupted")
-
-    monkeypatch.setattr(searching, "run", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        search(SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 3, tmp_path / "s")
+    asked = (SweepSpec(base=BASE), [Axis("lr", 0.1, 1.0)], 3, tmp_path / "s")
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "run_jobs", played(ROUND, status="stopped"))
+        with pytest.raises(KeyboardInterrupt):
+            search(*asked)
+    monkeypatch.setattr(searching, "run_jobs", played(ROUND))
+    assert [trial.state for trial in search(*asked).trials] == ["complete"] * 3
     assert "optuna" in sys.modules

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -15,10 +16,10 @@ from fedcore.base.identity import digest
 from fedcore.client.setup import Setup
 from fedcore.data import load_dataset
 from fedcore.runs.resolve import resolve, resolve_partition
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.processes import Job, run_jobs
-from fedcore_study.sweep.run import plan_sweep, run_sweep
-from fedcore_study.sweep.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.processes import Job, run_jobs
+from fedcore_study.sweeps.run import plan_sweep, run_sweep
+from fedcore_study.sweeps.spec import SweepSpec, override, parse_axis, parse_seeds, read_spec
 
 
 def cells(**values):
@@ -191,8 +192,24 @@ class TestDirectory:
         assert directory.standing("a") == "waiting"  # killed before it was a run
         (folder / "config.yaml").touch()
         assert directory.standing("a") == "stopped"
-        (folder / "summary.json").touch()
-        assert directory.standing("a") == "finished"
+        (folder / "summary.json").write_text('{"rounds": 3}')
+        assert directory.standing("a") == directory.standing("a", 3) == "finished"
+        assert directory.standing("a", 4) == "stopped"  # it was to have fewer rounds
+
+    def test_more_rounds_go_to_the_run_that_is_there_and_fewer_to_a_new_one(self, tmp_path):
+        directory = SweepDirectory(tmp_path / "s")
+
+        def add(**base):
+            return directory.add("", SweepSpec(base=base, grid={"plugin": ["fedavg", "moon"]}).cells())
+
+        first = add(rounds=3)
+        assert add(rounds=5) == first
+        assert [directory.plan()[name].rounds for name in first] == [5, 5]
+        shorter = add(rounds=3)
+        assert not set(shorter) & set(first)
+        assert add(rounds=4) == shorter
+        assert add(rounds=5) == first
+        assert set(add(rounds=5, lr_schedule="cosine")).isdisjoint(add(rounds=6, lr_schedule="cosine"))
 
     def test_a_folder_with_something_else_is_left_alone(self, tmp_path):
         (tmp_path / "thesis.tex").touch()
@@ -228,12 +245,19 @@ class TestDirectory:
 SLEEP = 'import sys, time; print(\'{"event": "up"}\', flush=True); time.sleep(60)'
 
 
+def python(arguments, log, keep):
+    """Start a program's process."""
+    command = [sys.executable, "-c", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, pass_fds=keep, start_new_session=True)
+
+
 class TestProcesses:
     """Jobs are small Python programs."""
 
     def run(self, tmp_path, programs, parallel, listen=lambda *event: None):
-        jobs = [Job(name, [sys.executable, "-c", code], tmp_path / f"{name}.log") for name, code in programs.items()]
-        outcomes, interrupted = run_jobs(jobs, parallel, listen)
+        jobs = [Job(name, [code], tmp_path / f"{name}.log") for name, code in programs.items()]
+        outcomes, interrupted = run_jobs(jobs, parallel, listen, python)
         assert [outcome.name for outcome in outcomes] == list(programs)
         return {outcome.name: outcome for outcome in outcomes}, interrupted
 

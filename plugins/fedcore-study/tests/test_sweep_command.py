@@ -13,9 +13,9 @@ import pytest
 
 import fedcore
 from fedcore import RunConfig, RunDirectoryError
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.run import run_sweep
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.run import run_sweep
+from fedcore_study.sweeps.spec import SweepSpec
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 LONG = {"clients": 2, "rounds": 60, "local_epochs": 1, "batch_size": 256, "workers": 0}
@@ -45,6 +45,32 @@ def test_a_failed_run_is_reported_and_the_finished_one_is_not_run_again(cli, tmp
     headed = cli("sweep", "s", "--grid", "lr=0.05", "--grid", "plugin=fedavg,moon", "--quiet")
     assert "note: the methods do not train the same model. moon: " in headed.stderr
     assert "run all of them with --projection" in headed.stderr
+
+
+def test_a_sweep_is_extended_by_methods_seeds_and_rounds_without_repeating(cli, tmp_path: Path) -> None:
+    assert cli("sweep", *TINY, "--grid", "plugin=fedavg", "--out", "s", "--quiet").exit_code == 0
+    assert cli("sweep", "s", "--grid", "plugin=fedavg,fedprox", "--quiet").exit_code == 0
+    first = {name: path.stat().st_mtime_ns for name, path in summaries(tmp_path).items()}
+    assert len(first) == 2
+    more = cli("sweep", "s", "--seeds", 2)
+    assert "note: 2 of 4 runs are finished already" in more.stderr
+    assert {name: summaries(tmp_path)[name].stat().st_mtime_ns for name in first} == first
+
+    assert cli("sweep", "s", "--grid", "plugin=fedavg", "--seeds", 1, "--quiet").exit_code == 0  # asks for one run
+    longer = cli("sweep", "s", "--rounds", 2)
+    assert longer.exit_code == 0, longer.stderr
+    assert "note: 4 finished runs go on to more rounds" in longer.stderr
+    assert {json.loads(path.read_text())["rounds"] for path in summaries(tmp_path).values()} == {2}
+    again = cli("sweep", "s", "--json")
+    assert {run["seconds"] for run in json.loads(again.stdout)["runs"]} == {0.0}
+    options = {"clients": 2, "rounds": 2, "local_epochs": 1, "batch_size": 256, "workers": 0}
+    straight = fedcore.run(RunConfig(**options, seed=1, plugins=["fedprox"], out=tmp_path / "straight"))
+    (folder,) = (path.parent for name, path in summaries(tmp_path).items() if name.startswith("fedprox_seed=1"))
+    assert (straight.directory / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def summaries(folder: Path) -> dict[str, Path]:
+    return {path.parent.name: path for path in (folder / "s" / "runs").glob("*/summary.json")}
 
 
 def test_a_sweep_that_is_killed_goes_on_to_the_same_bits(cli, tmp_path: Path) -> None:
@@ -83,8 +109,8 @@ def test_ctrl_c_leaves_checkpoints(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_the_command_with_130(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedcore_study.sweep import run
-    from fedcore_study.sweep.processes import Outcome
+    from fedcore_study.sweeps import run
+    from fedcore_study.sweeps.processes import Outcome
 
     monkeypatch.setattr(run, "run_jobs", lambda jobs, *_, **__: ([Outcome(job.name, "stopped") for job in jobs], True))
     result = cli("sweep", *TINY, "--seeds", 2, "--out", "s")

@@ -11,8 +11,8 @@ from fedcore import ConfigError, Interrupted, PluginContractError, RunConfig, Un
 from fedcore.base import registry
 from fedcore.base.identity import digest
 from fedcore.runs.directory import RunDirectory
-from fedcore_study.sweep.run import run_sweep
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.run import run_sweep
+from fedcore_study.sweeps.spec import SweepSpec
 from fedcore_testing import SMALL, federate, model_bytes, records
 from fedcore_trackers.base import create_tracker, resolve_trackers
 from fedcore_trackers.memory import Memory, memory_file

@@ -1,1 +1,29 @@
-"""Studies of many fedcore runs: sweep, compare, report, reproduce, bench."""
+"""Studies of many fedcore runs: sweep, compare, report, reproduce, bench.
+
+The public functions below are imported on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedcore_study.studies import compare as compare
+    from fedcore_study.studies import report as report
+    from fedcore_study.studies import sweep as sweep
+    from fedcore_study.sweeps.run import SweepResult as SweepResult
+
+_HOMES = {"SweepResult": "sweeps.run", "compare": "studies", "report": "studies", "sweep": "studies"}
+
+__all__ = ["SweepResult", "compare", "report", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"fedcore_study.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'fedcore_study' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,6 +1,7 @@
-"""A search for options by Optuna: trials one after another, compared and pruned on the clients' held-out parts.
+"""A search for options by Optuna: trials, compared and pruned on the clients' held-out parts.
 
 The test set plays no part in it. The study is kept in ``study.log``, a file of JSON lines: the same command goes on.
+Trials are proposed four at a time, whatever the number of processors: a search proposes the same trials everywhere.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedcore import ConfigError, FedcoreError, Interrupted, RunConfig, UnknownNameError, run
+from fedcore import ConfigError, FedcoreError, RunConfig, UnknownNameError
 from fedcore.base import registry
 from fedcore.base.files import parse_json, write_text
-from fedcore.base.protocols import VALIDATION
 from fedcore.base.safe_yaml import read_yaml, write_yaml
-from fedcore_study.sweep.directory import STUDY
-from fedcore_study.sweep.spec import SweepSpec, axis_name
+from fedcore_study.sweeps.child import Task
+from fedcore_study.sweeps.directory import STUDY
+from fedcore_study.sweeps.processes import Job, Outcome, run_jobs
+from fedcore_study.sweeps.spec import SweepSpec, axis_name
+from fedcore_study.sweeps.warm import Starter, starting
 
 BEST = "best.yaml"
+
+TOGETHER = 4
+"""Trials that are proposed at a time: each of them knows those before, and not the others."""
+
+NOTHING_HELD_OUT = "no round was evaluated on held-out parts: the clients hold too few samples"
 
 Listener = Callable[[int, str, Mapping[str, Any]], None]
 """Called with a trial's number, an event (``start``, ``round``, ``finished``, ``pruned``, ``failed``), its details."""
@@ -114,36 +122,55 @@ def check_search(spec: SweepSpec, axes: Sequence[Axis]) -> None:
 
 
 def search(
-    spec: SweepSpec, axes: Sequence[Axis], trials: int, out: Path, *, listen: Listener | None = None
+    spec: SweepSpec,
+    axes: Sequence[Axis],
+    trials: int,
+    out: Path,
+    *,
+    listen: Listener | None = None,
+    parallel: int | None = None,
+    start: Starter | None = None,
 ) -> SearchResult:
     """Run trials until so many of the study in ``out`` have ended; a trial that fails does not stop the others.
 
-    Optuna's TPE sampler proposes the options, seeded with the runs' seed. A trial is pruned when its accuracy is below
-    the median of the earlier trials in the same round.
+    Optuna's TPE sampler proposes the options, seeded with the runs' seed, for ``TOGETHER`` trials at a time. A trial is
+    pruned when its accuracy is below the median of the trials before these in the same round.
 
     :param spec: options of every trial, with one seed.
+    :param parallel: trials side by side; default one per core as far as memory allows, one on a CUDA device.
+    :param start: starts the trials' processes; default one of its own.
     :raises ConfigError: as :func:`check_search`, or the study's file is damaged.
     """
     check_search(spec, axes)
     _check_study(out / STUDY)
-    seed, base = spec.seeds[0], spec.run({}, spec.seeds[0])
-    optuna: Any = import_module("optuna")
+    with contextlib.nullcontext(start) if start is not None else starting() as start:
+        seed, base = spec.seeds[0], spec.run({}, spec.seeds[0])
+        optuna: Any = import_module("optuna")
+        from fedcore.engines import cores
+        from fedcore_study.sweeps.run import default_parallel
 
-    out.mkdir(parents=True, exist_ok=True)
-    with _quiet(optuna):
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / STUDY)))
-        study = optuna.create_study(
-            study_name="fedcore",
-            direction="maximize",
-            storage=storage,
-            load_if_exists=True,
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
-        )
-        study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # other draws where it goes on
-        ended = [trial for trial in study.trials if trial.state.is_finished()]
-        objective = _objective(optuna, spec, seed, axes, out, listen or _silent)
-        if len(ended) < trials:
-            study.optimize(objective, n_trials=trials - len(ended), catch=(FedcoreError,))
+        parallel = parallel or min(TOGETHER, default_parallel([base]))
+        workers = None if parallel == 1 else cores() // parallel if cores() > parallel else 0
+        out.mkdir(parents=True, exist_ok=True)
+        with _quiet(optuna):
+            storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / STUDY)))
+            study = optuna.create_study(
+                study_name="fedcore",
+                direction="maximize",
+                storage=storage,
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=base.rounds // 4),
+            )
+            study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))  # other draws where it goes on
+            left = trials - sum(trial.state.is_finished() for trial in study.trials)
+            while left > 0:
+                asked = [study.ask() for _ in range(min(max(TOGETHER, parallel), left))]
+                batch = _Batch(optuna, spec, axes, out.resolve(), asked, workers, listen or _silent)
+                outcomes, interrupted = run_jobs(batch.jobs(), parallel, batch, start)
+                batch.tell(study, outcomes)
+                if interrupted:
+                    raise KeyboardInterrupt
+                left -= len(asked)
     return _result(study, axes, out, spec, seed)
 
 
@@ -164,49 +191,86 @@ def _check_study(file: Path) -> None:
                 ) from None
 
 
-def _objective(
-    optuna: Any, spec: SweepSpec, seed: int, axes: Sequence[Axis], out: Path, listen: Listener
-) -> Callable[[Any], float]:
-    def objective(trial: Any) -> float:
-        options = {axis.name: axis.suggest(trial) for axis in axes}
-        directory = out / "runs" / f"trial-{trial.number:04d}"
-        config = spec.run(options, seed).model_copy(update={"out": directory})
-        found: list[float] = []
+class _Batch:
+    """Trials that were proposed together: their jobs, and what is heard of them."""
 
-        def notify(event: str, details: Mapping[str, Any]) -> None:
-            if event != "round":
-                return
-            accuracy = validation_accuracy(details["metrics"])
-            listen(trial.number, "round", {"round": details["round"] + 1, "accuracy": accuracy})
-            if accuracy is not None:
-                found.append(accuracy)
-                trial.report(accuracy, details["round"])
-                if trial.should_prune():
-                    raise optuna.TrialPruned
+    def __init__(
+        self,
+        optuna: Any,
+        spec: SweepSpec,
+        axes: Sequence[Axis],
+        out: Path,
+        trials: Sequence[Any],
+        workers: int | None,
+        listen: Listener,
+    ) -> None:
+        self._states, self._out, self._workers, self._tell = optuna.trial.TrialState, out, workers, listen
+        self._trials = {_name(trial.number): trial for trial in trials}
+        self._options = {name: {axis.name: axis.suggest(t) for axis in axes} for name, t in self._trials.items()}
+        self._configs: dict[str, RunConfig] = {}
+        self._wrong: dict[str, str] = {}
+        for name, options in self._options.items():
+            try:
+                self._configs[name] = spec.run(options, spec.seeds[0])
+            except FedcoreError as error:
+                self._wrong[name] = str(error)
+        self._found: dict[str, list[float]] = {name: [] for name in self._trials}
+        self._pruned: set[str] = set()
 
-        listen(trial.number, "start", {"options": options})
-        try:
-            run(config, notify=notify)
-            if not found:
-                raise ConfigError("no round was evaluated on held-out parts: the clients hold too few samples")
-        except optuna.TrialPruned:
-            listen(trial.number, "pruned", {"accuracy": max(found)})
-            raise
-        except Interrupted:
-            raise KeyboardInterrupt from None  # Optuna goes on after an error that it catches
-        except FedcoreError as error:
-            listen(trial.number, "failed", {"message": str(error)})
-            raise
-        listen(trial.number, "finished", {"accuracy": max(found)})
-        return max(found)
+    def jobs(self) -> list[Job]:
+        """Return a job for each trial whose options make a run."""
+        made = []
+        for name, config in self._configs.items():
+            folder = self._out / "runs" / name
+            task = Task(str(folder), config.model_dump(mode="json"), self._workers, judged=True)
+            made.append(Job(name, [task.as_text()], self._out / "logs" / f"{name}.log"))
+        return made
 
-    return objective
+    def __call__(self, name: str, event: str, details: Mapping[str, Any]) -> bool:
+        """Take an event of a trial; returns False if the trial is pruned."""
+        trial = self._trials[name]
+        if event == "start":
+            self._tell(trial.number, "start", {"options": self._options[name]})
+        elif event in ("finished", "failed"):
+            self._ended(name, details["message"], finished=event == "finished")
+        if event != "round":
+            return True
+        accuracy = details["validation"]
+        self._tell(trial.number, "round", {"round": details["round"], "accuracy": accuracy})
+        if accuracy is None:
+            return True
+        self._found[name].append(accuracy)
+        trial.report(accuracy, details["round"] - 1)
+        if trial.should_prune():
+            self._pruned.add(name)
+        return name not in self._pruned
+
+    def tell(self, study: Any, outcomes: Sequence[Outcome]) -> None:
+        """Tell the study how trials ended, in the order of their proposals; of those that did not end, nothing."""
+        status = {outcome.name: outcome.status for outcome in outcomes}
+        for name, trial in self._trials.items():
+            if name in self._wrong:
+                self._ended(name, self._wrong[name], finished=False)
+            if status.get(name) in ("stopped", "waiting"):
+                continue
+            if name in self._pruned:
+                study.tell(trial, state=self._states.PRUNED)
+            elif status.get(name) == "finished" and self._found[name]:
+                study.tell(trial, max(self._found[name]))
+            else:
+                study.tell(trial, state=self._states.FAIL)
+
+    def _ended(self, name: str, message: str, *, finished: bool) -> None:
+        """Tell the listener how a trial ended."""
+        number, found = self._trials[name].number, self._found[name]
+        if finished and found:
+            self._tell(number, "pruned" if name in self._pruned else "finished", {"accuracy": max(found)})
+        else:
+            self._tell(number, "failed", {"message": message or NOTHING_HELD_OUT})
 
 
-def validation_accuracy(metrics: Mapping[str, Any] | None) -> float | None:
-    """Return the accuracy on the clients' held-out parts; None where a round was not evaluated."""
-    rows = (metrics[name] for name in VALIDATION if metrics and metrics.get(name))
-    return next((float(row["accuracy"]) for row in rows), None)
+def _name(number: int) -> str:
+    return f"trial-{number:04d}"
 
 
 def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec, seed: int) -> SearchResult:
@@ -217,7 +281,7 @@ def _result(study: Any, axes: Sequence[Axis], out: Path, spec: SweepSpec, seed: 
         return {n: axis.choices[trial.params[n]] if axis.choices else trial.params[n] for n, axis in chosen.items()}
 
     trials = [
-        Trial(t.number, t.state.name.lower(), t.value, options(t), out / "runs" / f"trial-{t.number:04d}")
+        Trial(t.number, t.state.name.lower(), t.value, options(t), out / "runs" / _name(t.number))
         for t in study.trials
         if t.state.is_finished()
     ]

@@ -17,9 +17,7 @@ def compare(
     runs: shared.Runs,
     protocol: Annotated[str, typer.Option(help=f"One of {', '.join(PROTOCOLS)}.")] = "global",
     by: shared.By = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
-    ] = None,
+    baseline: shared.Baseline = None,
     target: Annotated[
         float | None, typer.Option(metavar="ACCURACY", help="Count rounds and bytes to this accuracy [0 < x <= 1].")
     ] = None,
@@ -45,14 +43,15 @@ def compare(
     """Compare methods over seeds: mean and deviation, the paired difference to a baseline, cost to reach a target.
 
     Runs of other data, partitions or settings have a separate table and are never averaged with these.
-    The difference is paired by seed; its interval, from 3 seeds on, is Student's t.
+    The difference is paired by seed; its interval, from 3 seeds on, is Student's t. Whether a method is better or
+    worse than the baseline is decided by paired t-tests, corrected by Holm for all comparisons of a table.
     """
     form = "latex" if latex else form
     if form not in shared.FORMATS:
         raise UnknownNameError("format", form, shared.FORMATS)
 
-    from fedcore_study.compare.comparison import compare as join
-    from fedcore_study.compare.records import find_runs
+    from fedcore_study.comparisons.comparison import compare as join
+    from fedcore_study.comparisons.records import find_runs
 
     found = find_runs(runs, output.note)
     if found.waiting:
@@ -68,7 +67,7 @@ def compare(
         by_client=clients,
         warn=output.note,
     )
-    from fedcore_study.compare import formats
+    from fedcore_study.comparisons import formats
 
     if form not in ("markdown", "latex", "json"):  # these hold the notes themselves
         for note in comparison.notes:
@@ -82,4 +81,6 @@ def compare(
         console.print(output.figures(formats.title(block), formats.headings(comparison, block), rows))
         for sentence in block.findings:
             console.print(output.text(sentence))
+    if comparison.ranks is not None:
+        console.print(output.text(str(comparison.ranks)))
     console.print(output.text(formats.caption(comparison), style="dim"), soft_wrap=True)

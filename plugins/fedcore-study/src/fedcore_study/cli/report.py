@@ -21,6 +21,7 @@ def report(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page and figures.")] = False,
     form: Annotated[str, typer.Option("--figure-format", metavar="png|pdf", help="Of the files of figures.")] = "png",
     by: shared.By = None,
+    baseline: shared.Baseline = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder that holds the data sets' files; default what each run used.")
     ] = None,
@@ -32,21 +33,18 @@ def report(
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
     debug: options.Debug = False,
 ) -> None:
-    """Write one HTML page about runs: curves, partition, clients, classes, features, losses, bytes and times.
+    """Write one HTML page about runs: comparison, curves, clients, classes, features, losses, bytes and times.
 
     The page is self-contained. Runs of other data or settings have a separate section and are never averaged
-    with these. Running and stopped runs are shown as far as they came. Needs the extra `report` of fedcore.
+    with these. Running and stopped runs are shown as far as they came. --figures needs the extra `report` of fedcore.
     """
-    from fedcore_study.report.optional_dependencies import require
-
-    require()
-    from fedcore_study.compare.records import find_runs
-    from fedcore_study.report import static
-    from fedcore_study.report.build import build
-    from fedcore_study.report.page import check_target, write_page
+    from fedcore_study.comparisons.records import find_runs
+    from fedcore_study.figures import check_format
+    from fedcore_study.reports.build import build
+    from fedcore_study.reports.page import check_target, write_page
 
     check_target(out, figures, force=force)
-    static.check_format(form)
+    check_format(form, needed=figures is not None)
     notes: list[str] = []
     found = find_runs(runs, notes.append)
     console = output.stderr()
@@ -57,6 +55,7 @@ def report(
             notes,
             title=heading,
             by=by or ["plugin"],
+            baseline=baseline,
             data_dir=data_dir,
             points=points,
             allow_code=allow_code,
@@ -66,11 +65,14 @@ def report(
         output.note(note)
     for section in made.sections:
         for entry in section.omitted:
-            output.note(f"{section.title}: not drawn: {entry.title}: {entry.reason}")
+            where = f"{section.title}: " if section.title else ""
+            output.note(f"{where}not drawn: {entry.title}: {entry.reason}")
     write_page(made, out)
     drawn = sum(len(section.charts) for section in made.sections)
     output.stdout().print(output.text(f"written: {out} ({len(made.runs)} runs, {drawn} figures)"), soft_wrap=True)
     if figures is not None:
-        charts = [(section.name, chart) for section in made.sections for chart in section.charts]
+        from fedcore_study.reports import static
+
+        charts = [(section.title, chart) for section in made.sections for chart in section.charts]
         files = static.write(charts, figures, form)
         output.stdout().print(output.text(f"written: {len(files)} {form} files in {figures}"), soft_wrap=True)

@@ -60,9 +60,9 @@ def page(
 
     TABLE is a folder's name, such as fedproc-table-2-paper. Needs the extra `report` of fedcore.
     """
-    from fedcore_study.report.optional_dependencies import require
+    from fedcore_study.figures import require_matplotlib
 
-    require(("matplotlib",))
+    require_matplotlib()
     from fedcore_study.reproduce import curves
     from fedcore_study.reproduce.evidence import read_all
     from fedcore_study.reproduce.find import find_recipes

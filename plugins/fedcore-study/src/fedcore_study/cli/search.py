@@ -13,11 +13,19 @@ from rich.table import Table
 from fedcore.base import output
 from fedcore.cli.guard import SOME_FAILED
 from fedcore_study.search import BEST, SearchResult, check_search, parse_search, search
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.spec import SweepSpec
 
 
 def run_search(
-    spec: SweepSpec, texts: Sequence[str], trials: int, out: Path, *, as_json: bool, quiet: bool, dry_run: bool
+    spec: SweepSpec,
+    texts: Sequence[str],
+    trials: int,
+    out: Path,
+    *,
+    parallel: int | None,
+    as_json: bool,
+    quiet: bool,
+    dry_run: bool,
 ) -> None:
     """Run a search and print its trials."""
     axes = [parse_search(text) for text in texts]
@@ -34,7 +42,7 @@ def run_search(
             told = ", ".join(f"{name} {_short(value)}" for name, value in told.items())
         output.stderr().print(output.text(f"trial {number} {event}: {told}"), soft_wrap=True)
 
-    result = search(spec, axes, trials, out, listen=listen)
+    result = search(spec, axes, trials, out, listen=listen, parallel=parallel)
     if as_json:
         output.print_json(_plain(result))
     else:

@@ -21,6 +21,9 @@ By = Annotated[
         help="Option that distinguishes rows: plugin, or an option of train; can be repeated. Default plugin.",
     ),
 ]
+Baseline = Annotated[
+    str | None, typer.Option(metavar="ROW", help="Row that differences are to; default fedavg where there is one.")
+]
 Parallel = Annotated[
     int | None,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import shlex
 import signal
@@ -18,9 +19,10 @@ from fedcore.cli.guard import INTERRUPTED, SOME_FAILED
 from fedcore.cli.settings import typed_code
 from fedcore.runs.saved import check_code, code_in
 from fedcore_study.cli import shared
-from fedcore_study.sweep.cluster import Cluster
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.spec import SweepSpec, override, read_spec
+from fedcore_study.sweeps.cluster import Cluster
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.spec import SweepSpec, override, read_spec
+from fedcore_study.sweeps.warm import starting
 
 _FIELDS = [name for name in RunConfig.model_fields if name not in ("out", "name", "seed")]
 
@@ -127,9 +129,9 @@ def sweep(
         code = (name for _, config in spec.cells() for name in code_in(config))
         check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
 
-    from fedcore_study.sweep.run import plan_sweep, run_sweep
-
     if dry_run:
+        from fedcore_study.sweeps.run import plan_sweep
+
         labels = [label for label, _ in plan_sweep(spec)] if spec else list(SweepDirectory(folder).plan())
         output.stdout().print(output.text("\n".join(labels)), soft_wrap=True)
         output.note(f"{len(labels)} runs, none started")
@@ -138,10 +140,17 @@ def sweep(
     from fedcore_study.cli.sweep_display import SweepDisplay
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is preempted stops as at Ctrl-C
-    with SweepDisplay(output.stderr(), quiet=quiet) as display:
+    with (
+        starting() if cluster is None else contextlib.nullcontext() as start,
+        SweepDisplay(output.stderr(), quiet=quiet) as display,
+    ):
+        from fedcore_study.sweeps.run import run_sweep  # torch is imported while the other process imports it, too
+
         result = run_sweep(
             spec,
             folder,
+            rounds=given.get("rounds") if source is not None and source.is_dir() else None,
+            start=start,
             parallel=parallel,
             listen=display,
             allow_code=allow_code,
@@ -186,16 +195,16 @@ def _search(
     quiet: bool,
 ) -> None:
     """Run a search by Optuna."""
-    if source is not None or grid or parallel not in (None, 1):
-        raise ConfigError(
-            "--optuna takes no file, no --grid and no --parallel: trials use all cores, one after another"
-        )
+    if source is not None or grid:
+        raise ConfigError("--optuna takes no file and no --grid: --search names what is searched")
     from fedcore_study.cli.search import run_search
 
     base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     spec = override(SweepSpec(), base, [], seeds, settings or [])
-    run_search(spec, searched, trials, out or Path("sweeps") / stamp, as_json=as_json, quiet=quiet, dry_run=dry_run)
+    folder = out or Path("sweeps") / stamp
+    shown = {"as_json": as_json, "quiet": quiet, "dry_run": dry_run}
+    run_search(spec, searched, trials, folder, parallel=parallel, **shown)
 
 
 def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict[str, Any]]:
@@ -220,10 +229,10 @@ def _cluster(submit: str | None, texts: list[str]) -> tuple[Cluster | None, dict
 
 def _cautions(folder: Path) -> list[str]:
     """Return what a comparison of the sweep's finished runs would have to say of their models."""
-    from fedcore_study.compare.cautions import other_models
-    from fedcore_study.compare.comparison import BASELINE
-    from fedcore_study.compare.groups import grouped
-    from fedcore_study.compare.records import find_runs
+    from fedcore_study.comparisons.cautions import other_models
+    from fedcore_study.comparisons.comparison import BASELINE
+    from fedcore_study.comparisons.groups import grouped
+    from fedcore_study.comparisons.records import find_runs
 
     try:
         runs = [run for run in find_runs([folder], lambda message: None).runs if run.finished]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedcore import ConfigError, FedcoreError
 from fedcore.base.identity import method
-from fedcore_study.compare.records import RunRecord, Warn, find_runs
+from fedcore_study.comparisons.records import RunRecord, Warn, find_runs
 from fedcore_study.reproduce.evidence import Evidence, Place, evidence_of, read_evidence, write_evidence
 from fedcore_study.reproduce.places import Cell, differences, nearest, places_of
 from fedcore_study.reproduce.recipe import Recipe

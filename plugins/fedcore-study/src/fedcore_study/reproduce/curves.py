@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcore_study.report.charts import Curves, Line
+from fedcore_study.reports.charts import Curves, Line
 from fedcore_study.reproduce.evidence import Evidence
 from fedcore_study.reproduce.recipe import Recipe
 
@@ -35,7 +35,7 @@ def chart(recipe: Recipe, column: str, found: Sequence[Evidence]) -> Curves:
 
 def draw(recipe: Recipe, column: str, found: Sequence[Evidence], file: Path) -> None:
     """Draw a column's curves into an SVG file whose bits depend on the data and on matplotlib alone."""
-    from fedcore_study.report import static
+    from fedcore_study.reports import static
 
     drawn = chart(recipe, column, found)
     file.parent.mkdir(parents=True, exist_ok=True)

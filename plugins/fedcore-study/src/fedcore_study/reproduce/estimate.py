@@ -13,14 +13,14 @@ from fedcore import FedcoreError, RunConfig
 from fedcore.base.identity import digest
 from fedcore.hooks.plugins import PluginSet
 from fedcore_study.reproduce.run import Plan
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.run import default_parallel, resolved
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.run import default_parallel, resolved
 
 FEWEST = 3
 """Runs for which an estimate is worth a round."""
 
-PROCESS = 5.0
-"""Seconds that a run's process takes to import what it needs."""
+PROCESS = 0.3
+"""Seconds that a run's process takes to begin and to end."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.files import parse_json, write_text
 from fedcore.base.identity import digest, method, settings
-from fedcore_study.compare.records import RunRecord, Warn
+from fedcore_study.comparisons.records import RunRecord, Warn
 from fedcore_study.reproduce.recipe import Scale
 
 DIGITS = 6

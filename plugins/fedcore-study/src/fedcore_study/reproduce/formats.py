@@ -8,7 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore_study.compare.formats import csv_text, latex_comment, latex_table, markdown_table, markdown_text, spread
+from fedcore_study.comparisons.formats import (
+    csv_text,
+    latex_comment,
+    latex_table,
+    markdown_table,
+    markdown_text,
+    spread,
+)
 from fedcore_study.reproduce.run import Reproduction, ResultCell
 
 

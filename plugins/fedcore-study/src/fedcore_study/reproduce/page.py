@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedcore import ConfigError, UnknownNameError
-from fedcore_study.compare.figures import FEW, Difference, Figure, paired_difference
-from fedcore_study.compare.formats import markdown_table, spread
+from fedcore_study.comparisons.figures import FEW, Difference, Figure, paired_difference
+from fedcore_study.comparisons.formats import markdown_table, spread
 from fedcore_study.reproduce.collect import changed_since
 from fedcore_study.reproduce.evidence import Evidence, slug, started
 from fedcore_study.reproduce.places import Cell

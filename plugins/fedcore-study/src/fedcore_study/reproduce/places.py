@@ -10,7 +10,7 @@ from fedcore.base.config import Json
 from fedcore.base.identity import key, settings
 from fedcore_study.reproduce.evidence import Place
 from fedcore_study.reproduce.recipe import SCALES, Recipe
-from fedcore_study.sweep.run import resolved
+from fedcore_study.sweeps.run import resolved
 
 EXECUTION = (
     "engine",

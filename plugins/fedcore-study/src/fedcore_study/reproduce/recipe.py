@@ -20,7 +20,7 @@ from fedcore.base.config import Json
 from fedcore.base.errors import describe
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.base.safe_yaml import read_config_file
-from fedcore_study.sweep.spec import SweepSpec, axis_name
+from fedcore_study.sweeps.spec import SweepSpec, axis_name
 
 Scale = Literal["quick", "paper"]
 SCALES: tuple[Scale, ...] = ("quick", "paper")

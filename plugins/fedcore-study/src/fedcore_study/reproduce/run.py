@@ -11,13 +11,13 @@ from fedcore import ConfigError, DataError, FedcoreError, RunConfig, UnknownName
 from fedcore.base.config import Json
 from fedcore.base.identity import digest
 from fedcore.data import default_data_dir, load_dataset
-from fedcore_study.compare.figures import Figure
-from fedcore_study.compare.records import RunRecord, read_run
+from fedcore_study.comparisons.figures import Figure
+from fedcore_study.comparisons.records import RunRecord, read_run
 from fedcore_study.reproduce.recipe import Cell, Printed, Recipe, Scale
-from fedcore_study.sweep.directory import SweepDirectory
-from fedcore_study.sweep.processes import Listener
-from fedcore_study.sweep.run import SweepResult, resolved, run_sweep
-from fedcore_study.sweep.spec import SweepSpec
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.processes import Listener
+from fedcore_study.sweeps.run import SweepResult, resolved, run_sweep
+from fedcore_study.sweeps.spec import SweepSpec
 
 Note = Callable[[str], None]
 

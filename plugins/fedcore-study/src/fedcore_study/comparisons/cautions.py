@@ -1,0 +1,84 @@
+"""What a comparison must say beside its figures: other models than the baseline's, few seeds, restarted schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedcore.base.protocols import PROTOCOLS
+from fedcore_study.comparisons.figures import FEW, Difference
+from fedcore_study.comparisons.model_size import ModelSize
+from fedcore_study.comparisons.records import RunRecord
+
+OWN = tuple(name for name, protocol in PROTOCOLS.items() if protocol.own_model)
+"""The protocols that measure clients' own models, those on held-out parts first."""
+
+
+def other_models(rows: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
+    """Return a sentence that names the rows whose model is not the baseline's; empty where all are alike.
+
+    :param rows: runs by label, the baseline's among them.
+    """
+    reference = _common(rows[baseline])
+    if reference is None:
+        return ""
+    groups: dict[ModelSize, list[str]] = {}
+    for label, runs in rows.items():
+        size = _common(runs)
+        if size is not None and size != reference:
+            groups.setdefault(size, []).append(label)
+    if not groups:
+        return ""
+    said = "; ".join(f"{', '.join(labels)}: {size}" for size, labels in groups.items())
+    text = f"the methods do not train the same model. {said}; the baseline {baseline}: {reference}. "
+    if reference.projection is None and any(size.projection for size in groups):
+        return text + "To compare like with like run all of them with --projection, which gives each the head"
+    return text + f"The difference to {baseline} is partly that of the models"
+
+
+def few_seeds(differences: Iterable[Difference | None]) -> str:
+    """Return a sentence if some differences are over too few seeds for an interval; empty if none is."""
+    numbers = sorted({found.n for found in differences if found is not None and found.n < FEW})
+    if not numbers:
+        return ""
+    seeds = " or ".join(f"{n} seed{'s' if n > 1 else ''}" for n in numbers)
+    return f"differences over {seeds} say nothing about other seeds, and have no interval; run at least {FEW}"
+
+
+def restarted_schedules(rows: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Return a sentence that counts the runs whose learning rate's schedule restarted; empty where none did.
+
+    That is so after ``resume --rounds`` under a schedule that follows the number of rounds.
+    """
+    found = {label: sum(map(_restarted, runs)) for label, runs in rows.items()}
+    said = ", ".join(f"{label} ({number})" for label, number in found.items() if number)
+    if not said:
+        return ""
+    return (
+        f"runs that were resumed with another --rounds under --lr-schedule cosine: {said}. Their learning rate "
+        "restarted, as in no run of so many rounds from the start"
+    )
+
+
+def own_models(rows: Mapping[str, Sequence[RunRecord]], protocol: str) -> list[str]:
+    """Return a sentence for each protocol that measures own models of these rows' clients, which a table does not."""
+    found: dict[str, list[str]] = {}
+    for label, runs in rows.items() if not PROTOCOLS[protocol].own_model else ():
+        there = next((name for name in OWN if any(name in run.protocols for run in runs)), None)
+        if there is not None:
+            found.setdefault(there, []).append(label)
+    return [
+        f"{', '.join(labels)} {'has' if len(labels) == 1 else 'have'} own models on the clients, which this table does "
+        f"not measure: --protocol {name}"
+        for name, labels in found.items()
+    ]
+
+
+def _restarted(run: RunRecord) -> bool:
+    changed = [change for change in run.changes if "rounds" in change and change["rounds"][0] != change["rounds"][1]]
+    return run.config.lr_schedule == "cosine" and any(change.get("round") for change in changed)
+
+
+def _common(runs: Iterable[RunRecord]) -> ModelSize | None:
+    """Return the size that all runs of a row have; None where one is unknown or they differ."""
+    sizes = {run.model for run in runs}
+    return sizes.pop() if len(sizes) == 1 else None

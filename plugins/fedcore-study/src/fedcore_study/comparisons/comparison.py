@@ -1,0 +1,300 @@
+"""Runs joined to a comparison: the same settings in one block, a row per method, figures over seeds.
+
+Runs that differ in anything but the rows' options and the seed stand in different blocks; nothing else is averaged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcore import ConfigError, UnknownNameError
+from fedcore.base.config import Json
+from fedcore.base.identity import PARTITION_OPTIONS, key, method, settings, short_name
+from fedcore.base.protocols import ON_CLIENTS, PROTOCOLS
+from fedcore_study.comparisons.cautions import few_seeds, other_models, own_models, restarted_schedules
+from fedcore_study.comparisons.figures import Difference, Figure, corrected, paired_difference
+from fedcore_study.comparisons.findings import findings
+from fedcore_study.comparisons.groups import by_seed, field, grouped
+from fedcore_study.comparisons.records import Evaluation, RunRecord, Warn
+from fedcore_study.comparisons.significance import Ranks, level, ranked
+
+BASELINE = "fedavg"
+
+DATA = (*PARTITION_OPTIONS, "labels")
+"""What makes the data of a block: the data set and who holds what of it."""
+
+CLIENT_FIGURES = ("mean", "std", "worst", "best", "variance", "jain")
+"""Figures of :class:`fedcore_study.comparisons.fairness.Spread`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method (or other value of the rows' options) over seeds.
+
+    :param accuracy: by seed; ``summary`` of them. ``rounds``, ``bytes`` and ``virtual`` (seconds of the simulated
+        system): to reach the target, over the seeds that do. ``difference`` is to the baseline, paired by seed.
+    :param clients: how the accuracy is spread over the clients, by ``CLIENT_FIGURES``: over seeds.
+    """
+
+    label: str
+    accuracy: dict[int, float]
+    summary: Figure | None
+    difference: Difference | None
+    rounds: Figure | None
+    bytes: Figure | None
+    seconds: Figure | None
+    virtual: Figure | None
+    clients: dict[str, Figure | None]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows that share all settings but the rows' own; ``settings`` are those in which blocks differ.
+
+    :param notes: what a reader has to know: a baseline with another model, too few seeds.
+    :param findings: what the block shows, in sentences.
+    """
+
+    settings: dict[str, Json]
+    baseline: str | None
+    rows: list[Row]
+    notes: list[str]
+    findings: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All blocks, with what they were made of: accuracies are fractions, times seconds.
+
+    :param by_client: whether tables show how the accuracy is spread over the clients.
+    """
+
+    protocol: str
+    by: list[str]
+    round: int | None
+    target: float | None
+    confidence: float
+    common: dict[str, Json]
+    blocks: list[Block]
+    by_client: bool = False
+    ranks: Ranks | None = None
+    """The methods' ranks over the blocks, if these are of different data."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know of the blocks, each said once, with the block where not all have it."""
+        where: dict[str, list[str]] = {}
+        for block in self.blocks:
+            for note in block.notes:
+                name = ", ".join(f"{name} {value}" for name, value in block.settings.items())
+                where.setdefault(note, []).append(name)
+        return [
+            note if len(named) == len(self.blocks) else f"{' and '.join(named)}: {note}"
+            for note, named in where.items()
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return dataclasses.asdict(self)
+
+
+def compare(
+    runs: Sequence[RunRecord],
+    *,
+    protocol: str = "global",
+    by: Sequence[str] = ("plugin",),
+    baseline: str | None = None,
+    target: float | None = None,
+    round: int | None = None,
+    confidence: float = 0.95,
+    by_client: bool = False,
+    warn: Warn = lambda message: None,
+) -> Comparison:
+    """Compare runs by seed.
+
+    :param by: what makes a row: ``plugin`` and options of a run.
+    :param baseline: label of the row that differences are to; default fedavg where a block has it.
+    :param target: accuracy in (0, 1] whose first reaching is counted in rounds and bytes.
+    :param round: compare after so many rounds, unfinished runs included; default at the end of finished runs.
+    :param by_client: show how the accuracy is spread over the clients, for a protocol that these measure.
+    :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another: the same
+        settings and seed twice, or split among the clients otherwise.
+    """
+    fields = [field(name) for name in by]
+    if protocol not in PROTOCOLS:
+        raise UnknownNameError("protocol", protocol, PROTOCOLS)
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"--target is {target}; accuracies are fractions, for example --target 0.8")
+    if by_client and not PROTOCOLS[protocol].on_clients:
+        names = ", ".join(f"--protocol {name}" for name in ON_CLIENTS)
+        raise ConfigError(f"--clients: protocol {protocol!r} has no figures by client; these have: {names}")
+    if not 0 < confidence < 1:
+        raise ConfigError(f"--confidence is {confidence}; write a fraction such as 0.95")
+    kept = usable(runs, protocol, round, warn)
+    common, groups = grouped(kept, fields)
+    if baseline is not None and not any(baseline in group.rows for group in groups):
+        raise UnknownNameError("baseline", baseline, {label for group in groups for label in group.rows})
+    made = [_block(group.rows, group.settings, baseline, protocol, target, round, confidence, warn) for group in groups]
+    rows_by = ["plugin" if name == "plugins" else name for name in fields]
+    ranks = _ranks(made, common, confidence)
+    return Comparison(protocol, rows_by, round, target, confidence, common, made, by_client, ranks)
+
+
+def _ranks(blocks: Sequence[Block], common: Mapping[str, Json], confidence: float) -> Ranks | None:
+    """Rank the rows over blocks, unless two of these have the same data: they would count twice."""
+    data = [key([{**common, **block.settings}.get(name) for name in DATA]) for block in blocks]
+    if len(set(data)) < len(data):
+        return None
+    means = [{row.label: row.summary.mean for row in block.rows if row.summary} for block in blocks]
+    return ranked(means, level(confidence))
+
+
+def usable(runs: Sequence[RunRecord], protocol: str, round: int | None, warn: Warn) -> list[RunRecord]:
+    """Return the runs that have the figure, and say which have not."""
+    if not runs:
+        raise ConfigError("there is no run to compare yet")
+    if round is None:
+        unfinished = [run for run in runs if not run.finished]
+        for run in unfinished:
+            warn(f"{run.path} is not finished ({len(run.rounds)} of {run.config.rounds} rounds) and is left out")
+        runs = [run for run in runs if run.finished]
+        if not runs:
+            reached = min(len(run.rounds) for run in unfinished)
+            hint = f": --round {reached}" if reached else ""
+            raise ConfigError(f"no run is finished; compare them at a round that all have reached{hint}")
+    kept, without = [], []
+    for run in runs:
+        if run.at(protocol, round) is not None:
+            kept.append(run)
+        elif round is None or protocol not in run.protocols:
+            without.append(run)
+        else:
+            warn(f"{run.path} was not evaluated after round {round} and is left out")
+    if len(without) == 1:
+        warn(f"{without[0].path} has no figures for protocol {protocol!r} and is left out")
+    elif without and kept:
+        counted = Counter(method({short_name(name): {} for name in settings(run.config)["plugins"]}) for run in without)
+        said = ", ".join(f"{name} ({number})" for name, number in counted.items())
+        warn(f"{len(without)} runs have no figures for protocol {protocol!r} and are left out: {said}")
+    if not kept:
+        there = sorted({name for run in runs for name in run.protocols})
+        if protocol in there:
+            raise ConfigError(f"no run was evaluated after {round} rounds under protocol {protocol!r}")
+        raise ConfigError(
+            f"no run has figures for protocol {protocol!r}; there are: {', '.join(there) or 'none'}. "
+            "Choose with --protocol"
+        )
+    return kept
+
+
+def _block(
+    rows: Mapping[str, list[RunRecord]],
+    shown: dict[str, Json],
+    baseline: str | None,
+    protocol: str,
+    target: float | None,
+    round: int | None,
+    confidence: float,
+    warn: Warn,
+) -> Block:
+    seeds = {label: by_seed(runs) for label, runs in rows.items()}
+    chosen = baseline or BASELINE
+    reference = seeds.get(chosen)
+    where = ", ".join(f"{name}={value}" for name, value in shown.items())
+    if baseline and reference is None:
+        warn(f"{where}: no run of the baseline {baseline!r}, hence no differences")
+    _check_clients(seeds)
+    differences: dict[str, Difference | None] = {}
+    for label, runs in seeds.items() if reference is not None else ():
+        if label != chosen:
+            differences[label] = _difference(label, runs, chosen, reference or {}, protocol, round, confidence, warn)
+    differences = corrected(differences, confidence)
+    made = [_row(label, runs, differences.get(label), protocol, target, round) for label, runs in seeds.items()]
+    notes = [few_seeds(row.difference for row in made), restarted_schedules(rows), *own_models(rows, protocol)]
+    if reference is not None:
+        notes.insert(0, other_models(rows, chosen))
+    against = chosen if reference is not None else None
+    said = findings({row.label: row.summary for row in made}, differences, against, confidence)
+    return Block(shown, against, made, [note for note in notes if note], said)
+
+
+def _difference(
+    label: str,
+    runs: Mapping[int, RunRecord],
+    baseline: str,
+    reference: Mapping[int, RunRecord],
+    protocol: str,
+    round: int | None,
+    confidence: float,
+    warn: Warn,
+) -> Difference | None:
+    """Return a row's difference to the baseline over the pairs of runs, and say which seeds have no pair."""
+    accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in runs.items()}
+    # Runs whose samples were split otherwise are no pairs, even with the same seed.
+    pairs = {s: _at(r, protocol, round).accuracy for s, r in reference.items() if _same_clients(r, runs.get(s))}
+    difference = paired_difference(accuracy, pairs, confidence)
+    if difference is None:
+        warn(f"{label} and {baseline} have no seed with the same clients in common, hence no difference")
+    elif difference.n < len(accuracy):
+        warn(f"{label}: only {difference.n} of {len(accuracy)} seeds have a pair in {baseline}")
+    return difference
+
+
+def _row(
+    label: str,
+    runs: Mapping[int, RunRecord],
+    difference: Difference | None,
+    protocol: str,
+    target: float | None,
+    round: int | None,
+) -> Row:
+    accuracy = {seed: _at(run, protocol, round).accuracy for seed, run in sorted(runs.items())}
+    reached = [point for run in runs.values() if target and (point := run.reached(protocol, target, round)) is not None]
+    seconds = [s for run in runs.values() if (s := run.seconds_per_round(round)) is not None]
+    return Row(
+        label,
+        accuracy,
+        Figure.of(list(accuracy.values())),
+        difference,
+        Figure.of([point.rounds for point in reached]),
+        Figure.of([point.bytes for point in reached]),
+        Figure.of(seconds),
+        Figure.of([point.virtual for point in reached if point.virtual is not None]),
+        _over_clients(runs.values(), protocol, round),
+    )
+
+
+def _over_clients(runs: Iterable[RunRecord], protocol: str, round: int | None) -> dict[str, Figure | None]:
+    """Return the figures of the spread over clients, each over the runs that have it."""
+    spreads = [spread for run in runs if (spread := run.spread(protocol, round)) is not None]
+    values = {name: [getattr(spread, name) for spread in spreads] for name in CLIENT_FIGURES}
+    return {name: Figure.of([value for value in found if value is not None]) for name, found in values.items()}
+
+
+def _check_clients(rows: Mapping[str, Mapping[int, RunRecord]]) -> None:
+    """Refuse runs that say they split the same way with the same seed, but whose clients hold other samples."""
+    splits: dict[str, RunRecord] = {}
+    for runs in rows.values():
+        for run in runs.values():
+            values = settings(run.config)
+            other = splits.setdefault(key([values[name] for name in (*PARTITION_OPTIONS, "seed")]), run)
+            if not _same_clients(other, run):
+                raise ConfigError(
+                    f"{other.path} and {run.path} have the same settings and seed, but their clients hold different "
+                    "samples (partition.json): another data set or partition file under the same name. "
+                    "Compare them one by one"
+                )
+
+
+def _same_clients(one: RunRecord, other: RunRecord | None) -> bool:
+    return other is not None and one.partition == other.partition
+
+
+def _at(run: RunRecord, protocol: str, round: int | None) -> Evaluation:
+    point = run.at(protocol, round)
+    assert point is not None  # the others were left out
+    return point

@@ -1,0 +1,113 @@
+"""What a comparison shows, in words: which rows differ from the baseline, and which seeds are too few to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedcore_study.comparisons.figures import FEW, Difference, Figure
+from fedcore_study.comparisons.significance import level, p_text
+
+
+def findings(
+    accuracies: Mapping[str, Figure | None],
+    differences: Mapping[str, Difference | None],
+    baseline: str | None,
+    confidence: float,
+) -> list[str]:
+    """Return sentences about one block.
+
+    :param accuracies: fractions, by row.
+    :param differences: the differences to the baseline of the other rows, with corrected p-values.
+    """
+    known = {label: figure for label, figure in accuracies.items() if figure is not None}
+    if len(accuracies) < 2 or not known:
+        return []
+    said = [_highest(known)]
+    if baseline is None:
+        return said
+    told: dict[str, dict[str, Difference | None]] = {}
+    for label, difference in differences.items():
+        told.setdefault(verdict(difference, confidence), {})[label] = difference
+    for name, words in (
+        ("better", f"Better than {baseline}"),
+        ("worse", f"Worse than {baseline}"),
+        ("same", f"No significant difference to {baseline}"),
+    ):
+        if name in told:
+            said.append(
+                f"{words}: {', '.join(_worded(label, found, name == 'same') for label, found in told[name].items())}."
+            )
+    if "few" in told:
+        each = ", ".join(_worded(label, found, True) for label, found in told["few"].items())
+        said.append(
+            f"Too few seeds to rank {_joined(list(told['few']))} against {baseline}: {each}. Run at least {FEW}."
+        )
+    if "none" in told:
+        said.append(f"No seed in common with {baseline}: {', '.join(told['none'])}.")
+    tested = {label: found for label, found in differences.items() if found is not None and found.p is not None}
+    if tested:
+        said.append(_how(len(tested), baseline, confidence))
+        said += _undone(told.get("same", {}), len(tested))
+    return said
+
+
+def verdict(difference: Difference | None, confidence: float = 0.95) -> str:
+    """Return ``better``, ``worse`` or ``same``; ``few`` where the seeds are too few to tell, ``none`` without any."""
+    if difference is None:
+        return "none"
+    if difference.corrected is None:
+        return "few"
+    if difference.corrected >= level(confidence):
+        return "same"
+    return "better" if difference.mean > 0 else "worse"
+
+
+def _how(tested: int, baseline: str, confidence: float) -> str:
+    """Say what was tested."""
+    at = f"at level {level(confidence):g}"
+    if tested == 1:
+        return f"Tested by a paired t-test over the seeds, {at}."
+    return (
+        f"Tested by paired t-tests over the seeds, {at}, with p-values corrected by Holm for the {tested} "
+        f"comparisons with {baseline} in this table. Each interval is of one comparison alone."
+    )
+
+
+def _undone(same: Mapping[str, Difference | None], tested: int) -> Iterable[str]:
+    """Name the rows whose own interval excludes zero, but not after the correction."""
+    named = [
+        label
+        for label, found in same.items()
+        if found is not None and found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+    ]
+    if named and tested > 1:
+        yield (
+            f"Zero is outside of the interval of {_joined(named)}, but after the correction for {tested} comparisons "
+            "that can be chance."
+        )
+
+
+def _highest(known: Mapping[str, Figure]) -> str:
+    """Name the rows with the highest mean as it is printed."""
+    printed = {label: f"{100 * figure.mean:.2f}" for label, figure in known.items()}
+    top = max(printed.values(), key=float)
+    names = [label for label, text in printed.items() if text == top]
+    return f"Highest mean accuracy: {_joined(names)} with {top} %."
+
+
+def _worded(label: str, difference: Difference | None, open_question: bool) -> str:
+    """Return a row with its difference; where the question is open, with the seeds that would answer it."""
+    if difference is None:
+        return label
+    parts = [f"{100 * difference.mean:+.2f}"]
+    if difference.low is None or difference.high is None or difference.corrected is None:
+        return f"{label} ({parts[0]} over {difference.n} seed{'s' * (difference.n > 1)})"
+    parts[0] += f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
+    parts.append(p_text(difference.corrected))
+    if open_question and difference.seeds is not None and difference.seeds > difference.n:
+        parts.append(f"about {difference.seeds} seeds would show a difference of this size")
+    return f"{label} ({', '.join(parts)})"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

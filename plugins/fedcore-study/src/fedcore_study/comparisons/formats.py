@@ -1,0 +1,335 @@
+"""A comparison as text: the cells that every table shows, and markdown, LaTeX, CSV and JSON of them.
+
+Names may come from a stranger's run: what they mean to a terminal or to the reader of a format is escaped.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fedcore.base.config import Json
+from fedcore.base.identity import method
+from fedcore.base.output import clean
+from fedcore_study.comparisons.comparison import Block, Comparison, Row
+from fedcore_study.comparisons.figures import Difference, Figure
+from fedcore_study.comparisons.findings import verdict
+from fedcore_study.comparisons.significance import p_text
+
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {character: "\\" + character for character in "&%$#_{}"} | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a block's table.
+
+    :param cell: a row's text. ``rank``: what the best row of a column has most of, None for a row that cannot be the
+        best; columns without ``rank`` have no best.
+    """
+
+    heading: str
+    cell: Callable[[Row], str]
+    rank: Callable[[Row], float | None] | None = None
+
+
+SECONDS = "s/round"
+
+CLIENTS = {
+    "mean": ("clients' mean %", 100.0, 2, 1),
+    "std": ("std %", 100.0, 2, -1),
+    "worst": ("worst 10 %", 100.0, 2, 1),
+    "best": ("best 10 %", 100.0, 2, 1),
+    "variance": ("variance", 1.0, 1, -1),
+    "jain": ("Jain", 1.0, 4, 1),
+}
+"""Figure over the clients: its heading, what it is multiplied by, its decimals, and 1 where more is better, else -1."""
+
+
+def columns(comparison: Comparison, block: Block) -> list[Column]:
+    """Return the columns of a block; the first one holds names, the others numbers."""
+    found = [
+        Column(", ".join("method" if name == "plugin" else name for name in comparison.by), lambda row: row.label),
+        Column("seeds", lambda row: str(len(row.accuracy))),
+        _figures("accuracy %", lambda row: row.summary, 100, 2, 1),
+    ]
+    if comparison.by_client:  # beside differences and costs they would be too many to read
+        return [*found, *client_columns()]
+    if block.baseline is not None:
+        interval = f"[{100 * comparison.confidence:g} % interval]"
+        found.append(Column(f"minus {block.baseline} {interval}", lambda row: _difference(row.difference)))
+        if any(row.difference is not None and row.difference.corrected is not None for row in block.rows):
+            found.append(Column("p (Holm)", lambda row: _p(row.difference)))
+    if comparison.target is not None:
+        goal = f"{100 * comparison.target:g} %"
+        found.append(_to_target(f"rounds to {goal}", lambda row: row.rounds, 1.0, 1))
+        found.append(_to_target(f"MB to {goal}", lambda row: row.bytes, 1e-6, 2))
+        if any(row.virtual for row in block.rows):
+            found.append(_to_target(f"virtual s to {goal}", lambda row: row.virtual, 1.0, 1))
+    return [*found, Column(SECONDS, lambda row: spread(row.seconds, 1, 3))]
+
+
+def client_columns() -> list[Column]:
+    """Return the columns of how the accuracy is spread over the clients."""
+    return [
+        _figures(heading, lambda row, name=name: row.clients[name], scale, digits, sign)  # type: ignore[misc]
+        for name, (heading, scale, digits, sign) in CLIENTS.items()
+    ]
+
+
+def _figures(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int, sign: int) -> Column:
+    """Return a column of figures whose best mean, as it is printed, is the largest (``sign`` 1) or the smallest."""
+
+    def rank(row: Row) -> float | None:
+        found = figure(row)
+        return None if found is None else sign * round(scale * found.mean, digits)
+
+    return Column(heading, lambda row: spread(figure(row), scale, digits), rank)
+
+
+def _to_target(heading: str, figure: Callable[[Row], Figure | None], scale: float, digits: int) -> Column:
+    """Return a column of what it took to reach the target, with ``(2/3)`` where not all seeds did."""
+
+    def cell(row: Row) -> str:
+        found = figure(row)
+        if found is None:
+            return "not reached"
+        return spread(found, scale, digits) + (
+            f" ({found.n}/{len(row.accuracy)})" if found.n < len(row.accuracy) else ""
+        )
+
+    def rank(row: Row) -> float | None:
+        found = figure(row)
+        return None if found is None or found.n < len(row.accuracy) else -round(scale * found.mean, digits)
+
+    return Column(heading, cell, rank)
+
+
+def _difference(difference: Difference | None) -> str:
+    if difference is None:
+        return "-"
+    text = f"{100 * difference.mean:+.2f}"
+    if difference.low is None or difference.high is None:
+        return text + f" ({difference.n} seed{'s' if difference.n > 1 else ''})"
+    return text + f" [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
+
+
+def _p(difference: Difference | None) -> str:
+    return "-" if difference is None or difference.corrected is None else p_text(difference.corrected)[2:].lstrip("= ")
+
+
+def headings(comparison: Comparison, block: Block) -> list[str]:
+    """Return the columns' headings of a block."""
+    return [column.heading for column in columns(comparison, block)]
+
+
+def cells(comparison: Comparison, block: Block, row: Row) -> list[str]:
+    """Return a row's cells, accuracies in percent: mean ± standard deviation, ``(2/3)`` where not all seeds have it."""
+    return [column.cell(row) for column in columns(comparison, block)]
+
+
+def spread(figure: Figure | None, scale: float, digits: int = 2) -> str:
+    """Return ``93.06 ± 0.41``, the mean alone for one value, a dash for none."""
+    if figure is None:
+        return "-"
+    deviation = "" if figure.std is None else f" ± {scale * figure.std:.{digits}f}"
+    return f"{scale * figure.mean:.{digits}f}{deviation}"
+
+
+WITHOUT_ALPHA = ("iid", "shards", "classes", "natural")
+"""Partitioners that do not use ``alpha``, as no partition file does."""
+
+
+def title(block: Block) -> str:
+    """Return in what a block differs from the others; empty for the only one."""
+    return ", ".join(f"{name} {short_value(name, value)}" for name, value in block.settings.items())
+
+
+def caption(comparison: Comparison) -> str:
+    """Return what all blocks have in common, as far as one wants to read it under a table."""
+    names = ("plugins", "dataset", "model", "partition", "alpha", "clients", "participation", "rounds", "local_epochs")
+    common = comparison.common
+    partition = str(common.get("partition"))
+    unused = {"alpha"} if partition in WITHOUT_ALPHA or partition.endswith(".json") else set()
+    parts = [f"{name} {short_value(name, common[name])}" for name in names if name in common and name not in unused]
+    after = "at the end" if comparison.round is None else f"after {comparison.round} rounds"
+    return f"protocol {comparison.protocol}, {after}; {', '.join(parts)}"
+
+
+def markdown(comparison: Comparison) -> str:
+    """Return a GitHub table for each block."""
+    parts = []
+    for block in comparison.blocks:
+        rows = [cells(comparison, block, row) for row in block.rows]
+        parts.append(markdown_table(title(block), headings(comparison, block), rows))
+        parts += ["\n".join(f"- {markdown_text(said)}" for said in block.findings)] if block.findings else []
+    ranks = [str(comparison.ranks)] if comparison.ranks else []
+    notes = [f"Note: {note}." for note in comparison.notes]
+    return "\n\n".join([*parts, *map(markdown_text, (*ranks, caption(comparison), *notes))]) + "\n"
+
+
+def latex(comparison: Comparison) -> str:
+    """Return a table for each block in the style of the package booktabs, the best of each column in bold."""
+    notes = [f"Note: {note}." for note in comparison.notes]
+    said = map(latex_comment, (r"Needs \usepackage{booktabs}.", caption(comparison), *notes))
+    parts = ["\n".join(said)]
+    for number, block in enumerate(comparison.blocks, start=1):
+        said = map(latex_comment, block.findings)
+        parts.append("\n".join([*said, _latex_float(comparison, block, number)]))
+    if comparison.ranks:
+        parts.append(latex_comment(str(comparison.ranks)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex_float(comparison: Comparison, block: Block, number: int) -> str:
+    shown = [column for column in columns(comparison, block) if column.heading != SECONDS]  # of one machine
+    rows = [
+        [
+            latex_number(column.cell(row)) if place else latex_text(column.cell(row))
+            for place, column in enumerate(shown)
+        ]
+        for row in block.rows
+    ]
+    for place, column in enumerate(shown):
+        for best in best_rows(column, block.rows):
+            rows[best][place] = rf"\textbf{{{rows[best][place]}}}"
+    words = f"{title(block)}; {caption(comparison)}" if title(block) else caption(comparison)
+    words = f"{words[0].upper()}{words[1:]}. Mean ± standard deviation over seeds; the best mean of a column is bold."
+    if block.baseline is not None and not comparison.by_client:
+        words += (
+            f" Differences to {block.baseline} are paired by seed, with Student's t interval; p-values of paired "
+            "t-tests are corrected by Holm for all of this table."
+        )
+    table = latex_table("", [column.heading for column in shown], rows, escaped=True)
+    label = f"tab:comparison-{number}" if len(comparison.blocks) > 1 else "tab:comparison"
+    lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{latex_text(words)}}}", rf"\label{{{label}}}", table]
+    return "\n".join([*lines, r"\end{table}"])
+
+
+def best_rows(column: Column, rows: Sequence[Row]) -> list[int]:
+    """Return the numbers of the rows that are best in a column, as it is printed; none where there is no choice."""
+    ranks = [column.rank(row) if column.rank else None for row in rows]
+    known = [rank for rank in ranks if rank is not None]
+    if len(known) < 2 or min(known) == max(known):
+        return []
+    return [number for number, rank in enumerate(ranks) if rank == max(known)]
+
+
+def markdown_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a GitHub table under its title, if it has one; the first column holds names, the others numbers."""
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in (headings, *rows)]
+    lines.insert(1, "| --- |" + " ---: |" * (len(headings) - 1))
+    return "\n".join([*([f"**{markdown_text(title)}**", ""] if title else []), *lines])
+
+
+def latex_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, escaped: bool = False) -> str:
+    """Return a tabular with its title as a comment; the first column holds names, the others numbers.
+
+    :param escaped: the rows are LaTeX already.
+    """
+    lines = [latex_comment(title)] if title else []
+    lines += [rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}", r"\toprule", _latex_row(headings), r"\midrule"]
+    body = [" & ".join(row) + r" \\" if escaped else _latex_row(row) for row in rows]
+    return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def csv_text(rows: Iterable[Sequence[Json]]) -> str:
+    """Return rows as CSV in which no text is a formula of a spreadsheet."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for row in rows:
+        cells = (_line(cell) if isinstance(cell, str) else cell for cell in row)
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and re.match("[=+@-].", cell) else cell for cell in cells])
+    return file.getvalue()
+
+
+def markdown_text(text: str) -> str:
+    """Return a text in which nothing is HTML, a link, or the end of a table's cell."""
+    return re.sub(r"[\\|]", r"\\\g<0>", _line(text)).replace("<", "&lt;").replace("](", r"]\(")
+
+
+def latex_text(text: str) -> str:
+    """Return a text in which nothing is a command of LaTeX."""
+    return "".join(_LATEX.get(character, character) for character in _line(text))
+
+
+def latex_comment(text: str) -> str:
+    """Return a text as a comment of LaTeX."""
+    return f"% {_line(text)}"
+
+
+def _line(text: str) -> str:
+    return " ".join(clean(text).split())
+
+
+def latex_number(text: str) -> str:
+    """Return a cell of numbers for LaTeX, with signs of the right length."""
+    return re.sub(r"-(?=\d)", "$-$", latex_text(text))
+
+
+def plain_rows(comparison: Comparison) -> list[dict[str, Json]]:
+    """Return one mapping per row with plain numbers: fractions, bytes, seconds; None where there is none.
+
+    It begins with the settings in which blocks differ.
+    """
+    named = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
+    found = []
+    for block in comparison.blocks:
+        for row in block.rows:
+            values = {name: short_value(name, block.settings.get(name, "")) for name in named}
+            values |= {"row": row.label, "protocol": comparison.protocol, "baseline": block.baseline}
+            costs = {"rounds": row.rounds, "bytes": row.bytes, "seconds": row.seconds}
+            for name, figure in {"accuracy": row.summary, **costs}.items():
+                values |= _parts(name, figure)
+            d = row.difference
+            parts = ("mean", "low", "high")
+            values |= {f"difference_{part}": getattr(d, part) if d else None for part in parts}
+            values["difference_n"] = d.n if d else 0
+            for name, figure in (
+                ("virtual_seconds", row.virtual),
+                *((f"clients_{n}", row.clients[n]) for n in CLIENTS),
+            ):
+                values |= _parts(name, figure)
+            values |= {"p": d.p, "p_holm": d.corrected} if d else {"p": None, "p_holm": None}
+            values["seeds_needed"] = d.seeds if d else None
+            compared = block.baseline not in (None, row.label)
+            values["verdict"] = verdict(d, comparison.confidence) if compared else None
+            found.append(values)
+    return found
+
+
+def as_csv(comparison: Comparison) -> str:
+    """Return one line per row; empty where there is no value."""
+    rows = plain_rows(comparison)
+    return csv_text([list(rows[0]), *(list(row.values()) for row in rows)])
+
+
+def as_json(comparison: Comparison) -> str:
+    """Return everything."""
+    return json.dumps(comparison.as_json(), indent=2) + "\n"
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {
+    "markdown": markdown,
+    "csv": as_csv,
+    "latex": latex,
+    "json": as_json,
+}
+
+
+def _parts(name: str, figure: Figure | None) -> dict[str, Json]:
+    mean, std, n = (figure.mean, figure.std, figure.n) if figure else (None, None, 0)
+    return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_n": n}
+
+
+def _latex_row(row: Sequence[str]) -> str:
+    return " & ".join(map(latex_text, row)) + r" \\"
+
+
+def short_value(name: str, value: Json) -> Json:
+    """Return a setting's value as a table names it: plugins without their options."""
+    return method(value) if name == "plugins" and isinstance(value, dict) else value

@@ -1,0 +1,89 @@
+"""Comparisons as data frames of pandas: a row per method, or one per run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcore_study.comparisons.comparison import Comparison
+from fedcore_study.comparisons.formats import CLIENTS, plain_rows, short_value, title
+from fedcore_study.comparisons.groups import field, grouped
+from fedcore_study.comparisons.records import RunRecord
+
+if TYPE_CHECKING:
+    import pandas
+
+DIFFERENCE = {
+    "difference_mean": "difference",
+    "difference_low": "difference_low",
+    "difference_high": "difference_high",
+    "difference_n": "difference_seeds",
+    "p": "p",
+    "p_holm": "p_holm",
+    "verdict": "verdict",
+    "seeds_needed": "seeds_needed",
+}
+"""Column of a CSV file -> column of a frame, for what is said of a difference."""
+
+
+def of_methods(comparison: Comparison) -> pandas.DataFrame:
+    """Return one row per method and table; the index names the settings in which tables differ, and the method."""
+    import pandas
+
+    names = {"accuracy_mean": "accuracy_mean", "accuracy_std": "accuracy_std", "accuracy_n": "seeds", **DIFFERENCE}
+    names["seconds_mean"] = "seconds"
+    if comparison.target is not None:
+        virtual = any(row.virtual for block in comparison.blocks for row in block.rows)
+        for cost in ("rounds", "bytes", *(["virtual_seconds"] if virtual else [])):
+            names[f"{cost}_mean"] = f"{cost}_to_target"
+        names["rounds_n"] = "seeds_at_target"
+    if comparison.by_client:
+        names |= {f"clients_{name}_mean": f"clients_{name}" for name in CLIENTS}
+    rows = plain_rows(comparison)
+    frame = pandas.DataFrame([{short: row[name] for name, short in names.items()} for row in rows])
+    words = [short for short in names.values() if short != "verdict"]
+    frame[words] = frame[words].astype(float)
+    for counted in ("seeds", "difference_seeds", "seeds_needed"):
+        frame[counted] = frame[counted].astype("Int64")  # whole numbers, some of them missing
+    shown = list(dict.fromkeys(name for block in comparison.blocks for name in block.settings))
+    method = ", ".join("method" if name == "plugin" else name for name in comparison.by)
+    index = [(*(_hashable(row[name]) for name in shown), row["row"]) for row in rows]
+    frame.index = (
+        pandas.MultiIndex.from_tuples(index, names=[*shown, method])
+        if shown
+        else pandas.Index([row for (row,) in index], name=method)
+    )
+    frame.attrs = {
+        "findings": [
+            f"{title(block)}: {sentence}" if shown else sentence
+            for block in comparison.blocks
+            for sentence in block.findings
+        ],
+        "notes": comparison.notes,
+        "ranks": dict(comparison.ranks.average) if comparison.ranks else {},
+    }
+    if comparison.ranks:
+        frame.attrs["findings"].append(str(comparison.ranks))
+    return frame
+
+
+def of_runs(runs: Sequence[RunRecord], by: Sequence[str], protocol: str, round: int | None) -> pandas.DataFrame:
+    """Return one row per run, in long form: settings in which runs differ, method, seed, accuracy, costs, directory."""
+    import pandas
+
+    method = ", ".join("method" if field(name) == "plugins" else name for name in by)
+    rows: list[dict[str, Any]] = []
+    for group in grouped(runs, [field(name) for name in by])[1]:
+        for label, found in group.rows.items():
+            for run in sorted(found, key=lambda run: run.config.seed):
+                point = run.at(protocol, round)
+                assert point is not None  # the others were left out
+                cost = {"rounds": point.rounds, "bytes": point.bytes, "seconds": run.seconds_per_round(round)}
+                figures = {"seed": run.config.seed, "accuracy": point.accuracy, **cost, "directory": str(run.path)}
+                shown = {name: short_value(name, value) for name, value in group.settings.items()}
+                rows.append({**shown, method: label, **figures})
+    return pandas.DataFrame(rows)
+
+
+def _hashable(value: Any) -> Any:
+    return str(value) if isinstance(value, (dict, list)) else value

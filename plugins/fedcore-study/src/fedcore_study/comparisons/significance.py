@@ -1,0 +1,121 @@
+"""Tests of differences: paired t, Holm's correction, the seeds that a difference needs, ranks over data sets.
+
+scipy is imported where it is needed: it takes a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+POWER = 0.8
+"""The probability with which :func:`seeds_needed` seeds show a difference that is there."""
+
+MOST_SEEDS = 1000
+"""Beyond so many seeds the number is not worth telling."""
+
+_LARGEST = 10.0
+"""Larger effects need no more seeds than this one; the noncentral t distribution is not exact for them."""
+
+
+def paired_p(mean: float, deviation: float, n: int) -> float:
+    """Return the two-sided p-value of the paired t-test, from the mean and sample deviation of ``n`` differences."""
+    from scipy.stats import t
+
+    if deviation == 0:
+        return 0.0 if mean else 1.0
+    return float(2 * t.sf(abs(mean) / (deviation / math.sqrt(n)), n - 1))
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values corrected for their number (Holm 1979): step-down, each at least its predecessor, at most 1."""
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[name]))
+        corrected[name] = largest
+    return {name: corrected[name] for name in p_values}
+
+
+def seeds_needed(effect: float, alpha: float) -> int | None:
+    """Return the number of seeds with which the paired t-test finds an effect with a probability of ``POWER``.
+
+    :param effect: the mean of the paired differences divided by their deviation.
+    :param alpha: the level of the two-sided test.
+    :returns: None for more than ``MOST_SEEDS``.
+    """
+    effect, enough = min(abs(effect), _LARGEST), 2
+    while power(effect, enough, alpha) < POWER:  # it grows with the number
+        if enough >= MOST_SEEDS:
+            return None
+        enough = min(2 * enough, MOST_SEEDS)
+    few = enough // 2
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if power(effect, middle, alpha) >= POWER else (middle, enough)
+    return enough
+
+
+def power(effect: float, n: int, alpha: float) -> float:
+    """Return the probability that a two-sided paired t-test over ``n`` pairs finds an effect, in its own direction."""
+    from scipy.stats import nct, t
+
+    return float(nct.sf(t.ppf(1 - alpha / 2, n - 1), n - 1, abs(effect) * math.sqrt(n)))
+
+
+def level(confidence: float) -> float:
+    """Return the level of the tests that belong to intervals: 0.05 for 0.95."""
+    return round(1 - confidence, 12)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Methods ranked on each of several data sets (Demsar 2006, JMLR 7:1-30)."""
+
+    tables: int
+    """The number of data sets, or of other splits of one."""
+    average: dict[str, float]
+    """Each method's average rank; 1 is the best."""
+    p: float
+    """The p-value of Friedman's test that all methods are alike."""
+    critical: float
+    """Nemenyi's critical difference: average ranks that differ by less are not significantly different."""
+    alpha: float
+    """The level of both tests."""
+
+    def __str__(self) -> str:
+        """Return what they show, in sentences."""
+        each = ", ".join(f"{name} {rank:.2f}" for name, rank in sorted(self.average.items(), key=lambda item: item[1]))
+        said = f"Average ranks over {self.tables} data settings, 1 is the best: {each}."
+        if self.p >= self.alpha:
+            return f"{said} Friedman's test finds no difference between the methods ({p_text(self.p)})."
+        return (
+            f"{said} Friedman's test finds a difference ({p_text(self.p)}). Average ranks that differ by less than "
+            f"{self.critical:.2f} are not significantly different (Nemenyi)."
+        )
+
+
+def ranked(tables: Sequence[Mapping[str, float]], alpha: float) -> Ranks | None:
+    """Rank the methods that all tables have, by figures of which more is better; None for fewer than two
+    tables or three methods.
+
+    Friedman's test is approximate: with few tables it finds less than is there.
+    """
+    names = [name for name in tables[0] if all(name in table for table in tables)] if tables else []
+    if len(tables) < 2 or len(names) < 3:
+        return None
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    rows = [rankdata([-table[name] for name in names]) for table in tables]
+    average = {name: float(sum(row[place] for row in rows) / len(rows)) for place, name in enumerate(names)}
+    alike = all(len(set(row)) == 1 for row in rows)
+    p = 1.0 if alike else float(friedmanchisquare(*([table[n] for table in tables] for n in names)).pvalue)
+    quantile = float(studentized_range.ppf(1 - alpha, len(names), math.inf)) / math.sqrt(2)
+    critical = quantile * math.sqrt(len(names) * (len(names) + 1) / (6 * len(tables)))
+    return Ranks(len(tables), average, p, critical, alpha)
+
+
+def p_text(p: float) -> str:
+    """Return a p-value as papers print it: ``p = 0.012``, ``p < 0.001``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

@@ -1,0 +1,302 @@
+"""A report put together: which tables and charts it has, from runs that were read."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore.base.identity import key, method
+from fedcore.base.protocols import EVALUATED
+from fedcore.base.registry import available
+from fedcore.base.safe_yaml import read_yaml
+from fedcore.runs.saved import check_code, code_in
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import BASELINE
+from fedcore_study.comparisons.groups import Group, by_seed, grouped
+from fedcore_study.comparisons.groups import field as option
+from fedcore_study.comparisons.records import Found, RunRecord
+from fedcore_study.reports import breakdowns, lines
+from fedcore_study.reports.charts import Chart, Curves, Omitted, mapping_in
+from fedcore_study.reports.opening import Opening, Table, opening
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is shown of one group of runs."""
+
+    title: str
+    """Empty for the only group."""
+    settings: str
+    """All in which the group differs from the others."""
+    opening: Opening
+    parts: dict[str, list[Chart]]
+    """The charts by what they are about. Those of the results are first and have no heading."""
+    omitted: list[Omitted]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts of the section."""
+        return [chart for charts in self.parts.values() for chart in charts]
+
+
+@dataclass(frozen=True)
+class RunText:
+    """One run's configuration as its config.yaml has it, versions included."""
+
+    name: str
+    path: str
+    config: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that the page shows."""
+
+    title: str
+    setting: str
+    """Data, model, partition, clients, rounds and seeds in one line."""
+    created: str
+    notes: list[str]
+    sections: list[Section]
+    runs: list[RunText] = field(default_factory=list)
+    details: dict[str, Table] = field(default_factory=dict)
+    """Tables at the end by their title: the runs, what they share, machines, versions."""
+
+
+def build(
+    found: Found,
+    notes: Sequence[str],
+    *,
+    title: str,
+    by: Sequence[str] = ("plugin",),
+    baseline: str | None = None,
+    data_dir: Path | None = None,
+    points: int = 500,
+    progress: Callable[[str], None] = lambda message: None,
+    allow_code: bool = False,
+) -> Report:
+    """Put a report together.
+
+    :param notes: what was noticed while the runs were read. ``points``: test samples in an embedding, 0 for none.
+    :param baseline: the row that differences are to, in the groups that have it; default fedavg.
+    :param allow_code: import what the runs' configurations name as ``module:...``.
+    :raises ConfigError: there is no run, two of the same settings and seed, or one that names code.
+    """
+    runs = found.runs
+    if not runs:
+        raise ConfigError("there is no run to report yet")
+    for run in runs:
+        check_code(code_in(run.config), run.path / "config.yaml", allow=allow_code)
+    common, groups = grouped(runs, [option(name) for name in by])
+    for group in groups:
+        for rows in group.rows.values():
+            by_seed(rows)
+    labels = dict.fromkeys(label for group in groups for label in group.rows)
+    if baseline is not None and baseline not in labels:
+        raise UnknownNameError("baseline", baseline, labels)
+    said = list(notes)
+    if found.waiting:
+        said.append(f"{len(found.waiting)} planned runs have not begun: {', '.join(found.waiting)}")
+    if unfinished := [f"{run.path.name} ({_state(run)})" for run in runs if not run.finished]:
+        said.append(f"{len(unfinished)} of {len(runs)} runs are not finished: {', '.join(unfinished)}")
+    colors = {label: number for number, label in enumerate(labels)}
+    telling = _telling(groups)
+    sections = []
+    for number, group in enumerate(groups, start=1):
+        progress(f"group {number} of {len(groups)}")
+        sections.append(_section(group, telling, colors, by, baseline, data_dir, points))
+    details = {
+        f"{len(runs)} runs": _overview(runs),
+        "Settings that all runs share": Table(
+            ["option", "value"], [[n, _short(v)] for n, v in common.items()], words=2
+        ),
+        "Machine and commit": _machines(runs),
+        "Versions of what the runs used": _versions(runs),
+    }
+    return Report(
+        title=title,
+        setting=_setting(runs),
+        created=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        notes=said,
+        sections=sections,
+        runs=[RunText(run.path.name, str(run.path), _config_text(run)) for run in runs],
+        details={name: table for name, table in details.items() if table.rows},
+    )
+
+
+def _section(
+    group: Group,
+    telling: Sequence[str],
+    colors: dict[str, int],
+    by: Sequence[str],
+    baseline: str | None,
+    data_dir: Path | None,
+    points: int,
+) -> Section:
+    from fedcore_study.reports import samples  # torch, scikit-learn
+
+    opened = opening(group, by, colors, baseline)
+    dataset = samples.find_dataset(group, data_dir)
+    names = None if isinstance(dataset, str) else samples.class_names(dataset)
+    measured = {name: sum(any(name in r.protocols for r in runs) for runs in group.rows.values()) for name in EVALUATED}
+    parts: dict[str, Iterable[Chart | Omitted | None]] = {
+        "": _first(group, opened, colors),
+        "Clients": [breakdowns.by_client(group, colors), *samples.partition_pictures(group, dataset)],
+        "Classes": [breakdowns.by_class(group, names), *breakdowns.confusions(group, names)],
+        "Costs": [
+            *lines.against_costs(group, colors, max(EVALUATED, key=lambda name: measured[name])),
+            *breakdowns.participation(group),
+            breakdowns.bytes_sent(group),
+            breakdowns.seconds(group),
+        ],
+        "Losses": lines.losses(group, colors),
+        "Features": samples.embeddings(group, dataset, points) if points else [],
+    }
+    made = {name: list(charts) for name, charts in parts.items()}
+    told = {name: group.settings[name] for name in telling}
+    return Section(
+        title=_named(told),
+        settings=_named(group.settings) if len(told) < len(group.settings) else "",
+        opening=opened,
+        parts={name: [chart for chart in charts if isinstance(chart, Chart)] for name, charts in made.items()},
+        omitted=_joined([chart for charts in made.values() for chart in charts if isinstance(chart, Omitted)]),
+    )
+
+
+def _first(group: Group, opened: Opening, colors: Mapping[str, int]) -> list[Chart | Omitted]:
+    """Return for each protocol the accuracy over rounds, its last third, and the paired differences by seed."""
+    charts: list[Chart | Omitted] = []
+    for protocol in dict.fromkeys((*EVALUATED, *opened.intervals)):
+        drawn = lines.over_rounds(group, colors, protocol)
+        if drawn is not None:
+            charts.append(drawn)
+            if (end := drawn.last_third()) is not None:
+                charts.append(end)
+        if len(group.rows) > 1 and protocol in opened.intervals:
+            charts.append(opened.intervals[protocol])
+    if not any(isinstance(chart, Curves) for chart in charts):
+        charts.append(Omitted("Accuracy over rounds", "no run has been evaluated twice yet"))
+    return charts
+
+
+def _telling(groups: Sequence[Group]) -> list[str]:
+    """Return the settings that are enough to tell groups apart, the first ones of a configuration preferred."""
+    chosen: list[str] = []
+
+    def apart(names: Sequence[str]) -> int:
+        return len({key([group.settings[name] for name in names]) for group in groups})
+
+    for name in groups[0].settings:
+        if apart([*chosen, name]) > apart(chosen):
+            chosen.append(name)
+    return chosen
+
+
+def _setting(runs: Sequence[RunRecord]) -> str:
+    """Return data, model, partition, clients, rounds and seeds in one line; up to three values of what varies."""
+    kinds = zip(*(_setting_of(run.config) for run in runs), strict=True)
+    parts = [" or ".join(values) for values in map(dict.fromkeys, kinds) if len(values) <= 3]
+    seeds = sorted({run.config.seed for run in runs})
+    listed = f" ({', '.join(map(str, seeds))})" if len(seeds) <= 5 else ""
+    return ", ".join([*parts, f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}{listed}"])
+
+
+def _setting_of(config: RunConfig) -> tuple[str, ...]:
+    partition = Path(config.partition).name
+    if partition == "classes":
+        partition += f" ({config.classes_per_client} per client)"
+    elif partition not in formats.WITHOUT_ALPHA and not partition.endswith(".json"):
+        partition += f" (alpha {config.alpha:g})"
+    some = "" if config.participation == 1 else f", {100 * config.participation:g} % in each round"
+    work = f"{config.local_steps} local steps" if config.local_steps else f"{config.local_epochs} local epochs"
+    work = work.removesuffix("s") if work.startswith("1 ") else work
+    return (
+        config.dataset,
+        f"model {config.model}",
+        f"partition {partition}",
+        f"{config.clients} clients{some}",
+        f"{config.rounds} rounds of {work}",
+    )
+
+
+def _state(run: RunRecord) -> str:
+    """Return how far a run is, in words."""
+    if run.finished:
+        return "finished"
+    return f"{len(run.rounds)} of {run.config.rounds} rounds" if run.rounds else "no round yet"
+
+
+def _final_accuracy(run: RunRecord) -> str:
+    """Return the last accuracy of a run, finished or not, with its protocol: the first of ``EVALUATED`` it has."""
+    for protocol in EVALUATED:
+        end = run.final(protocol) or next(iter(reversed(run.curve(protocol))), None)
+        if end is not None:
+            return f"{100 * end.accuracy:.2f} ({protocol})"
+    return "-"
+
+
+def _overview(runs: Sequence[RunRecord]) -> Table:
+    rows = []
+    for run in runs:
+        lost = sum(len(line.get("failures") or []) for line in run.rounds)
+        names = [run.path.name, method(run.config.plugins), run.config.dataset, _state(run)]
+        rows.append([*names, str(run.config.seed), _final_accuracy(run), str(lost)])
+    return Table(["run", "method", "data set", "state", "seed", "accuracy %", "client failures"], rows, words=4)
+
+
+def _machines(runs: Sequence[RunRecord]) -> Table:
+    """Return what the runs' processes ran on, and fedcore's commit where it was a checkout."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for run in runs:
+        for session in run.sessions:
+            machine = mapping_in(session, "machine")
+            values = (machine.get(name) for name in ("cpu", "gpu", "system", "cores"))
+            found.setdefault((_short(session.get("commit")), *map(_short, values)), set()).add(run.path.name)
+    rows = [[*values, str(len(names))] for values, names in found.items()]
+    return Table(["commit", "processor", "GPU", "system", "cores", "runs"], rows, words=4)
+
+
+def _versions(runs: Sequence[RunRecord]) -> Table:
+    """Return the versions of installed packages, without those whose plugins no run has; by run where they differ."""
+    used = {BASELINE, *(name for run in runs for name in run.config.plugins)}
+    of_plugins = {name: point.dist.name for name, point in available("plugin").items() if point.dist}
+    idle = set(of_plugins.values()) - {package for name, package in of_plugins.items() if name in used}
+    found: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        config = read_yaml(_config_text(run))
+        versions = mapping_in(config, "versions") if isinstance(config, dict) else {}
+        for name, version in versions.items():
+            if name not in idle:
+                found.setdefault(str(name), {}).setdefault(str(version), []).append(run.path.name)
+    rows = [
+        [name, version, "" if len(where) == len(runs) else f"{len(where)} of {len(runs)} runs"]
+        for name, versions in sorted(found.items())
+        for version, where in versions.items()
+    ]
+    return Table(["package", "version", ""], rows, words=3)
+
+
+def _config_text(run: RunRecord) -> str:
+    return (run.path / "config.yaml").read_text(encoding="utf-8")
+
+
+def _joined(omitted: Sequence[Omitted]) -> list[Omitted]:
+    """Say once what holds for several figures."""
+    titles: dict[str, list[str]] = {}
+    for entry in omitted:
+        titles.setdefault(entry.reason, []).append(entry.title)
+    return [Omitted("; ".join(names), reason) for reason, names in titles.items()]
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_short(value)}" for name, value in settings.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(value) or "none"
+    return "-" if value is None else str(value)

@@ -1,0 +1,164 @@
+"""Runs into lines: accuracy over rounds, bytes and virtual time, and loss terms. Imports no torch.
+
+A line is the mean over seeds as far as all runs of a row came. Every value comes from a file, which may be damaged or
+untrusted: what is no finite number counts as not recorded.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+from fedcore.base.protocols import PROTOCOLS
+from fedcore_study.comparisons.groups import Group
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import BANDS, Curves, Line, Omitted, mapping_in, number, plain
+
+Points: TypeAlias = "Callable[[RunRecord], dict[int, float]]"
+
+MB = 1e6
+
+
+def over_rounds(group: Group, colors: Mapping[str, int], protocol: str) -> Curves | None:
+    """Return the accuracy over rounds under a protocol; None before there are two evaluations to draw a line through.
+
+    :param colors: number of each row's colour.
+    """
+    lines = lines_of(group, colors, accuracy(protocol))
+    if not any(_drawable(line) for line in lines):
+        return None
+    return Curves(
+        name=f"learning-{protocol}",
+        title=f"Accuracy over rounds, {protocol}",
+        about=f"Accuracy of {PROTOCOLS[protocol].measures}. {how(lines)}",
+        x_title="round",
+        y_title="accuracy %",
+        lines=lines,
+    )
+
+
+def against_costs(group: Group, colors: Mapping[str, int], protocol: str) -> Iterator[Curves]:
+    """Yield the accuracy against bytes, and against virtual time where a simulated system recorded it."""
+    spent = "the bytes that all clients received and sent until then"
+    for name, title, x_title, places, of in (
+        ("bytes", "bytes", "MB sent, down and up", megabytes, spent),
+        ("time", "virtual time", "virtual seconds", virtual_seconds, "the clock of the simulated system (--system)"),
+    ):
+        lines = lines_of(group, colors, accuracy(protocol), places)
+        if any(_drawable(line) for line in lines):
+            yield Curves(
+                name=f"accuracy-{name}",
+                title=f"Accuracy against {title}, {protocol}",
+                about=f"Accuracy of {PROTOCOLS[protocol].measures} over {of}. {how(lines)}",
+                x_title=x_title,
+                y_title="accuracy %",
+                lines=lines,
+                rounds=False,
+            )
+
+
+def losses(group: Group, colors: Mapping[str, int]) -> Iterator[Curves | Omitted]:
+    """Yield the loss terms over rounds, the task's first."""
+    runs = [run for runs in group.rows.values() for run in runs]
+    terms = dict.fromkeys(term for run in runs for line in run.rounds for term in mapping_in(line, "losses"))
+    drawn = 0
+    for term in sorted(terms, key=lambda term: (term != "task", term)):
+        lines = lines_of(group, colors, in_rounds(lambda line, term=term: mapping_in(line, "losses").get(term)))  # type: ignore[misc]
+        if any(_drawable(line) for line in lines):
+            drawn += 1
+            plugin, dot, name = term.rpartition(".")
+            yield Curves(
+                name=f"loss-{term}",
+                title=f"Loss term {plain(name)} of {plain(plugin)}" if dot else f"Loss of the {plain(term)}",
+                about=f"Mean over the clients' steps of a round, as recorded. {how(lines)}",
+                x_title="round",
+                y_title="loss",
+                lines=lines,
+                log=_far_apart(lines),
+            )
+    if not drawn:
+        yield Omitted("Loss terms", "fewer than two rounds are recorded")
+
+
+def lines_of(group: Group, colors: Mapping[str, int], points: Points, places: Points | None = None) -> list[Line]:
+    """Return a line per row: the mean as far as all of its runs came, what single ones have beyond as tails.
+
+    :param points: a run's values by the number of rounds after which they were taken.
+    :param places: where on the x axis a run is after so many rounds, such as the bytes sent until then: runs are
+        averaged round by round, in x as in y. Default the rounds themselves. A round without a place is left out.
+    """
+    lines = []
+    for label, runs in group.rows.items():
+        found = []
+        for run in runs:
+            values = points(run)
+            where = {rounds: float(rounds) for rounds in values} if places is None else places(run)
+            if kept := {rounds: (where[rounds], value) for rounds, value in values.items() if rounds in where}:
+                found.append(kept)
+        if not found:
+            continue
+        shared = sorted(set.intersection(*(set(values) for values in found)))
+        end = shared[-1] if shared else 0
+        beyond = [sorted(rounds for rounds in values if rounds >= end) for values in found]
+        tails = [
+            ([values[r][0] for r in rounds], [values[r][1] for r in rounds])
+            for rounds, values in zip(beyond, found, strict=True)
+            if rounds and rounds[-1] > end
+        ]
+        xs, ys = ([[values[r][part] for values in found] for r in shared] for part in (0, 1))
+        std = [statistics.stdev(column) for column in ys] if len(found) > 1 else []
+        x, y = ([statistics.fmean(column) for column in columns] for columns in (xs, ys))
+        lines.append(Line(label, colors[label], x, y, std, len(found), tails))
+    return lines
+
+
+def how(lines: Sequence[Line]) -> str:
+    """Return how the lines of a chart are to be read."""
+    parts = []
+    if any(line.runs > 1 for line in lines):
+        band = ", the band one standard deviation" if len(lines) <= BANDS else ""
+        parts.append(f"The line is the mean over seeds{band}.")
+    if any(line.tails for line in lines):
+        parts.append("Dotted are single runs beyond the last round that all of the row have.")
+    return " ".join(parts)
+
+
+def in_rounds(read: Callable[[Mapping[str, Any]], Any]) -> Points:
+    """Return what gives a run's figure by the number of rounds after which it was taken."""
+
+    def points(run: RunRecord) -> dict[int, float]:
+        found = ((line["round"] + 1, number(read(line))) for line in run.rounds)
+        return {rounds: value for rounds, value in found if value is not None}
+
+    return points
+
+
+def accuracy(protocol: str) -> Points:
+    """Return what gives a run's accuracy under a protocol, in percent."""
+
+    def points(run: RunRecord) -> dict[int, float]:
+        return {point.rounds: 100 * point.accuracy for point in run.curve(protocol)}
+
+    return points
+
+
+def megabytes(run: RunRecord) -> dict[int, float]:
+    """Return the MB sent down and up together after each number of rounds."""
+    spent = accumulate(line["bytes"]["down"] + line["bytes"]["up"] for line in run.rounds)
+    return {line["round"] + 1: total / MB for line, total in zip(run.rounds, spent, strict=True)}
+
+
+virtual_seconds = in_rounds(lambda line: line.get("virtual_time"))
+
+
+def _drawable(line: Line) -> bool:
+    """Whether a line has two points, of the mean or of a single run."""
+    return max(len(xs) for xs in (line.x, *(xs for xs, _ in line.tails))) > 1
+
+
+def _far_apart(lines: Sequence[Line]) -> bool:
+    """Whether values are all positive and differ so much that a linear axis would show the largest alone."""
+    values = [y for line in lines for y in (*line.y, *(y for _, ys in line.tails for y in ys))]
+    return bool(values) and min(values) > 0 and max(values) > 1000 * statistics.median(values)

@@ -1,0 +1,188 @@
+"""What a section opens with: the comparison of a group's finished runs as one table, its findings, its differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedcore.base.protocols import PROTOCOLS
+from fedcore_study.comparisons import formats
+from fedcore_study.comparisons.comparison import Block, Comparison, compare
+from fedcore_study.comparisons.groups import Group, by_seed, grouped
+from fedcore_study.comparisons.groups import field as option
+from fedcore_study.comparisons.records import RunRecord
+from fedcore_study.reports.charts import Interval, Intervals, Omitted
+
+SEEDS = "seeds"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. The first columns hold words, the others numbers."""
+
+    heads: list[str]
+    rows: list[list[str]]
+    caption: str = ""
+    words: int = 1
+    """How many columns hold words."""
+    groups: list[tuple[str, int]] = field(default_factory=list)
+    """Headings above the columns, each with how many columns it spans; empty for a table without."""
+    best: set[tuple[int, int]] = field(default_factory=set)
+    """Row and column of the cells that are the best of their column."""
+
+
+@dataclass
+class Opening:
+    """The comparison of a group's finished runs under every protocol that they have figures for."""
+
+    table: Table | None = None
+    clients: Table | None = None
+    """How the accuracy is spread over the clients, under the protocols that these measure."""
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    """The comparison as files, by their ending: csv and tex."""
+    intervals: dict[str, Intervals | Omitted] = field(default_factory=dict)
+    """The paired differences, by protocol."""
+
+
+class _Compared(NamedTuple):
+    """A comparison under one protocol, with the runs of its rows and the names that the section has for these."""
+
+    comparison: Comparison
+    block: Block
+    runs: dict[str, list[RunRecord]]
+    names: dict[str, str]
+
+
+def opening(group: Group, by: Sequence[str], colors: Mapping[str, int], baseline: str | None = None) -> Opening:
+    """Compare a group's finished runs; all is empty where there are none.
+
+    :param by: what makes a row, in the words of ``compare``. ``colors``: number of each row's colour.
+    :param baseline: the row that differences are to, where the group has it; default fedavg.
+    """
+    made, found = Opening(), dict[str, _Compared]()
+    for protocol in PROTOCOLS:
+        runs = [run for rows in group.rows.values() for run in rows if run.final(protocol)]
+        if runs:
+            found[protocol] = _compared(group, runs, protocol, by, baseline)
+            made.intervals[protocol] = _intervals(protocol, found[protocol], colors)
+    if not found:
+        return made
+    made.table = _table(found)
+    on_clients = {name: compared for name, compared in found.items() if PROTOCOLS[name].on_clients}
+    made.clients = _client_table(on_clients) if on_clients else None
+    csv, tex = list[str](), list[str]()
+    measured = tuple(f"--protocol {protocol}" for protocol in found)  # what a note says that a table lacks stands here
+    for protocol, (comparison, block, _, _) in found.items():
+        made.findings += [f"{protocol}: {sentence}" for sentence in block.findings]
+        made.notes += [note for note in block.notes if note not in made.notes and not note.endswith(measured)]
+        csv += formats.as_csv(comparison).splitlines()[1 if csv else 0 :]
+        tex.append(formats.latex(comparison).replace("{tab:comparison}", f"{{tab:comparison-{protocol}}}"))
+    made.files = {"csv": "\n".join([*csv, ""]), "tex": "\n".join(tex)}
+    return made
+
+
+def _compared(
+    group: Group, runs: Sequence[RunRecord], protocol: str, by: Sequence[str], baseline: str | None
+) -> _Compared:
+    """Compare runs of one group. Their rows may have shorter names than the group's, which has other runs, too."""
+    (rows,) = (found.rows for found in grouped(runs, [option(name) for name in by])[1])
+    places = {run.path: label for label, found in group.rows.items() for run in found}
+    names = {label: places[found[0].path] for label, found in rows.items()}
+    chosen = next((label for label, name in names.items() if name == baseline), None)
+    comparison = compare(runs, protocol=protocol, by=by, baseline=chosen)
+    (block,) = comparison.blocks
+    return _Compared(comparison, block, rows, names)
+
+
+def _table(found: Mapping[str, _Compared]) -> Table:
+    """Join the tables of several protocols: their columns stand side by side, seeds and times once."""
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    best: set[tuple[str, tuple[str, str]]] = set()
+    for protocol, (comparison, block, _, names) in found.items():
+        first, *others = formats.columns(comparison, block)
+        for column in others:
+            place = protocol, column.heading
+            for row in block.rows:
+                cells.setdefault(names[row.label], {})[place] = column.cell(row)
+            best |= {(names[block.rows[number].label], place) for number in formats.best_rows(column, block.rows)}
+
+    def once(label: str, heading: str) -> str:
+        """Return what holds under all protocols; several values where it does not."""
+        return " / ".join(dict.fromkeys(text for place, text in cells[label].items() if place[1] == heading))
+
+    every = dict.fromkeys(place for by_place in cells.values() for place in by_place)
+    places = [place for protocol in found for place in every if place[0] == protocol]
+    places = [place for place in places if place[1] not in (SEEDS, formats.SECONDS)]
+    rows = [
+        [label, once(label, SEEDS), *(by_place.get(place, "-") for place in places), once(label, formats.SECONDS)]
+        for label, by_place in cells.items()
+    ]
+    labels = list(cells)
+    return Table(
+        heads=[first.heading, SEEDS, *(heading for _, heading in places), formats.SECONDS],
+        rows=rows,
+        caption=_caption(found),
+        groups=[("", 2), *((name, sum(place[0] == name for place in places)) for name in found), ("", 1)],
+        best={(labels.index(label), 2 + places.index(place)) for label, place in best},
+    )
+
+
+def _caption(found: Mapping[str, _Compared]) -> str:
+    said = ["Accuracy at the end: mean ± standard deviation over seeds, the best mean of a column in bold."]
+    baselines = dict.fromkeys(block.baseline for _, block, _, _ in found.values() if block.baseline is not None)
+    said += [f"Differences to {name} are paired by seed, with Student's t interval." for name in baselines]
+    return " ".join([*said, *(f"{protocol}: {PROTOCOLS[protocol].measures}." for protocol in found)])
+
+
+def _client_table(found: Mapping[str, _Compared]) -> Table:
+    columns = formats.client_columns()
+    cells: dict[str, dict[str, list[str]]] = {}
+    for protocol, (comparison, block, _, names) in found.items():
+        heading = formats.columns(comparison, block)[0].heading
+        for row in block.rows:
+            cells.setdefault(names[row.label], {})[protocol] = [column.cell(row) for column in columns]
+    absent = ["-"] * len(columns)
+    return Table(
+        heads=[heading, *(column.heading for _ in found for column in columns)],
+        rows=[[label, *(cell for name in found for cell in own.get(name, absent))] for label, own in cells.items()],
+        caption="Accuracies over the clients, all of the same weight: mean ± standard deviation over seeds.",
+        groups=[("", 1), *((protocol, len(columns)) for protocol in found)],
+    )
+
+
+def _intervals(protocol: str, compared: _Compared, colors: Mapping[str, int]) -> Intervals | Omitted:
+    """Return the paired differences to the baseline, of each seed and their mean."""
+    comparison, block, runs, names = compared
+    title = f"Differences by seed, {protocol}"
+    if block.baseline is None:
+        return Omitted(
+            title, "no finished run of fedavg has this accuracy; --baseline names another row that differences are to"
+        )
+    accuracies = {row.label: row.accuracy for row in block.rows}
+    reference, baseline = accuracies[block.baseline], by_seed(runs[block.baseline])
+    drawn = []
+    for row in block.rows:
+        if row.difference is None:
+            continue
+        own = by_seed(runs[row.label])
+        pairs = [seed for seed in own if seed in baseline and own[seed].partition == baseline[seed].partition]
+        each = {f"seed {seed}": 100 * (row.accuracy[seed] - reference[seed]) for seed in sorted(pairs)}
+        low, high = (None if end is None else 100 * end for end in (row.difference.low, row.difference.high))
+        name = names[row.label]
+        drawn.append(Interval(name, colors[name], 100 * row.difference.mean, low, high, each))
+    if not drawn:
+        return Omitted(title, f"no other row has a seed with the same clients as {block.baseline}")
+    about = (
+        f"Accuracy minus that of {block.baseline} on the same clients. Rings are single seeds, the dot is their mean"
+    )
+    bar = f", the bar its {100 * comparison.confidence:g} % interval."
+    return Intervals(
+        name=f"differences-{protocol}",
+        title=title,
+        about=about + (bar if any(row.low is not None for row in drawn) else ". So few seeds give no interval."),
+        x_title=f"percentage points to {block.baseline}",
+        rows=drawn,
+    )

@@ -1,0 +1,78 @@
+"""The page: one HTML file that needs no network. Everything from files is escaped; no script but ours may run in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedcore import ConfigError, __version__
+from fedcore.base.files import storing, write_text
+from fedcore_study.reports import svg
+from fedcore_study.reports.build import Report
+from fedcore_study.reports.charts import COLORS, plain
+
+CONFIGURATIONS = 100
+"""Most runs whose configuration is in the page, of some 3 KB each."""
+
+
+def check_target(out: Path, figures: Path | None = None, *, force: bool = False) -> None:
+    """Refuse to write over what is there.
+
+    :param figures: the folder of the figures' files. ``force``: all but a folder in the page's place may be replaced.
+    :raises ConfigError: ``out`` is a folder; or it exists, or the folder of figures holds something.
+    """
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a folder; name a file such as {out / 'report.html'}")
+    if out.exists() and not force:
+        raise ConfigError(f"--out {out} exists already; choose another name, or replace it with --force")
+    if figures is not None and not force and figures.is_dir() and any(figures.iterdir()):
+        raise ConfigError(f"--figures {figures} is not empty; choose another folder, or write into it with --force")
+
+
+def write_page(report: Report, out: Path) -> None:
+    """Write the report as one HTML file; it is complete or not there.
+
+    :raises StorageError: it cannot be written.
+    """
+    with storing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page(report))
+
+
+def page(report: Report) -> str:
+    """Return the report as HTML."""
+    sources = files("fedcore_study.reports") / "templates"
+    style, script = ((sources / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    colors = "".join(f".c{number} {{ color: {color}; }}\n" for number, color in enumerate(COLORS))
+    environment = Environment(
+        loader=PackageLoader("fedcore_study.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"plain": plain, "drawn": svg.draw, "link": _link}
+    return environment.get_template("page.html").render(
+        version=__version__,
+        policy=_policy(script),
+        report=report,
+        most=CONFIGURATIONS,
+        style=style + colors,
+        script=script,
+    )
+
+
+def _link(text: str) -> str:
+    """Return a text as an address of its own, which a browser saves without a network."""
+    return f"data:text/plain;charset=utf-8,{quote(text)}"
+
+
+def _policy(script: str) -> str:
+    """Return a content security policy by which only this script runs, and nothing is loaded from anywhere."""
+    found = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; script-src 'sha256-{found}'; style-src 'unsafe-inline'"

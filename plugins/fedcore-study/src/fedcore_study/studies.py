@@ -1,0 +1,233 @@
+"""Studies in Python: what the commands sweep, compare and report do, as functions of a script or notebook."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fedcore import ConfigError
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.spec import SweepSpec, changed, read_spec
+from fedcore_study.sweeps.warm import starting
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fedcore import RunResult
+    from fedcore_study.sweeps.run import SweepResult
+
+Runs: TypeAlias = "str | PathLike[str] | RunResult | SweepResult"
+"""A run or sweep: its directory, or what ``fedcore.run`` or :func:`sweep` returned."""
+
+
+def sweep(
+    grid: Mapping[str, Any] | str | PathLike[str] | None = None,
+    seeds: int | Sequence[int] | None = None,
+    *,
+    out: str | PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    parallel: int | None = None,
+    quiet: bool = False,
+    allow_code: bool = False,
+    allow_outside: bool = False,
+    **options: Any,
+) -> SweepResult:
+    """Run a grid of methods, settings and seeds, several runs side by side; what is finished is not run again.
+
+    A run that fails does not stop the others: a warning names it.
+
+    :param grid: axis -> values, for example ``{"plugin": ["fedavg", "moon"], "alpha": [0.1, 0.5]}``. An axis is
+        ``plugin``, another option of a run, or ``PLUGIN.OPTION``. Plugins are names, or classes of a module. A path is
+        that of a sweep's YAML file. Without a grid, the sweep in ``out`` goes on, with the options that are given here.
+    :param seeds: how many (3 means 0, 1 and 2), or which; by default the seed 0.
+    :param out: the sweep's folder; default ``sweeps/`` and the time.
+    :param settings: ``PLUGIN.OPTION`` -> value, in each run that has the plugin.
+    :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
+    :param quiet: show no progress.
+    :param allow_code: import what runs that ``out`` holds already name as ``module:...``.
+    :param allow_outside: let trackers of these write outside of their directories.
+    :param options: options of every run, as of :class:`fedcore.RunConfig`, such as ``rounds=10``.
+    :raises ConfigError: or a subclass, before anything runs.
+    :raises Interrupted: Ctrl-C. The runs have stopped with checkpoints; the same call goes on.
+    """
+    from fedcore.base.output import stderr
+    from fedcore_study.cli.sweep_display import SweepDisplay
+
+    spec, folder, goes_on = _asked_for(grid, seeds, None if out is None else Path(out), settings or {}, options)
+    with starting() as start, SweepDisplay(stderr(), quiet=quiet) as display:
+        from fedcore_study.sweeps.run import run_sweep
+
+        result = run_sweep(
+            spec,
+            folder,
+            rounds=options.get("rounds") if goes_on else None,
+            parallel=parallel,
+            listen=display,
+            start=start,
+            allow_code=allow_code,
+            allow_outside=allow_outside,
+        )
+    for outcome in result.named("failed"):
+        warnings.warn(f"{outcome.name} failed: {outcome.message}", RuntimeWarning, stacklevel=2)
+    if result.interrupted:
+        from fedcore import Interrupted
+
+        raise Interrupted(f"the sweep in {result.directory} was interrupted; fedcore sweep {result.directory} goes on")
+    return result
+
+
+def compare(
+    runs: Runs | Iterable[Runs],
+    *,
+    protocol: str = "global",
+    by: str | Sequence[str] = "plugin",
+    baseline: str | None = None,
+    target: float | None = None,
+    round: int | None = None,
+    confidence: float = 0.95,
+    clients: bool = False,
+    each: bool = False,
+) -> pandas.DataFrame:
+    """Compare methods over seeds: one row per method, with mean, deviation and the paired difference to a baseline.
+
+    Columns: ``accuracy_mean``, ``accuracy_std`` and ``seeds``; ``difference``, with its interval from
+    ``difference_low`` to ``difference_high`` and its pairs ``difference_seeds``; ``p`` of the paired t-test, ``p_holm``
+    corrected for all comparisons of a table, and the ``verdict`` (better, worse, same, few: too few seeds);
+    ``seeds_needed`` for a difference of this size to be found; ``seconds`` per round. Runs of other data or settings
+    have rows of their own, and the index names these settings. ``attrs`` of the frame holds ``findings`` and ``notes``
+    in sentences, and ``ranks`` over several data sets.
+
+    :param runs: runs or sweeps: directories or results, one or several.
+    :param protocol: the protocol of the accuracy, such as ``global`` or ``personal``.
+    :param by: the options that make a row: ``plugin``, or options of a run.
+    :param baseline: the row that differences are to; default ``fedavg`` if there is one.
+    :param target: an accuracy in (0, 1]; adds rounds and bytes until it is first reached.
+    :param round: compare after so many rounds, unfinished runs too; default at the end of finished runs.
+    :param confidence: of the intervals; the tests have the level that belongs to it.
+    :param clients: add how the accuracy is spread over the clients, for a protocol that these measure.
+    :param each: one row per run instead, in long form for plots.
+    :raises ConfigError: nothing to compare, names that do not exist, or runs that contradict one another.
+    """
+    from fedcore_study.comparisons import comparison, frame
+    from fedcore_study.comparisons.records import find_runs
+
+    def warn(message: str) -> None:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    found = find_runs(_folders(runs), warn).runs
+    fields = [by] if isinstance(by, str) else list(by)
+    if each:
+        return frame.of_runs(comparison.usable(found, protocol, round, warn), fields, protocol, round)
+    made = comparison.compare(
+        found,
+        protocol=protocol,
+        by=fields,
+        baseline=baseline,
+        target=target,
+        round=round,
+        confidence=confidence,
+        by_client=clients,
+        warn=warn,
+    )
+    return frame.of_methods(made)
+
+
+def report(
+    runs: Runs | Iterable[Runs],
+    out: str | PathLike[str] = "report.html",
+    *,
+    title: str | None = None,
+    by: str | Sequence[str] = "plugin",
+    data_dir: str | PathLike[str] | None = None,
+    points: int = 500,
+    allow_code: bool = False,
+    force: bool = False,
+) -> Path:
+    """Write one HTML page about runs, as the command ``fedcore report``; returns its path.
+
+    :param runs: runs or sweeps: directories or results, one or several.
+    :param title: the page's heading; default the names of the first runs.
+    :param by: the options that distinguish methods: ``plugin``, or options of a run.
+    :param data_dir: the folder of the data sets' files; default what each run used.
+    :param points: test samples in the picture of the features; 0 leaves it out.
+    :param allow_code: import what the runs name as ``module:...``.
+    :param force: overwrite an existing page.
+    :raises ConfigError: or a subclass: no runs, or the page exists.
+    """
+    from fedcore_study.comparisons.records import find_runs
+    from fedcore_study.reports.build import build
+    from fedcore_study.reports.page import check_target, write_page
+
+    page = Path(out)
+    check_target(page, None, force=force)
+    folders, notes = _folders(runs), list[str]()
+    made = build(
+        find_runs(folders, notes.append),
+        notes,
+        title=title or ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3),
+        by=[by] if isinstance(by, str) else list(by),
+        data_dir=None if data_dir is None else Path(data_dir),
+        points=points,
+        allow_code=allow_code,
+        progress=lambda message: None,
+    )
+    for note in made.notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=2)
+    write_page(made, page)
+    return page
+
+
+def _asked_for(
+    grid: Mapping[str, Any] | str | PathLike[str] | None,
+    seeds: int | Sequence[int] | None,
+    out: Path | None,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> tuple[SweepSpec | None, Path, bool]:
+    """Return the grid, None for all that a folder has planned; the sweep's folder; and whether that sweep goes on."""
+    base = {name: _plain(value) for name, value in options.items()}
+    goes_on = grid is None and out is not None and SweepDirectory.is_one(out)
+    if goes_on and out is not None:
+        if not (base or settings or seeds is not None):
+            return None, out, True
+        return changed(read_spec(SweepDirectory(out).spec_file), base, {}, seeds, settings), out, True
+    before = SweepSpec() if grid is None or isinstance(grid, Mapping) else read_spec(Path(grid))
+    axes = grid if isinstance(grid, Mapping) else {}
+    if grid is None and seeds is None:
+        raise ConfigError("nothing to sweep: give a grid such as {'plugin': ['fedavg', 'moon']}, or seeds=3")
+    spec = changed(before, base, {name: _plain(values) for name, values in axes.items()}, seeds, settings)
+    name = Path(grid).stem if isinstance(grid, (str, PathLike)) else f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    return spec, out or Path("sweeps") / name, False
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a sweep's file has it: classes and paths by their names.
+
+    :raises ConfigError: a class that no other process can import.
+    """
+    if isinstance(value, Mapping):
+        return {_plain(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, PathLike):
+        return str(value)
+    if not callable(value):
+        return value
+    name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", "")
+    if not name.isidentifier() or module == "__main__":
+        raise ConfigError(
+            f"{name or repr(value)} belongs to this script or notebook, but each run of a sweep has a process of its "
+            "own: write it into a file, such as methods.py, and import it from there"
+        )
+    return f"module:{module}.{name}"
+
+
+def _folders(runs: Runs | Iterable[Runs]) -> list[Path]:
+    """Return the directories of runs and sweeps."""
+    one = isinstance(runs, (str, PathLike)) or hasattr(runs, "directory")
+    several: list[Any] = [runs] if one else list(runs)  # type: ignore[arg-type]
+    return [Path(getattr(run, "directory", run)) for run in several]

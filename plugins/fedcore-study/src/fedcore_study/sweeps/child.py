@@ -1,0 +1,147 @@
+"""The process of one run of a sweep: ``python -m fedcore_study.sweeps.child TASK [alone]``.
+
+Starts the run, or goes on with it; tells the sweep what happens in JSON lines on stdout; stops with a checkpoint
+at SIGINT, and when the sweep's process dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore import FedcoreError, RunConfig
+from fedcore.base.process import end_without_collecting, importing, keep_freed_memory
+from fedcore.base.protocols import EVALUATED, VALIDATION
+from fedcore_study.sweeps.processes import GO, STOP
+
+FINISHED, BUG, FAILED, STOPPED = 0, 1, 2, 130
+ALONE = "alone"
+"""The argument of a run whose process outlives the sweep's: a job of a cluster."""
+
+GRACE = 60.0
+"""Seconds for a run to stop with a checkpoint when the sweep's process is gone."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run's process has to do."""
+
+    out: str
+    """The run directory. If it holds a run, that run goes on."""
+    config: dict[str, Any]
+    """The planned configuration."""
+    workers: int | None
+    """The number of worker processes, unless the configuration has one."""
+    allow_code: bool = False
+    allow_outside: bool = False
+    judged: bool = False
+    """The run is new, and waits after each round for a verdict on stdin: ``STOP`` ends it there."""
+
+    def as_text(self) -> str:
+        """Return the task as the argument of the process."""
+        return json.dumps(asdict(self))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one run to its end; returns the exit code."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what plugins print is for the log
+
+    def tell(event: str, **details: Any) -> None:
+        print(json.dumps({"event": event, **details}), file=channel, flush=True)
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job begins with SIGINT ignored
+            signal.signal(number, signal.default_int_handler)
+        task = Task(**json.loads(arguments[0]))
+        verdicts: queue.Queue[bytes] = queue.Queue()
+        if ALONE not in arguments:
+            threading.Thread(target=_stop_with_parent, args=(verdicts,), daemon=True).start()
+        _run(task, tell, verdicts.get if task.judged else lambda: GO)
+    except _Judged:
+        return FINISHED
+    except KeyboardInterrupt:
+        return STOPPED
+    except FedcoreError as error:
+        from fedcore import Interrupted
+
+        if isinstance(error, Interrupted):
+            return STOPPED
+        tell("error", message=str(error))
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except Exception as error:
+        traceback.print_exc()
+        tell("error", message=f"{type(error).__name__}: {error}")
+        return BUG
+    return FINISHED
+
+
+class _Judged(Exception):
+    """The sweep's process ended the run after a round."""
+
+
+def _run(task: Task, tell: Any, verdict: Callable[[], bytes]) -> None:
+    with importing():
+        from fedcore.runs import experiment
+    from fedcore.runs.directory import RunDirectory
+    from fedcore.runs.saved import code_in, places_in
+
+    def notify(event: str, details: Mapping[str, Any]) -> None:
+        if event == "start":
+            tell("begun", round=details["round"])
+        elif event == "round":
+            metrics = details["metrics"]
+            found = {"accuracy": accuracy_of(metrics, EVALUATED), "validation": accuracy_of(metrics, VALIDATION)}
+            tell("round", round=details["round"] + 1, **found, waits=task.judged)
+            if verdict() == STOP:
+                raise _Judged
+        elif event == "note":
+            tell("note", note=details["message"])
+
+    out, planned = Path(task.out), RunConfig.create(task.config)
+    begun_before = (out / "config.yaml").is_file()
+    if begun_before and not task.judged:
+        # The sweep has looked at the plan; the run's own file must ask for no more than that.
+        begun = RunDirectory.open(out).read_config()
+        code = task.allow_code or set(code_in(begun)) <= set(code_in(planned))
+        outside = task.allow_outside or (code and set(places_in(begun, out)) <= set(places_in(planned, out)))
+        more = {"rounds": planned.rounds} if begun.rounds < planned.rounds else None
+        experiment.resume(out, notify=notify, allow_code=code, allow_outside=outside, changes=more)
+        return
+    if out.exists() and not begun_before:
+        shutil.rmtree(out)  # killed before it was a run
+    own = {"out": out, "workers": planned.workers if planned.workers is not None else task.workers}
+    experiment.run(planned.model_copy(update=own), notify=notify)
+
+
+def accuracy_of(metrics: Mapping[str, Any] | None, protocols: Iterable[str]) -> float | None:
+    """Return a round's accuracy under the first protocol that it has; None if it was not evaluated under one."""
+    rows = (metrics[name] for name in protocols if metrics and metrics.get(name))
+    return next((float(row["accuracy"]) for row in rows), None)
+
+
+def _stop_with_parent(verdicts: queue.Queue[bytes]) -> None:
+    """Hand on what the sweep's process says. It ends when that process does: then the run stops."""
+    while said := os.read(0, 1):
+        verdicts.put(said)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(GRACE)
+    os._exit(STOPPED)  # stuck, on a dead disk perhaps; the last checkpoint is whole
+
+
+if __name__ == "__main__":
+    end_without_collecting()
+    keep_freed_memory()
+    sys.exit(main(sys.argv[1:]))

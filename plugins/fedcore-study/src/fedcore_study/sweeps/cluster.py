@@ -1,0 +1,85 @@
+"""Runs of a sweep as jobs that submitit submits: to SLURM, or to this machine, which tries the same way."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from fedcore import ConfigError
+from fedcore.base import process
+from fedcore_study.sweeps.child import ALONE
+from fedcore_study.sweeps.processes import Job, Listener, Outcome
+from fedcore_study.sweeps.warm import CHILD
+
+Cluster = Literal["slurm", "local"]
+
+POLL = 1.0
+"""Seconds between two looks at the submitted jobs; submitit asks SLURM itself less often."""
+
+
+def submit_jobs(
+    jobs: Iterable[Job],
+    cluster: Cluster,
+    folder: Path,
+    *,
+    parallel: int,
+    parameters: Mapping[str, Any],
+    listen: Listener,
+) -> tuple[list[Outcome], bool]:
+    """Submit jobs, at most ``parallel`` at a time, and wait for them; as :func:`run_jobs` does on this machine.
+
+    Ctrl-C cancels the submitted ones; SLURM ends them by SIGTERM, at which a run stops with a checkpoint.
+
+    :param folder: for submitit's files, which the nodes see as well.
+    :param parameters: of submitit's executor, such as ``slurm_partition`` and ``timeout_min``.
+    :raises ConfigError: submitit is not installed, there is no SLURM, or a parameter that it does not have.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        raise ConfigError("--submit needs submitit, which is not installed: pip install submitit")
+    import submitit
+
+    try:
+        executor = submitit.AutoExecutor(folder=folder / "%j", cluster=cluster)
+        executor.update_parameters(**parameters)
+    except (NameError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"--submit {cluster}: {error}") from error
+    order = list(jobs)
+    waiting, running = deque(order), dict[str, tuple[Any, float]]()
+    outcomes = {job.name: Outcome(job.name, "waiting") for job in order}
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                job = waiting.popleft()
+                environment = process.environment()
+                command = process.command(CHILD, *job.arguments, ALONE)
+                function = submitit.helpers.CommandFunction(command, verbose=False, env=environment)
+                running[job.name] = executor.submit(function), time.monotonic()
+                listen(job.name, "start", {})
+            time.sleep(POLL)
+            for name, (handle, began) in list(running.items()):
+                if handle.done():
+                    del running[name]
+                    outcome = outcomes[name] = _outcome(name, handle, time.monotonic() - began)
+                    listen(name, outcome.status, {"seconds": outcome.seconds, "message": outcome.message})
+    except KeyboardInterrupt:
+        for name, (handle, began) in running.items():
+            handle.cancel(check=False)
+            outcomes[name] = Outcome(name, "stopped", time.monotonic() - began)
+        return [outcomes[job.name] for job in order], True
+    return [outcomes[job.name] for job in order], False
+
+
+def _outcome(name: str, handle: Any, seconds: float) -> Outcome:
+    error = handle.exception()
+    if error is None:
+        return Outcome(name, "finished", seconds)
+    events = []
+    for line in (handle.stderr() or "").splitlines():
+        if line.startswith("error: "):
+            events.append(line.removeprefix("error: "))
+    message = events[-1] if events else str(error).strip().splitlines()[-1]
+    return Outcome(name, "failed", seconds, f"{message}; see {handle.paths.stderr}")

@@ -1,0 +1,179 @@
+"""A sweep's directory: the plan of all its runs, and where each of them stands. Imports no torch.
+
+``sweep.yaml`` (the grid that was asked for last), ``sweep.json`` (every run ever planned, by name),
+``runs/NAME`` (a run directory each), ``logs/NAME.log``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from fedcore import FedcoreError, RunConfig, RunDirectoryError
+from fedcore.base.files import parse_json, refuse_links, write_json, write_text
+from fedcore.base.identity import digest
+from fedcore.runs.saved import SavedConfig
+
+Standing = Literal["finished", "stopped", "waiting"]
+
+FORMAT = "fedcore-sweep-1"
+
+STUDY = "study.log"
+"""The file in a folder of ``sweep --optuna``, whose runs are trials."""
+
+
+class SweepDirectory:
+    """Paths and files of one sweep."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether a folder holds a sweep."""
+        return (path / "sweep.json").is_file()
+
+    @property
+    def spec_file(self) -> Path:
+        """The grid that was asked for last."""
+        return self.path / "sweep.yaml"
+
+    def run_directory(self, name: str) -> Path:
+        """Where a run is kept."""
+        return self.path / "runs" / name
+
+    def log_file(self, name: str) -> Path:
+        """What a run's process printed."""
+        return self.path / "logs" / f"{name}.log"
+
+    def standing(self, name: str, rounds: int | None = None) -> Standing:
+        """Return how far a run is.
+
+        :param rounds: a finished run that was to have fewer rounds counts as stopped.
+        """
+        folder = self.run_directory(name)
+        if (folder / "summary.json").is_file():
+            return "finished" if rounds is None or _has_rounds(folder, rounds) else "stopped"
+        return "stopped" if (folder / "config.yaml").is_file() else "waiting"
+
+    def plan(self) -> dict[str, RunConfig]:
+        """Return every planned run by name, in the order in which they were planned.
+
+        :raises RunDirectoryError: there is no sweep, or its plan is damaged.
+        """
+        file = self.path / "sweep.json"
+        try:
+            content = parse_json(file.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise RunDirectoryError(f"{file} has format {content['format']!r}; this fedcore reads {FORMAT!r}")
+            runs = dict(content["runs"])
+            for name, values in runs.items():
+                if not name or _safe(name) != name or not isinstance(values, dict):  # names become folders
+                    raise ValueError(f"{name!r} is no run of a sweep")
+        except FileNotFoundError:
+            raise RunDirectoryError(f"{self.path} holds no sweep: it has no sweep.json") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(f"{file} is damaged: {type(error).__name__}: {error}") from None
+        return {name: RunConfig.create(values, source=f"{file}, run {name}") for name, values in runs.items()}
+
+    def add(self, spec: str, runs: Iterable[tuple[str, RunConfig]]) -> list[str]:
+        """Plan runs, and return their names here; one that is planned already keeps its name and place.
+
+        A planned run that differs in nothing but fewer rounds gets the rounds of the new one.
+
+        :param runs: readable names, from which the folders' names are made, with configurations.
+        :raises RunDirectoryError: the folder holds something else, or cannot be written.
+        """
+        plan = self.plan() if self.is_one(self.path) else {}
+        if not plan and self.path.exists() and (not self.path.is_dir() or any(self._foreign_files())):
+            raise RunDirectoryError(f"--out {self.path} exists already and holds no sweep; choose another directory")
+        known = {digest(config): name for name, config in plan.items()}
+        shorter = _by_all_but_rounds(plan)
+        names = []
+        for label, config in runs:
+            identity = digest(config)
+            if identity not in known:
+                candidates = shorter.get(_all_but_rounds(config), [])
+                name = next((n for n in candidates if n not in names and plan[n].rounds < config.rounds), "")
+                if not name:
+                    name = f"{_file_name(label)}_{identity[:8]}"
+                    if name in plan:  # it has more rounds since
+                        name = f"{_file_name(f'{label} rounds={config.rounds}')}_{identity[:8]}"
+                known[identity] = name
+                plan[known[identity]] = config
+            if known[identity] not in names:
+                names.append(known[identity])
+        try:
+            for folder in ("runs", "logs"):
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            values = {name: config.model_dump(mode="json") for name, config in plan.items()}
+            write_text(self.spec_file, spec)
+            write_json(self.path / "sweep.json", {"format": FORMAT, "runs": values})
+        except OSError as error:
+            raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
+        return names
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[int]:
+        """Keep other sweeps out of this directory until the block ends; yields the lock's file descriptor.
+
+        Processes that inherit it hold the lock, too: runs of a sweep that was killed may still be writing. When the
+        last of them is gone, so is the lock.
+
+        :raises RunDirectoryError: another one is at work, the folder cannot be made, or there is a link in it.
+        """
+        for folder in (self.path, self.path / "runs", self.path / "logs"):
+            if folder.is_dir():
+                refuse_links(folder, deep=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            opened = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise RunDirectoryError(f"--out {self.path} cannot be written: {error}") from error
+        with opened as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunDirectoryError(
+                    f"another sweep, or a run that one left behind, is at work in {self.path}; "
+                    "wait for it, or choose another --out"
+                ) from None
+            yield file.fileno()
+
+    def _foreign_files(self) -> Iterator[Path]:
+        return (path for path in self.path.iterdir() if path.name != ".lock")
+
+
+def _by_all_but_rounds(plan: Mapping[str, RunConfig]) -> dict[str, list[str]]:
+    """Return the names of the runs that more rounds can be added to, by what else makes a run, the longest first."""
+    found: dict[str, list[str]] = {}
+    for name, config in sorted(plan.items(), key=lambda item: -item[1].rounds):
+        if config.lr_schedule != "cosine":  # it follows the number of rounds: a run from the start gives other results
+            found.setdefault(_all_but_rounds(config), []).append(name)
+    return found
+
+
+def _all_but_rounds(config: RunConfig) -> str:
+    return digest(config.model_copy(update={"rounds": RunConfig.model_fields["rounds"].default}))
+
+
+def _has_rounds(folder: Path, rounds: int) -> bool:
+    """Return whether a finished run was to have so many rounds; with --patience it may have had fewer."""
+    try:
+        if int(parse_json((folder / "summary.json").read_text(encoding="utf-8"))["rounds"]) >= rounds:
+            return True
+        return int(SavedConfig.read(folder / "config.yaml").values["rounds"]) >= rounds
+    except (OSError, FedcoreError, KeyError, TypeError, ValueError):
+        return False  # damaged, as resuming it says
+
+
+def _file_name(label: str) -> str:
+    return _safe(_safe(label)[:100])
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.,+=-]+", "_", text).strip("._")

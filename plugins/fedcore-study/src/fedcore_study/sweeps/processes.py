@@ -1,0 +1,170 @@
+"""Processes side by side, a few at a time: started, listened to, stopped. Knows nothing of runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, TypeAlias
+
+GO, STOP = b"g", b"s"
+"""Verdicts."""
+
+Inbox: TypeAlias = "queue.Queue[tuple[_Process, dict[str, Any] | None]]"
+Listener = Callable[[str, str, Mapping[str, Any]], Any]
+"""Called with a job's name, an event's name and its details.
+
+After an event that ``waits``, the job gets a verdict: ``STOP`` if the listener returned False, else ``GO``.
+"""
+
+
+class Process(Protocol):
+    """The part of ``subprocess.Popen`` that is used of a job's process."""
+
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+    returncode: int | None
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the process runs."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process if it is running."""
+        ...
+
+
+Start = Callable[[Sequence[str], int, Sequence[int]], Process]
+"""Starts a job's process from its arguments, the log's descriptor, and descriptors that the process inherits."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process to be run; its stderr goes to ``log``, each line of its stdout is a JSON event."""
+
+    name: str
+    arguments: list[str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a job; ``message`` says why it failed."""
+
+    name: str
+    status: Literal["finished", "failed", "stopped", "waiting"]
+    seconds: float = 0.0
+    message: str = ""
+
+
+class _Process:
+    """A running job. It ends by itself when this process dies: its stdin closes."""
+
+    def __init__(self, job: Job, inbox: Inbox, start: Start, keep: Sequence[int]) -> None:
+        self.job, self.inbox = job, inbox
+        self.began = time.monotonic()
+        self.message = ""
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
+            self.process = start(job.arguments, log.fileno(), keep)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # cut off by a kill
+            if isinstance(event, dict):
+                self.inbox.put((self, event))
+        self.process.wait()
+        self.inbox.put((self, None))
+
+    def signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def say(self, verdict: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            self.process.stdin.write(verdict)
+            self.process.stdin.flush()
+
+    def outcome(self, stopping: bool) -> Outcome:
+        code = self.process.wait()
+        seconds = time.monotonic() - self.began
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        if code == 0:
+            return Outcome(self.job.name, "finished", seconds)
+        if stopping:
+            return Outcome(self.job.name, "stopped", seconds)
+        return Outcome(self.job.name, "failed", seconds, self.message or _how_it_ended(code, self.job.log))
+
+
+def run_jobs(
+    jobs: Iterable[Job],
+    parallel: int,
+    listen: Listener,
+    start: Start,
+    *,
+    keep: Sequence[int] = (),
+) -> tuple[list[Outcome], bool]:
+    """Run jobs, at most ``parallel`` at a time, in their order; one that fails does not stop the others.
+
+    The first Ctrl-C asks the running ones to stop, the second kills them; no further one is started.
+
+    :param keep: file descriptors that the processes inherit.
+    :returns: the outcomes in the jobs' order, and whether it was interrupted.
+    """
+    order = list(jobs)
+    waiting, running = deque(order), set[_Process]()
+    outcomes = {job.name: Outcome(job.name, "waiting") for job in order}
+    inbox: Inbox = queue.Queue()
+    interrupts = 0
+    try:
+        while running or (waiting and not interrupts):
+            try:
+                while waiting and len(running) < parallel and not interrupts:
+                    job = waiting.popleft()
+                    running.add(_Process(job, inbox, start, keep))
+                    listen(job.name, "start", {})
+                process, event = inbox.get()
+                if event is not None:
+                    process.message = str(event.get("message", process.message))
+                    going = listen(process.job.name, str(event.get("event", "")), event)
+                    if event.get("waits"):
+                        process.say(STOP if going is False else GO)
+                    continue
+                running.discard(process)
+                outcome = process.outcome(bool(interrupts))
+                outcomes[outcome.name] = outcome
+                listen(outcome.name, outcome.status, {"seconds": outcome.seconds, "message": outcome.message})
+            except KeyboardInterrupt:
+                interrupts += 1
+                for process in running:
+                    process.signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+    finally:
+        for process in running:  # an error of our own: nothing is left behind
+            process.signal(signal.SIGKILL)
+    return [outcomes[job.name] for job in order], bool(interrupts)
+
+
+def _how_it_ended(code: int, log: Path) -> str:
+    if code < 0:
+        hint = " (out of memory? lower --parallel)" if -code == signal.SIGKILL else ""
+        return f"its process was killed by {signal.Signals(-code).name}{hint}; see {log}"
+    return f"its process ended with exit code {code}; see {log}"

@@ -1,0 +1,226 @@
+"""A whole sweep: plan, check, run what is not finished yet, report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore import ConfigError, FedcoreError, RunConfig
+from fedcore.base import registry
+from fedcore.base.identity import key, settings
+from fedcore.client.setup import Setup
+from fedcore.data import Dataset
+from fedcore.engines import cores
+from fedcore.hooks.plugins import PluginSet
+from fedcore.models import resolve_device
+from fedcore.runs.resolve import plugin_options, resolve, resolve_trackers
+from fedcore.runs.saved import check_code, check_places, code_in, places_in
+from fedcore_study.sweeps.child import Task
+from fedcore_study.sweeps.cluster import Cluster, submit_jobs
+from fedcore_study.sweeps.directory import SweepDirectory
+from fedcore_study.sweeps.processes import Job, Listener, Outcome, run_jobs
+from fedcore_study.sweeps.spec import SweepSpec
+from fedcore_study.sweeps.warm import Starter, starting
+
+MEMORY_PER_RUN = 1.5 * 2**30
+"""Bytes that a run is taken to need, for the default of ``parallel``: torch and a data set of CIFAR's size."""
+
+LOADED = ("dataset", "model", "augment", "public", "weights", "precision")
+"""Options, beside those of the machine, for which a plan loads the data anew."""
+
+COMBINED = (
+    *("plugins", "projection", "buffers", "optimizer", "local_epochs", "local_steps"),
+    *("system", "clients", "participation", "min_clients"),
+)
+"""Options on which it depends whether plugins, model and data can be combined."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The outcomes of a sweep's runs.
+
+    :param outcomes: of the runs that were asked for, in order; those that were finished before took 0 seconds.
+    """
+
+    directory: Path
+    outcomes: list[Outcome]
+    interrupted: bool
+
+    def named(self, status: str) -> list[Outcome]:
+        """Return the runs with one status."""
+        return [outcome for outcome in self.outcomes if outcome.status == status]
+
+
+def resolved(config: RunConfig, plugins: PluginSet | None = None) -> RunConfig:
+    """Return a run with all options of its plugins and trackers, as a sweep's plan has it; loads no data.
+
+    :param plugins: the run's, where they are created already.
+    :raises ConfigError: and its kin: unknown names or options, plugins that cannot be combined.
+    """
+    options = plugin_options(config, plugins or PluginSet.create(config.plugins))
+    return config.model_copy(update={"plugins": options, "trackers": resolve_trackers(config.trackers)})
+
+
+def plan_sweep(spec: SweepSpec) -> list[tuple[str, RunConfig]]:
+    """Return the runs of a sweep, each with a readable name, checked as far as possible before they run.
+
+    :raises ConfigError: and its kin, with the run that cannot work: names, options, conflicts, missing data.
+    """
+    planned: list[tuple[str, RunConfig]] = []
+    loaded: dict[str, tuple[RunConfig, Dataset]] = {}
+    checked: set[str] = set()
+    for label, config in spec.cells():
+        try:
+            plugins = PluginSet.create(config.plugins)
+            config = resolved(config, plugins)
+            values = settings(config)
+            data = key([str(config.data_dir), config.engine, config.device, *(values[name] for name in LOADED)])
+            if data not in loaded:
+                loaded[data] = resolve(config)
+            combined = key([data, *(values[name] for name in COMBINED)])
+            if combined not in checked:
+                found, dataset = loaded[data]
+                resolved_names = {name: getattr(found, name) for name in ("model", "weights", "device")}
+                Setup.build(config.model_copy(update=resolved_names), dataset, plugins)
+                checked.add(combined)
+        except FedcoreError as error:
+            raise type(error)(f"run {label}: {error}") if type(error) is ConfigError else error from None
+        planned.append((label, config))
+    return planned
+
+
+def run_sweep(
+    spec: SweepSpec | None,
+    out: Path,
+    *,
+    rounds: int | None = None,
+    parallel: int | None = None,
+    listen: Listener | None = None,
+    start: Starter | None = None,
+    allow_code: bool = False,
+    allow_outside: bool = False,
+    submit: Cluster | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> SweepResult:
+    """Run what is not finished of a sweep, each run in a process of its own.
+
+    Every stream of random numbers derives from a run's seed, so that runs that differ in the method only have the
+    same clients, cohorts and initial weights.
+
+    :param spec: None goes on with everything that was ever planned in ``out``.
+    :param rounds: everything that was ever planned in ``out`` gets at least so many rounds. Finished runs go on.
+    :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
+    :param listen: called with a run's name, an event (``plan``, ``start``, ``round``, an outcome's status), details.
+    :param start: starts the processes; default one of its own.
+    :param allow_code: import what runs that ``out`` holds already name as ``module:...``; those of ``spec`` are yours.
+    :param allow_outside: let their trackers write outside of their directories.
+    :param submit: run each as a job of submitit's, with ``parameters`` of its executor.
+    :raises ConfigError: and its kin, before anything runs.
+    """
+    if parallel is not None and parallel < 1:
+        raise ConfigError(f"--parallel is {parallel}; at least one run has to be running")
+    with contextlib.nullcontext(start) if start is not None or submit is not None else starting() as start:
+        if start is not None and spec is not None:
+            start.preload(_modules(config for _, config in spec.cells()))
+        planned = plan_sweep(spec) if spec else []
+        directory = SweepDirectory(out)
+        if spec is None:
+            directory.plan()  # there must be one, before a lock file is written
+        with directory.lock() as lock:
+            names = _add(directory, spec, planned, rounds)
+            configs = directory.plan()
+            left = [name for name in names if directory.standing(name, configs[name].rounds) != "finished"]
+            own = [config for _, config in planned]
+            _check_permissions(directory, {name: configs[name] for name in left}, own, allow_code, allow_outside)
+            if parallel is None:  # a cluster's own queue decides
+                parallel = len(left) if submit == "slurm" else default_parallel(configs[name] for name in left)
+            parallel = max(1, min(parallel, len(left)))
+            asked = {name: configs[name].rounds for name in names}
+            longer = [name for name in left if directory.standing(name) == "finished"]
+            plan = {"runs": names, "left": left, "longer": longer, "parallel": parallel, "rounds": asked}
+            listen = listen or _silent
+            listen("", "plan", {**plan, "out": directory.path})
+            # A run next to others trains by itself: workers of its own would only add memory and start-up.
+            workers = 0 if parallel > 1 and submit != "slurm" else None
+            jobs = []
+            for name in left:
+                values = configs[name].model_dump(mode="json")
+                task = Task(str(directory.run_directory(name)), values, workers, allow_code, allow_outside)
+                jobs.append(Job(name, [task.as_text()], directory.log_file(name)))
+            if submit is not None:
+                files = directory.path / "jobs"
+                ran, interrupted = submit_jobs(
+                    jobs, submit, files, parallel=parallel, parameters=parameters or {}, listen=listen
+                )
+            else:
+                assert start is not None
+                ran, interrupted = run_jobs(jobs, parallel, listen, start, keep=(lock,))
+    found = {outcome.name: outcome for outcome in ran}
+    outcomes = [found.get(name) or Outcome(name, "finished") for name in names]
+    return SweepResult(directory.path, outcomes, interrupted)
+
+
+def _add(
+    directory: SweepDirectory, spec: SweepSpec | None, planned: list[tuple[str, RunConfig]], rounds: int | None
+) -> list[str]:
+    """Plan runs in a sweep's directory; returns the names of those that were asked for."""
+    names = directory.add(spec.as_yaml(), planned) if spec else list(directory.plan())
+    if rounds is None:
+        return names
+    longer = [
+        (name, config.model_copy(update={"rounds": rounds}))
+        for name, config in directory.plan().items()
+        if config.rounds < rounds
+    ]
+    text = spec.as_yaml() if spec else directory.spec_file.read_text(encoding="utf-8")
+    return list(dict.fromkeys([*names, *directory.add(text, longer)]))
+
+
+def _check_permissions(
+    directory: SweepDirectory, left: Mapping[str, RunConfig], own: Sequence[RunConfig], code: bool, outside: bool
+) -> None:
+    """Refuse code and places that runs in the folder name, but the sweep that was asked for does not."""
+    named = {name for config in own for name in code_in(config)}
+    for name, config in left.items():
+        folder, source = directory.run_directory(name), f"{directory.path / 'sweep.json'}: run {name}"
+        check_code(code_in(config), source, allow=code, own=named)
+        if config.trackers:
+            places = {place for one in own for place in places_in(one, folder)}
+            check_places(places_in(config, folder), source, allow=outside, own=places)
+
+
+def _modules(configs: Iterable[RunConfig]) -> list[str]:
+    """Return the modules of the runs' installed plugins."""
+    points = registry.available("plugin")
+    return sorted({points[name].module for config in configs for name in config.plugins if name in points})
+
+
+def default_parallel(configs: Any) -> int:
+    """Return how many runs go side by side: one per core as far as memory allows, one on a CUDA device."""
+    if any(resolve_device(config.device).type == "cuda" for config in configs):
+        return 1
+    return max(1, min(cores(), int(available_memory() / MEMORY_PER_RUN)))
+
+
+def available_memory() -> float:
+    """Return the bytes of memory that can be had without swapping, a container's limit considered."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        found = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit = float((group / "memory.max").read_text())  # "max", no number, where there is no limit
+        found = min(found, limit - float((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def _silent(name: str, event: str, details: Mapping[str, Any]) -> None:
+    """Take no notice."""

@@ -1,0 +1,288 @@
+"""What a sweep is: options of every run, axes of the grid, seeds. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedcore import ConfigError, RunConfig, UnknownNameError
+from fedcore.base.config import Json
+from fedcore.base.errors import describe
+from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method
+from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml
+
+MOST_RUNS = 100_000
+
+_ELSEWHERE = {"seed": "write --seeds (in a file: seeds)", "out": "the sweep's own --out holds all runs"}
+
+
+class SweepSpec(BaseModel):
+    """A grid of runs: every case with every combination of the axes' values and every seed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+    base: dict[str, Json] = Field(
+        default_factory=dict, description="Options of every run, as in a config file of train."
+    )
+    grid: dict[str, list[Json]] = Field(
+        default_factory=dict,
+        description="Axis -> values. An axis is plugin, another option of train, or PLUGIN.OPTION.",
+    )
+    cases: list[dict[str, Json]] = Field(
+        default_factory=list,
+        description="Options that go together, one mapping per case: as on the grid, by name; they override base.",
+    )
+    seeds: list[int] = Field(default=[0], min_length=1, description="Seeds; a number N means 0 to N-1.")
+    settings: dict[str, Json] = Field(
+        default_factory=dict, alias="set", description="PLUGIN.OPTION -> value, in each run that has the plugin."
+    )
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count_is_a_range(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if value < 1:
+                raise ValueError(f"{value} seeds are no sweep; write at least 1, or a list such as [0, 7]")
+            if value > MOST_RUNS:
+                raise ValueError(f"{value} seeds are too many; at most {MOST_RUNS:,} runs make a sweep")
+            return list(range(value))
+        return value
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _one_value_is_a_list(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: list(v) if isinstance(v, (list, tuple)) else [v] for name, v in value.items()}
+
+    @model_validator(mode="after")
+    def _check(self) -> SweepSpec:
+        grid = {axis_name(name): values for name, values in self.grid.items()}
+        base = {name.replace("-", "_"): value for name, value in self.base.items()}
+        for name in base:
+            if name in _ELSEWHERE:
+                raise ConfigError(f"base: {name}: {_ELSEWHERE[name]}")
+            if name not in RunConfig.model_fields:
+                raise UnknownNameError("option", name, RunConfig.model_fields, "(in base)")
+            if name in grid:
+                flag = "plugin" if name == "plugins" else name
+                raise ConfigError(f"{flag} is an axis of the grid and an option of every run; give it once")
+        for name, values in grid.items():
+            if not values:
+                raise ConfigError(f"grid axis {name!r} has no values")
+        cases = []
+        for number, case in enumerate(self.cases, start=1):
+            try:
+                options = {axis_name(name): value for name, value in case.items()}
+            except UnknownNameError as error:
+                raise UnknownNameError(f"option of case {number}", error.name, error.known) from None
+            both = sorted(options.keys() & grid.keys())
+            if both:
+                raise ConfigError(f"case {number}: {both[0]} is an axis of the grid, too; give it once")
+            cases.append(options)
+        runs = len(self.seeds) * math.prod(map(len, grid.values())) * max(1, len(cases))
+        if runs > MOST_RUNS:
+            raise ConfigError(f"the grid has {runs:,} runs; at most {MOST_RUNS:,} make a sweep. Give it fewer values")
+        for name in self.settings:
+            parse_setting(f"{name}=0")
+        object.__setattr__(self, "cases", cases)
+        object.__setattr__(self, "grid", grid)
+        object.__setattr__(self, "base", base)
+        return self
+
+    @classmethod
+    def create(cls, values: Mapping[str, Any], *, source: str = "") -> SweepSpec:
+        """Validate a mapping.
+
+        :raises ConfigError: what was wrong, with the key's name.
+        """
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        prefix = f"{source}: " if source else ""
+        for name in values:
+            if name not in known:
+                hint = f"(in {source})" if source else ""
+                if str(name).replace("-", "_") in RunConfig.model_fields:
+                    raise ConfigError(f"{prefix}{name!r} is an option of a run: write it under base, or under grid")
+                raise UnknownNameError("key of a sweep", str(name), known, hint)
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(describe(error, prefix, flags=False)) from None
+        except UnknownNameError:
+            raise
+        except ConfigError as error:
+            raise ConfigError(f"{prefix}{error}") from None
+
+    def as_yaml(self) -> str:
+        """Return the sweep as a file that ``fedcore sweep`` reads."""
+        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False)
+
+    def cells(self) -> Iterator[tuple[str, RunConfig]]:
+        """Yield each run of the grid with a readable name, seed by seed; combinations that are equal once.
+
+        :raises ConfigError: a run that cannot be configured, or an option of a plugin that no run has.
+        """
+        used: set[str] = set()
+        seen: set[str] = set()
+        for seed in self.seeds:
+            for case, values in itertools.product(self.cases or [{}], itertools.product(*self.grid.values())):
+                config = self.run({**case, **dict(zip(self.grid, values, strict=True))}, seed)
+                used.update(config.plugins, config.trackers)
+                if digest(config) not in seen:
+                    seen.add(digest(config))
+                    yield self._name(config), config
+        for target in [*self.settings, *(name for name in self._named() if "." in name)]:
+            plugin = target.rpartition(".")[0]
+            if full_name(plugin, used) not in used:
+                raise ConfigError(f"{target}: no run of this sweep has the plugin {plugin!r}")
+
+    def run(self, choice: Mapping[str, Json], seed: int) -> RunConfig:
+        """Return one run: the base with a choice of options, by their names on the grid.
+
+        :raises ConfigError: a run that cannot be configured.
+        """
+        values = {**self.base, **{name: value for name, value in choice.items() if "." not in name}}
+        where = ", ".join(f"{name}={value}" for name, value in choice.items())
+        source = f"run {where}" if where else ""
+        chosen = RunConfig.create({"plugins": _combination(values.pop("plugins", {}))}, source=source).plugins
+        plugins = {name: dict(options) for name, options in chosen.items()}
+        options = {name: value for name, value in choice.items() if "." in name}
+        listed = RunConfig.create({"trackers": values.pop("trackers", {})}, source=source).trackers
+        trackers = {name: dict(given) for name, given in listed.items()}
+        for target, value in {**self.settings, **options}.items():
+            name, _, option = target.rpartition(".")
+            name = full_name(name, [*plugins, *trackers])
+            if name in plugins or name in trackers:
+                (plugins if name in plugins else trackers)[name][option] = value
+        return RunConfig.create({**values, "plugins": plugins, "trackers": trackers, "seed": seed}, source=source)
+
+    def _name(self, config: RunConfig) -> str:
+        options = {f"{plugin}.{o}": v for plugin, given in config.plugins.items() for o, v in given.items()}
+        parts = [method(config.plugins)]
+        fixed = {f"{full_name(p, config.plugins)}.{o}" for p, _, o in (t.rpartition(".") for t in self.settings)}
+        parts += [f"{target}={value}" for target, value in options.items() if target not in fixed]
+        parts += [f"{axis}={getattr(config, axis)}" for axis in self._axes() if "." not in axis and axis != "plugins"]
+        return " ".join([*parts, f"seed={config.seed}"])
+
+    def _named(self) -> Iterator[str]:
+        """Yield every option of the grid and of the cases."""
+        yield from self.grid
+        for case in self.cases:
+            yield from case
+
+    def _axes(self) -> list[str]:
+        """Return the options in which runs can differ, in order: the grid's, and those that the cases vary."""
+        varied = [
+            name for name in self._named() if any(case.get(name) != self.cases[0].get(name) for case in self.cases)
+        ]
+        return list(dict.fromkeys([*self.grid, *varied]))
+
+
+def axis_name(name: str) -> str:
+    """Return a grid axis as RunConfig (or ``plugin.option``) has it.
+
+    :raises ConfigError: no such option, or one that makes no sense as an axis.
+    """
+    if "." in name:
+        return name
+    field = f"{name}s" if name in ("plugin", "tracker") else name.replace("-", "_")
+    if field in _ELSEWHERE:
+        raise ConfigError(f"grid axis {name!r}: {_ELSEWHERE[field]}")
+    if field in WITHOUT_EFFECT:
+        raise ConfigError(f"grid axis {name!r}: it does not change a run's results")
+    if field not in RunConfig.model_fields:
+        raise UnknownNameError("grid axis", name, ["plugin", *RunConfig.model_fields], "(or write PLUGIN.OPTION)")
+    return field
+
+
+def parse_axis(text: str) -> tuple[str, list[Json]]:
+    """Split ``alpha=0.1,0.5``; each value is read as YAML, and commas inside brackets do not separate.
+
+    :raises ConfigError: the text has another form.
+    """
+    name, equals, values = text.partition("=")
+    if not (equals and name.strip() and values.strip()):
+        raise ConfigError(f"--grid {text!r}: write AXIS=VALUE,VALUE, for example --grid alpha=0.1,0.5")
+    try:
+        return name.strip(), [read_yaml(part) for part in _split(values)]
+    except ValueError as error:
+        raise ConfigError(f"--grid {text!r}: a value is not readable as YAML ({error})") from None
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read ``3`` as 0, 1, 2 and ``0,7`` as these two.
+
+    :raises ConfigError: neither of them.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"--seeds {text!r}: write how many, or the seeds themselves: --seeds 0,7") from None
+    return SweepSpec.create({"seeds": numbers if "," in text or not numbers else numbers[0]}, source="--seeds").seeds
+
+
+def read_spec(file: Path) -> SweepSpec:
+    """Read a sweep's YAML file.
+
+    :raises ConfigError: missing, unreadable, or a key that a sweep does not have.
+    """
+    return SweepSpec.create(read_config_file(file), source=str(file))
+
+
+def override(
+    spec: SweepSpec, base: Mapping[str, Json], grid: Sequence[str], seeds: str | None, settings: Sequence[str]
+) -> SweepSpec:
+    """Return a sweep with what the command line adds or replaces, as :func:`changed` does."""
+    options = {f"{p}.{o}": value for p, o, value in map(parse_setting, settings)}
+    return changed(spec, base, dict(map(parse_axis, grid)), None if seeds is None else parse_seeds(seeds), options)
+
+
+def changed(
+    spec: SweepSpec,
+    base: Mapping[str, Json],
+    grid: Mapping[str, Sequence[Json] | Json],
+    seeds: int | Sequence[int] | None,
+    settings: Mapping[str, Json],
+) -> SweepSpec:
+    """Return a sweep with other options; an axis that is named again is replaced.
+
+    :param seeds: how many, or which; None leaves them as they are.
+    """
+    axes = {axis_name(name): values for name, values in spec.grid.items()}
+    axes.update((axis_name(name), values) for name, values in grid.items())  # type: ignore[misc]
+    kept = {name: value for name, value in spec.base.items() if name not in axes}
+    return SweepSpec.create(
+        {
+            "base": {**kept, **base},
+            "grid": axes,
+            "cases": [{name: value for name, value in case.items() if name not in axes} for case in spec.cases],
+            "seeds": spec.seeds if seeds is None else seeds,
+            "set": {**spec.settings, **settings},
+        }
+    )
+
+
+def _combination(value: Json) -> Json:
+    """Read ``moon+uscc`` as these two plugins; lists and mappings stay as they are."""
+    if isinstance(value, str):
+        return [name for name in value.split("+") if name]
+    if isinstance(value, list):
+        return [name for item in value for name in (_combination(item) if isinstance(item, str) else [item])]
+    return value
+
+
+def _split(text: str) -> list[str]:
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{(") - (character in "]})")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part for part in parts if part.strip()]

@@ -1,0 +1,88 @@
+"""What a running sweep shows: bars on a terminal, elsewhere one line a minute."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedcore_study.cli import sweep_display
+from fedcore_study.cli.sweep_display import SweepDisplay
+
+PLAN = {
+    "runs": ["old", "a", "b", "c"],
+    "left": ["a", "b", "c"],
+    "longer": ["b"],
+    "parallel": 2,
+    "rounds": {"old": 4, "a": 4, "b": 10, "c": 4},
+    "out": Path("sweeps/s"),
+}
+
+
+def ended(seconds, message=""):
+    return {"seconds": seconds, "message": message}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def played(display: SweepDisplay, clock: Clock) -> None:
+    display("", "plan", PLAN)
+    for name in ("a", "b"):
+        display(name, "start", {})
+    display("b", "begun", {"round": 5})
+    clock.now = 2.0
+    display("a", "round", {"round": 1, "accuracy": 0.5})
+    display("b", "round", {"round": 6, "accuracy": None})
+
+
+def test_the_status_names_rounds_accuracy_and_the_time_left() -> None:
+    clock = Clock()
+    display = SweepDisplay(Console(file=io.StringIO()), clock=clock)
+    played(display, clock)
+    assert display.status() == (
+        "0 of 3 runs finished; a: 1/4 rounds, 50.00 %, 6.00 s left; b: 6/10 rounds, 8.00 s left; about 11 s left"
+    )
+    display("a", "failed", ended(3, "no memory"))
+    display("b", "finished", ended(4))
+    display("c", "start", {})
+    assert display.status() == "1 of 3 runs finished; 1 failed; c: 0/4 rounds; about 4.00 s left"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch, quiet: bool) -> None:
+    monkeypatch.setattr(sweep_display, "PERIOD", 0.02)
+    file, clock = io.StringIO(), Clock()
+    with SweepDisplay(Console(file=file, width=200), quiet=quiet, clock=clock) as display:
+        played(display, clock)
+        time.sleep(0.2)
+        display("a", "finished", ended(9))
+    said = file.getvalue().splitlines()
+    if quiet:
+        assert said == []
+        return
+    assert said[:3] == [
+        "note: 1 of 4 runs are finished already",
+        "note: 1 finished runs go on to more rounds, as with resume --rounds",
+        "3 runs, 2 at a time, in sweeps/s",
+    ]
+    assert said[3].startswith("0 of 3 runs finished; a: 1/4 rounds, 50.00 %")
+    assert said[-1] == "finished a after 9.00 s, 50.00 % (1/3)"
+
+
+def test_a_terminal_has_a_bar_for_each_run_and_for_all() -> None:
+    file, clock = io.StringIO(), Clock()
+    console = Console(file=file, width=120, force_terminal=True, color_system=None)
+    with SweepDisplay(console, clock=clock) as display:
+        played(display, clock)
+        console.print("now:", display._bars.get_renderable())
+    shown = file.getvalue().rpartition("now:")[2]
+    for words in ("all runs", "0/3 finished, about 11 s left", "1/4 rounds, 50.00 %, 6.00 s left", "6/10 rounds"):
+        assert words in shown
