@@ -142,6 +142,7 @@ def report(
     *,
     title: str | None = None,
     by: str | Sequence[str] = "plugin",
+    baseline: str | None = None,
     data_dir: str | PathLike[str] | None = None,
     points: int = 500,
     allow_code: bool = False,
@@ -152,6 +153,7 @@ def report(
     :param runs: runs or sweeps: directories or results, one or several.
     :param title: the page's heading; default the names of the first runs.
     :param by: the options that distinguish methods: ``plugin``, or options of a run.
+    :param baseline: the row that differences are to; default ``fedavg`` where there is one.
     :param data_dir: the folder of the data sets' files; default what each run used.
     :param points: test samples in the picture of the features; 0 leaves it out.
     :param allow_code: import what the runs name as ``module:...``.
@@ -170,6 +172,7 @@ def report(
         notes,
         title=title or ", ".join(folder.resolve().name for folder in folders[:3]) + ", ..." * (len(folders) > 3),
         by=[by] if isinstance(by, str) else list(by),
+        baseline=baseline,
         data_dir=None if data_dir is None else Path(data_dir),
         points=points,
         allow_code=allow_code,
