@@ -20,12 +20,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcore.base.config import RunConfig
+from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import evaluate, rates
 from fedcore.client.working_model import all_outputs
 from fedcore.data import Dataset
 from fedcore.data.client_data import ClientData
 from fedcore.models.split import Outputs
-from fedcore.runs.evaluation import loaded
 from fedcore.runs.experiment import own_model
 from fedcore.runs.run import Run
 from fedcore_fdcl.equations import classifier_loss, encoder_loss
@@ -81,7 +81,8 @@ def main() -> None:
     run = Run.open(args.run, allow_code=False)
     state, config = run.last_state(), run.config
     options = FDCLOptions(**config.plugins["fdcl"])
-    received = loaded(copy.deepcopy(run.setup.model), state)
+    received = copy.deepcopy(run.setup.model).eval()
+    copy_into(received.state_dict(), state.model)
     samples, partition = data_of(args.run)
     lr = config.learning_rate(state.round)
     print(f"after round {state.round}, test accuracy {accuracy(received, samples):.2f} %\n")

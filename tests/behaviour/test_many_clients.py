@@ -32,12 +32,6 @@ def test_a_cohort_is_the_head_of_a_random_permutation(population, count):
         assert chosen == torch.randperm(population, generator=generator(seed, "cohort"))[:count].tolist()
 
 
-def test_a_few_of_very_many_are_drawn_without_the_permutation(monkeypatch):
-    expected = torch.randperm(1_000_000, generator=generator(0, "cohort"))[:50].tolist()
-    monkeypatch.setattr(torch, "randperm", None)
-    assert choose(1_000_000, 50, generator(0, "cohort")) == expected
-
-
 @given(VERSIONS, VERSIONS)
 def test_a_manifest_is_as_a_dict(first, second):
     manifest = Manifest.of(first)

@@ -56,7 +56,7 @@ def kept(result, client):
     """What a client keeps, of the core's: its personal parameters by name."""
     state = client_state(result, client)
     assert set(state) <= {"fedcore"}
-    return {name.removeprefix("personal.classifier."): t for name, t in state.get("fedcore", {}).items()}
+    return {name.removeprefix("personal/classifier."): t for name, t in state.get("fedcore", {}).items()}
 
 
 def tiny(num_classes, input_shape):
