@@ -46,7 +46,7 @@ class RunConfig(BaseModel):
     )
     model: str = Field(
         default="auto",
-        description="Model: a name, torchvision:NAME or timm:NAME, or auto for the data set's default model.",
+        description="Model: a name, torchvision:NAME or timm:NAME. auto is the data set's usual model.",
     )
     weights: str | None = Field(
         default=None,
@@ -56,7 +56,7 @@ class RunConfig(BaseModel):
 
     partition: str = Field(
         default="dirichlet",
-        description="How samples are assigned to clients: a partitioner's name, or a partition.json.",
+        description="Partitioner that assigns samples to clients, or a partition.json.",
     )
     alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration. Smaller is more heterogeneous.")
     classes_per_client: int = Field(

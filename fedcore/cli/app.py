@@ -12,7 +12,7 @@ from typer.main import get_command
 from fedcore import __version__
 from fedcore.base import registry
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.cli import data, plugins, training
+from fedcore.cli import data, options, plugins, training
 from fedcore.cli.guard import guarded
 
 
@@ -110,7 +110,7 @@ def _root(
     """Accept the options before a command."""
 
 
-app.command("train")(training.train)
+app.command("train", cls=options.BriefHelp)(training.train)
 app.command("resume")(training.resume)
 app.command("evaluate")(training.evaluate)
 app.add_typer(plugins.app, name="plugins", cls=Commands)

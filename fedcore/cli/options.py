@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import operator
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from fedcore.base import registry
 from fedcore.base.config import RunConfig
@@ -31,9 +34,30 @@ PANELS = {
 }
 """The panels of the help: the first field of RunConfig in a panel -> its title."""
 
+EVERYDAY = (
+    "plugins",
+    "settings",
+    "config_file",
+    "dataset",
+    "model",
+    "partition",
+    "alpha",
+    "clients",
+    "participation",
+    "rounds",
+    "local_epochs",
+    "lr",
+    "seed",
+    "out",
+    "help_all",
+)
+"""The options that the help of a :class:`BriefHelp` command shows, by parameter."""
+
 BY_SET = ("engine_options",)
 """Fields without a flag. Users write their entries as ``--set NAME.OPTION=VALUE``."""
 
+_HUGE = 1_000_000
+"""Bounds from here on only refuse typos. The help does not print them."""
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _NAMES_OF = {
     "plugins": "plugin",
@@ -45,17 +69,58 @@ _NAMES_OF = {
 }
 
 
+class BriefHelp(TyperCommand):
+    """A command whose ``--help`` fits a screen: the everyday options in one panel, the first sentence of each text.
+
+    ``--help-all`` prints everything.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the brief help."""
+        brief = copy.copy(self)
+        brief.help, brief.add_help_option = _first_sentence(self.help or ""), False
+        brief.params = [copy.copy(parameter) for parameter in self.params if parameter.name in EVERYDAY]
+        for parameter in brief.params:
+            vars(parameter).update(help=_first_sentence(vars(parameter)["help"]), rich_help_panel=None)
+        super(BriefHelp, brief).format_help(ctx, formatter)
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a help text, with the default that the text ends with."""
+    first, dot, rest = text.partition(". ")
+    default = re.search(r"default [^\]]+\]$", rest)
+    first = first.partition("\n\n")[0] + dot.strip()
+    return f"{first} \\[{default[0]}" if default else first
+
+
+def _print_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help of all options, and end the command."""
+    if wanted:
+        command: Any = context.command
+        TyperCommand.format_help(command, context, context.make_formatter())
+        raise typer.Exit
+
+
+def _completer(kind: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in registry.available(kind) if name.startswith(incomplete)]
+
+    return complete
+
+
 def _option(name: str, text: str, in_panel: str | None = None, **more: Any) -> Any:
     return typer.Option(name, help=text, rich_help_panel=in_panel, **more)
 
 
+_METHOD = "A method; can be repeated, hooks are called in this order. Default: FedAvg."
 _IN_ONE_LINE = "Print the result in one line, without progress."
 _TRACEBACK = "Print the traceback of an error."
 _OUTSIDE = "Allow trackers to write, and the engine to connect, outside the run directory."
-_SET = "Set an option of a plugin, a tracker or the engine, such as moon.mu=5. Can be repeated."
+_SET = "Set an option, such as moon.mu=5. It belongs to a plugin, a tracker or the engine. Can be repeated."
 _FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
 _CODE_OF_FILE = "Import code that the --config file names as module:...; inspect that code first."
 
+HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all)]
 Json = Annotated[bool, _option("--json", "Print only the result as JSON on stdout.")]
 Quiet = Annotated[bool, _option("--quiet", _IN_ONE_LINE)]
 Debug = Annotated[bool, _option("--debug", _TRACEBACK, callback=debug)]
@@ -120,7 +185,7 @@ def flag(name: str, *, with_default: bool = True) -> inspect.Parameter:
     metavar: str | None = None
     if name == "plugins":
         kind, metavar = list[str], "NAME"
-        text = "A method. Can be repeated; hooks are called in this order. Default: FedAvg."
+        text = _METHOD
     elif name == "trackers":
         kind, metavar = list[str], "NAME"
         text = "Show the run in tensorboard, mlflow, wandb, ... while it trains. Can be repeated."
@@ -161,13 +226,6 @@ def panel(name: str) -> str:
     return next(PANELS[field] for field in reversed(fields[: fields.index(name) + 1]) if field in PANELS)
 
 
-def _completer(kind: str) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in registry.available(kind) if name.startswith(incomplete)]
-
-    return complete
-
-
 def base_type(annotation: Any) -> Any:
     """Return an annotation without its ``| None``."""
     inner = [part for part in get_args(annotation) if part is not NoneType]
@@ -181,17 +239,10 @@ def choices(annotation: Any) -> list[str]:
 
 
 def bounds(field: FieldInfo) -> str:
-    """Return a field's bounds, as in ``0 < x <= 1`` or ``>= 1``; empty without bounds."""
+    """Return a field's bounds, as in ``0 < x <= 1`` or ``>= 1``; empty without bounds that a user meets."""
     limits = [(name, getattr(item, name)) for name in _SIGNS for item in field.metadata if hasattr(item, name)]
-    signs = [(_SIGNS[name], _number(limit)) for name, limit in limits if limit is not None]
+    signs = [(_SIGNS[name], f"{limit:g}") for name, limit in limits if limit is not None and abs(limit) < _HUGE]
     if len(signs) == 2:
         (low, least), (high, most) = signs
         return f"{least} {low.replace('>', '<')} x {high} {most}"
     return " ".join(signs[0]) if signs else ""
-
-
-def _number(value: Any) -> str:
-    """Write a limit of machine integers as a power of two."""
-    if isinstance(value, int) and value >= 2**31 and value & (value - 1) == 0:
-        return f"2^{value.bit_length() - 1}"
-    return f"{value:g}" if isinstance(value, float) else str(value)

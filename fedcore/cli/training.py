@@ -32,6 +32,7 @@ def train(
     quiet: options.RunQuiet = False,
     profile: options.RunProfile = False,
     debug: options.RunDebug = False,
+    help_all: options.HelpAll = False,
 ) -> None:
     """Train a model with federated clients, in a new run directory.
 

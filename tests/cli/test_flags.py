@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from fedcore.cli import data, options, training
 from fedcore.cli.settings import build_config, set_options
 
 OWN = {"settings", "config_file", "as_json", "quiet", "profile", "debug", "allow_code"}
+OWN |= {"help_all"}
 
 
 def test_train_has_a_flag_for_every_field() -> None:
@@ -29,7 +31,7 @@ def test_every_panel_begins_at_a_field() -> None:
 
 def test_help_says_bounds_and_defaults(cli, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    text = cli("train", "--help").output
+    text = cli("train", "--help-all").output
     for name in set(RunConfig.model_fields) - set(options.BY_SET):
         assert f"{flag_of(name)} " in text
     assert "[0 < x <= 1; default 1.0]" in text
@@ -37,6 +39,34 @@ def test_help_says_bounds_and_defaults(cli, monkeypatch) -> None:
     assert "--no-augment" in text
     for title in ("Methods", "Data and model", "Clients", "Training", "Execution", "Records"):
         assert f"─ {title} ─" in text
+
+
+def test_bounds_that_only_refuse_typos_are_not_printed(cli, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = cli("train", "--help-all").output
+    assert "[>= 1; default 20]" in text  # rounds
+    assert "[>= 0; default 0]" in text  # seed
+    assert not re.search(r"\d{6}|\^|e\+", text)
+
+
+def test_the_help_fits_a_screen_and_says_where_the_rest_is(cli, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = cli("train", "--help").output
+    assert len(text.splitlines()) <= 40
+    shown = set(re.findall(r"^│ (--[\w-]+)", text, re.MULTILINE))
+    named = {"settings": "--set", "config_file": "--config"}
+    assert shown == {named.get(name) or flag_of(name) for name in options.EVERYDAY}
+    assert re.search(r"--help-all .* Show all options\.", text)
+    assert "Fraction of the clients sampled" in text
+    assert "[default 1.0]" in text
+
+
+def test_the_everyday_options_exist() -> None:
+    assert set(options.EVERYDAY) <= set(inspect.signature(training.train).parameters)
+
+
+def test_help_all_needs_no_valid_options(cli) -> None:
+    assert cli("train", "--rounds", "0", "--help-all").exit_code == 0
 
 
 @pytest.fixture
