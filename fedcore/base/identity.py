@@ -10,7 +10,9 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from fedcore.base import registry
 from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError, PluginContractError
 from fedcore.base.objects import CODE
 
 LABELS = ("name", "tags", "note")
@@ -45,6 +47,23 @@ PARTITION_OPTIONS = (
     "public",
 )
 """Options that determine, together with the seed, which client holds which samples."""
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """Return the options of a preset: a known setting, which a package names in its entry points.
+
+    :raises UnknownNameError: no installed package has such a preset.
+    :raises PluginContractError: it is not a dictionary of options of a run.
+    """
+    values = registry.resolve("preset", name)
+    if not isinstance(values, Mapping):
+        found = f"is an object of type {type(values).__name__}"
+        raise PluginContractError.of(name, found, kind="preset", expected="a dictionary of options")
+    try:
+        RunConfig.create(dict(values))
+    except ConfigError as error:
+        raise PluginContractError.of(name, f"has a wrong option: {error}", kind="preset") from error
+    return dict(values)
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

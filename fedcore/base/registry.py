@@ -36,6 +36,7 @@ GROUPS = {
     "engine": "fedcore.engines",
     "tracker": "fedcore.trackers",
     "tracking": "fedcore.tracking",
+    "preset": "fedcore.presets",
     "command": "fedcore.commands",
     "figure": "fedcore.figures",
 }

@@ -11,7 +11,7 @@ import typer
 from fedcore.base import output, registry
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.base.identity import PARTITION_OPTIONS
+from fedcore.base.identity import PARTITION_OPTIONS, preset_options
 from fedcore.base.safe_yaml import read_mapping
 from fedcore.cli import options
 from fedcore.cli.settings import typed_code
@@ -25,8 +25,9 @@ SPLIT_FIELDS = (*PARTITION_OPTIONS, "data_dir", "seed")
 
 @app.command("list")
 def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
-    """List the data sets, the partitions and the models."""
+    """List the data sets, the partitions, the models and the presets."""
     found = {kind: {name: _first_line(kind, name) for name in registry.available(kind)} for kind in KINDS}
+    found["preset"] = {name: _setting(name) for name in registry.available("preset")}
     from fedcore.data.loading import npz
 
     found["dataset"]["npz:FILE"] = output.first_line(npz)
@@ -42,7 +43,7 @@ def list_(as_json: options.Json = False, debug: options.Debug = False) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("name", style="bold", no_wrap=True)
     table.add_column("description")
-    for kind, title in KINDS.items():
+    for kind, title in {**KINDS, "preset": "known settings (--preset)"}.items():
         table.add_section()
         table.add_row(output.text(title, style="bold cyan"))
         for name, line in found[kind].items():
@@ -163,3 +164,18 @@ def _first_line(kind: str, name: str) -> str:
         return output.first_line(registry.resolve(kind, name))
     except FedcoreError as error:  # a broken package does not hide the others
         return f"broken: {error}"
+
+
+def _setting(preset: str) -> str:
+    """Return the setting of a preset in one line."""
+    try:
+        values = preset_options(preset)
+    except FedcoreError as error:
+        return f"broken: {error}"
+    config = RunConfig.create(values)
+    unit, work = config.local_work
+    alpha = f", alpha {config.alpha}" if "alpha" in values else ""
+    return (
+        f"{config.dataset}, {config.model}, {config.partition}{alpha}, {config.cohort_size} of {config.clients} "
+        f"clients, {config.rounds} rounds, {work} local {unit if work > 1 else unit[:-1]}"
+    )

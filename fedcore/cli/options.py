@@ -37,6 +37,7 @@ PANELS = {
 EVERYDAY = (
     "plugins",
     "settings",
+    "preset",
     "config_file",
     "dataset",
     "model",
@@ -117,6 +118,9 @@ _IN_ONE_LINE = "Print the result in one line, without progress."
 _TRACEBACK = "Print the traceback of an error."
 _OUTSIDE = "Allow trackers to write, and the engine to connect, outside the run directory."
 _SET = "Set an option, such as moon.mu=5. It belongs to a plugin, a tracker or the engine. Can be repeated."
+_PRESET = (
+    "Start from a known setting, such as cifar10-moon. fedcore data list names all; --config and flags override it."
+)
 _FILE = "YAML file of options, such as a run's config.yaml. Flags override it."
 _CODE_OF_FILE = "Import code that the --config file names as module:...; inspect that code first."
 
@@ -129,6 +133,13 @@ AllowCode = Annotated[
 ]
 AllowOutside = Annotated[bool, _option("--allow-outside", _OUTSIDE)]
 RunSettings = Annotated[list[str] | None, _option("--set", _SET, METHODS, metavar="NAME.OPTION=VALUE")]
+RunPreset = Annotated[
+    str | None, _option("--preset", _PRESET, METHODS, metavar="NAME", autocompletion=_completer("preset"))
+]
+InitPreset = Annotated[str | None, _option("--preset", _PRESET, metavar="NAME", autocompletion=_completer("preset"))]
+InitPlugins = Annotated[
+    list[str] | None, _option("--plugin", _METHOD, metavar="NAME", autocompletion=_completer("plugin"))
+]
 RunConfigFile = Annotated[Path | None, _option("--config", _FILE, METHODS, metavar="FILE")]
 RunAllowCode = Annotated[bool, _option("--allow-code", _CODE_OF_FILE, METHODS)]
 RunJson = Annotated[bool, _option("--json", "Print only summary.json on stdout.", RECORDS)]

@@ -1,4 +1,7 @@
-"""Combine config file, flags and ``--set`` into a RunConfig. Flags override the file, the file overrides defaults."""
+"""Combine preset, config file, flags and ``--set`` into a RunConfig.
+
+Flags override the file, the file overrides the preset, and the preset overrides defaults.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from fedcore.base import registry
 from fedcore.base.config import RunConfig, read_choices
 from fedcore.base.errors import ConfigError, FedcoreError, suggestion
-from fedcore.base.identity import LABELS, full_name
+from fedcore.base.identity import LABELS, full_name, preset_options
 from fedcore.base.safe_yaml import BESIDE_OPTIONS, parse_setting, read_mapping
 from fedcore.base.system_options import read_system
 from fedcore.hooks.plugin import option_names
@@ -22,12 +25,18 @@ KINDS = ("plugin", "tracker", "engine")
 
 
 def build_config(
-    given: Mapping[str, Any], file: Path | None, settings: Sequence[str], *, allow_code: bool = False
+    given: Mapping[str, Any],
+    file: Path | None,
+    settings: Sequence[str],
+    *,
+    allow_code: bool = False,
+    preset: str | None = None,
 ) -> RunConfig:
     """Return the configuration of a run.
 
     :param given: the flags that the user wrote, by field.
     :param settings: ``plugin.option=value`` texts.
+    :param preset: the name of a known setting. The file overrides it.
     :param allow_code: whether the file may name code (``module:...``), as flags may.
     :raises ConfigError: names the problem and its source, the file or a flag.
     """
@@ -37,6 +46,8 @@ def build_config(
     written = {name: value for name, value in content.items() if name not in (*BESIDE_OPTIONS, *labels)}
     if file and "out" in written and Path(str(written["out"])).resolve() == file.parent.resolve():
         del written["out"]  # the file of an earlier run; the new run gets a new directory
+    known = preset_options(preset) if preset else {}
+    written = {**known, **written}
     values = {**written, **given}
     if "system" in given and isinstance(before := read_system(written.get("system")), dict):
         values["system"] = {**before, **read_system(given["system"])}
@@ -50,7 +61,7 @@ def build_config(
     values["trackers"] = {name: changed[name] for name in trackers}
     values["engine_options"] = changed[engine]
     config = RunConfig.create(values, source=source, typed=given)
-    check_code(code_in(config), source, allow=allow_code, own=typed_code(given.values()))
+    check_code(code_in(config), source, allow=allow_code, own=typed_code([*given.values(), *known.values()]))
     return config
 
 

@@ -26,6 +26,7 @@ def train(
     given: dict[str, Any],
     *,
     settings: options.RunSettings = None,
+    preset: options.RunPreset = None,
     config_file: options.RunConfigFile = None,
     allow_code: options.RunAllowCode = False,
     as_json: options.RunJson = False,
@@ -39,7 +40,7 @@ def train(
     After Ctrl-C, fedcore resume continues from the last checkpoint to the same bits.
     """
     with importing():
-        config = build_config(given, config_file, settings or [], allow_code=allow_code)
+        config = build_config(given, config_file, settings or [], allow_code=allow_code, preset=preset)
         from fedcore.runs.experiment import run
 
     with training(quiet) as display:

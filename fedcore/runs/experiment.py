@@ -12,6 +12,7 @@ from torch import nn
 
 from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError
+from fedcore.base.identity import preset_options
 from fedcore.base.objects import lent
 from fedcore.base.process import one_thread
 from fedcore.data import Partition
@@ -51,6 +52,7 @@ def run(
     progress: bool = True,
     notify: Notify | None = None,
     on_round: OnRound | None = None,
+    preset: str | None = None,
     **options: Any,
 ) -> RunResult:
     """Train as configured, in a new run directory.
@@ -79,6 +81,7 @@ def run(
         the progress.
     :param on_round: called after every round with its row of ``result.history``. If it returns True, the run ends after
         this round. An exception ends the run, too; the round is saved.
+    :param preset: the name of a known setting, such as ``"cifar10-moon"``, whose options the given ones replace.
     :param options: options of :class:`RunConfig`, by name.
     :raises ConfigError: or a subclass. Nothing has been written by then.
     :raises CallbackError: ``on_round`` raised.
@@ -93,8 +96,9 @@ def run(
     if isinstance(engine, str):
         options["engine"], engine = engine, None
     config = RunConfig() if config is None else config
-    if options:
-        config = RunConfig.create({**config.model_dump(exclude_unset=True), **options})
+    if preset is not None or options:
+        known = {} if preset is None else preset_options(preset)
+        config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
     config, given = name_objects(config, model, plugins, dataset)
     with (
         one_thread(),

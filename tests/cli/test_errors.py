@@ -237,7 +237,7 @@ def test_debug_adds_the_traceback(cli) -> None:
 
 
 def test_what_is_a_bug_says_so(cli, monkeypatch) -> None:
-    monkeypatch.setattr("fedcore.runs.experiment.run", lambda config, notify: 1 / 0)
+    monkeypatch.setattr("fedcore.runs.experiment.run", lambda config, **_: 1 / 0)
     result = cli("train")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -257,7 +257,7 @@ def test_what_is_a_bug_says_so(cli, monkeypatch) -> None:
     ids=["a path", "a device", "a closed file", "no number"],
 )
 def test_a_refusal_of_the_system_is_told_from_a_bug(cli, monkeypatch, error: OSError, code: int, said: str) -> None:
-    def run(config, notify):
+    def run(config, **_):
         raise error
 
     monkeypatch.setattr("fedcore.runs.experiment.run", run)
@@ -267,7 +267,7 @@ def test_a_refusal_of_the_system_is_told_from_a_bug(cli, monkeypatch, error: OSE
 
 
 def test_ctrl_c_before_there_is_a_run(cli, monkeypatch) -> None:
-    def run(config, notify):
+    def run(config, **_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedcore.runs.experiment.run", run)

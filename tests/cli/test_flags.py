@@ -12,7 +12,7 @@ from fedcore.base.errors import ConfigError, UnknownNameError, describe, flag_of
 from fedcore.cli import data, options, training
 from fedcore.cli.settings import build_config, set_options
 
-OWN = {"settings", "config_file", "as_json", "quiet", "profile", "debug", "allow_code"}
+OWN = {"settings", "preset", "config_file", "as_json", "quiet", "profile", "debug", "allow_code"}
 OWN |= {"help_all"}
 
 

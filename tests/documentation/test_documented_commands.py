@@ -156,6 +156,8 @@ def test_the_command_exists_and_takes_these_options(command):
 @pytest.mark.parametrize("command", TRAIN, ids=ids)
 def test_the_options_of_a_run_fit_together(command, folder, monkeypatch):
     """All the way to plugins, data and model; the run itself is left out."""
+    if "own.yaml" in command.words:
+        pytest.skip("own.yaml is what an earlier command wrote")
     built = []
 
     def stop_here(config, **_):

@@ -15,7 +15,7 @@ import fedcore
 from fedcore import RunConfig, RunDirectoryError
 from fedcore_study.sweeps.directory import SweepDirectory
 from fedcore_study.sweeps.run import run_sweep
-from fedcore_study.sweeps.spec import SweepSpec
+from fedcore_study.sweeps.spec import SweepSpec, override
 
 TINY = ("--clients", 2, "--rounds", 1, "--local-epochs", 1, "--batch-size", 256, "--workers", 0)
 LONG = {"clients": 2, "rounds": 60, "local_epochs": 1, "batch_size": 256, "workers": 0}
@@ -168,3 +168,13 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
+
+
+def test_a_sweep_on_a_preset(cli) -> None:
+    """An axis, a flag and the sweep's own file override it."""
+    result = cli("sweep", "--preset", "digits-quick", "--grid", "plugin=fedavg,moon", "--grid", "alpha=1", "--dry-run")
+    assert result.stdout.splitlines() == ["fedavg alpha=1.0 seed=0", "moon alpha=1.0 seed=0"]
+    written = override(SweepSpec(base={"rounds": 4}), {"lr": 0.5}, ["alpha=1"], None, [], preset="digits-quick")
+    ((_, config),) = written.cells()
+    assert (config.rounds, config.lr, config.alpha, config.local_epochs) == (4, 0.5, 1.0, 2)
+    assert "Did you mean 'digits-quick'?" in cli("sweep", "--preset", "digits-quik", "--grid", "lr=1").stderr

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import shlex
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,6 +107,7 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and list the runs, start none.", rich_help_panel=shared.GRID)
     ] = False,
+    preset: options.RunPreset = None,
     allow_code: options.AllowCode = False,
     allow_outside: options.AllowOutside = False,
     as_json: options.Json = False,
@@ -121,10 +123,12 @@ def sweep(
     if searched and trials is None:
         raise ConfigError("--search is for --optuna: add how many trials, --optuna 20")
     if trials is not None:
-        _search(trials, searched or [], source, out, given, grid, seeds, settings, parallel, dry_run, as_json, quiet)
+        _search(
+            trials, searched or [], source, out, given, grid, seeds, settings, preset, parallel, dry_run, as_json, quiet
+        )
         return
     cluster, parameters = _cluster(submit, submitted_with or [])
-    spec, folder = _asked_for(source, out, given, grid or [], seeds, settings or [])
+    spec, folder = _asked_for(source, out, given, grid or [], seeds, settings or [], preset)
     if spec is not None and source is not None:
         code = (name for _, config in spec.cells() for name in code_in(config))
         check_code(code, source, allow=allow_code, own=typed_code([*given.values(), *(grid or [])]))
@@ -189,6 +193,7 @@ def _search(
     grid: list[str] | None,
     seeds: str | None,
     settings: list[str] | None,
+    preset: str | None,
     parallel: int | None,
     dry_run: bool,
     as_json: bool,
@@ -201,7 +206,7 @@ def _search(
 
     base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    spec = override(SweepSpec(), base, [], seeds, settings or [])
+    spec = override(SweepSpec(), base, [], seeds, settings or [], preset=preset)
     folder = out or Path("sweeps") / stamp
     shown = {"as_json": as_json, "quiet": quiet, "dry_run": dry_run}
     run_search(spec, searched, trials, folder, parallel=parallel, **shown)
@@ -250,23 +255,25 @@ def _asked_for(
     grid: list[str],
     seeds: str | None,
     settings: list[str],
+    preset: str | None,
 ) -> tuple[SweepSpec | None, Path]:
     """Return the grid, None for all that a folder has planned, and the sweep's folder."""
-    changes = bool(given or grid or seeds or settings)
+    changes = bool(given or grid or seeds or settings or preset)
     base = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    changed = partial(override, base=base, grid=grid, seeds=seeds, settings=settings, preset=preset)
     if source is None:
         if not changes:
             raise ConfigError(
                 "nothing to sweep: name a file, a sweep's folder, or axes such as --grid plugin=fedavg,moon --seeds 3"
             )
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        return override(SweepSpec(), base, grid, seeds, settings), out or Path("sweeps") / stamp
+        return changed(SweepSpec()), out or Path("sweeps") / stamp
     if not source.is_dir():
-        return override(read_spec(source), base, grid, seeds, settings), out or Path("sweeps") / source.stem
+        return changed(read_spec(source)), out or Path("sweeps") / source.stem
     if out is not None:
         raise ConfigError(f"{source} is a sweep's folder; leave --out out to go on in it")
     directory = SweepDirectory(source)
     if not changes:
         return None, source
     directory.plan()  # says so if the folder holds no sweep
-    return override(read_spec(directory.spec_file), base, grid, seeds, settings), source
+    return changed(read_spec(directory.spec_file)), source

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedcore import ConfigError, RunConfig, UnknownNameError
 from fedcore.base.config import Json
 from fedcore.base.errors import describe
-from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method
+from fedcore.base.identity import WITHOUT_EFFECT, digest, full_name, method, preset_options
 from fedcore.base.safe_yaml import parse_setting, read_config_file, read_yaml
 
 MOST_RUNS = 100_000
@@ -236,9 +236,20 @@ def read_spec(file: Path) -> SweepSpec:
 
 
 def override(
-    spec: SweepSpec, base: Mapping[str, Json], grid: Sequence[str], seeds: str | None, settings: Sequence[str]
+    spec: SweepSpec,
+    base: Mapping[str, Json],
+    grid: Sequence[str],
+    seeds: str | None,
+    settings: Sequence[str],
+    *,
+    preset: str | None = None,
 ) -> SweepSpec:
-    """Return a sweep with what the command line adds or replaces, as :func:`changed` does."""
+    """Return a sweep with what the command line adds or replaces, as :func:`changed` does.
+
+    :param preset: a known setting; the sweep's own options override it.
+    """
+    known = preset_options(preset) if preset else {}
+    spec = spec.model_copy(update={"base": {**known, **spec.base}})
     options = {f"{p}.{o}": value for p, o, value in map(parse_setting, settings)}
     return changed(spec, base, dict(map(parse_axis, grid)), None if seeds is None else parse_seeds(seeds), options)
 

@@ -1,0 +1,138 @@
+"""Presets: ``train --preset``, ``fedcore.run(preset=...)`` and ``init``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedcore
+from fedcore.base import registry
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import PluginContractError
+from fedcore.base.identity import preset_options
+from fedcore.base.safe_yaml import read_config_file
+from fedcore.cli.settings import build_config
+
+LABORATORY = {"alpha": 0.1, "rounds": 3, "clients": 4, "plugins": {"moon": {"mu": 5}}}
+MISSPELT = {"alhpa": 0.1}
+OUT_OF_BOUNDS = {"alpha": -1}
+A_LIST = ["alpha"]
+
+HERE = "module:tests.cli.test_presets"
+
+
+def test_flags_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("rounds: 7\nclients: 6\n", encoding="utf-8")
+    config = build_config({"clients": 8}, file, [], preset=f"{HERE}.LABORATORY")
+    assert (config.alpha, config.rounds, config.clients, config.lr) == (0.1, 7, 8, RunConfig().lr)
+
+
+def test_a_plugin_flag_replaces_the_presets_plugins() -> None:
+    preset = f"{HERE}.LABORATORY"
+    assert build_config({}, None, [], preset=preset).plugins == {"moon": {"mu": 5}}
+    assert build_config({"plugins": ["fedprox"]}, None, [], preset=preset).plugins == {"fedprox": {}}
+    assert build_config({}, None, ["moon.mu=1"], preset=preset).plugins == {"moon": {"mu": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("MISSPELT", r"has a wrong option: unknown option 'alhpa'. Did you mean 'alpha'\?"),
+        ("OUT_OF_BOUNDS", "has a wrong option: --alpha: input should be greater than 0"),
+        ("A_LIST", "is an object of type list, expected a dictionary of options"),
+    ],
+)
+def test_a_wrong_preset_breaks_its_contract(name: str, says: str) -> None:
+    with pytest.raises(PluginContractError, match=rf"preset '{HERE}\.{name}' {says}"):
+        preset_options(f"{HERE}.{name}")
+
+
+def test_an_unknown_preset(cli) -> None:
+    result = cli("train", "--preset", "digits-quik")
+    assert result.exit_code == 2
+    assert "unknown preset 'digits-quik'. Did you mean 'digits-quick'?" in result.stderr
+
+
+def test_a_preset_of_an_absent_package_is_answered_with_the_package(monkeypatch) -> None:
+    monkeypatch.setattr(registry, "available", lambda kind: {})
+    with pytest.raises(fedcore.UnknownNameError, match=r"is in the package fedcore-zoo: pip install"):
+        preset_options("cifar10-moon")
+
+
+def test_train_and_python_take_the_same_preset(cli, tmp_path: Path) -> None:
+    small = {"rounds": 1, "workers": 0, "clients": 2}
+    flags = [text for name, value in small.items() for text in (f"--{name}", value)]
+    result = cli("train", "--preset", "digits-quick", *flags, "--quiet", "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    in_python = fedcore.run(preset="digits-quick", **small, out=tmp_path / "again")
+    trained, again = (read_config_file(tmp_path / name / "config.yaml") for name in ("run", "again"))
+    assert {**trained, "out": None} == {**again, "out": None}
+    assert (trained["local_epochs"], trained["client_test_fraction"]) == (2, 0.2)
+    assert in_python.config.alpha == 0.1
+
+
+def test_data_list_names_the_presets(cli) -> None:
+    text = " ".join(cli("data", "list").output.split())
+    assert "known settings (--preset)" in text
+    assert "cifar10-moon cifar10, simple-cnn, dirichlet, alpha 0.5, 10 of 10 clients, 100 rounds, 10 local" in text
+
+
+def test_init_writes_every_option_with_its_default_in_a_comment(cli, tmp_path: Path) -> None:
+    result = cli("init")
+    assert result.exit_code == 0, result.stderr
+    assert "fedcore train --config fedcore.yaml" in result.stdout
+    text = (tmp_path / "fedcore.yaml").read_text(encoding="utf-8")
+    assert yaml.safe_load(text) is None
+    assert build_config({}, tmp_path / "fedcore.yaml", []) == RunConfig()
+    assert "# Fraction of the clients sampled in each round. [0 < x <= 1]\n# participation: 1.0\n" in text
+    assert "- Data and model -" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_comments_of_init_are_the_defaults(cli, tmp_path: Path) -> None:
+    cli("init")
+    lines = (tmp_path / "fedcore.yaml").read_text(encoding="utf-8").splitlines()
+    options = [line.removeprefix("# ") for line in lines if line[2:].partition(":")[0] in RunConfig.model_fields]
+    values = yaml.safe_load("\n".join(options))
+    assert values == RunConfig().model_dump(mode="json")
+
+
+def test_init_with_a_preset_and_plugins(cli, tmp_path: Path) -> None:
+    result = cli("init", "own.yaml", "--preset", "digits-quick", "--plugin", "moon", "--plugin", "fedprox")
+    assert result.exit_code == 0, result.stderr
+    config = build_config({}, tmp_path / "own.yaml", [])
+    assert config == RunConfig(**preset_options("digits-quick"), plugins={"moon": {}, "fedprox": {}})
+    text = (tmp_path / "own.yaml").read_text(encoding="utf-8")
+    assert "    # Temperature tau of the contrast (Eq. 3). [> 0]\n    # temperature: 0.5\n" in text
+
+
+def test_init_keeps_the_options_of_a_presets_plugin(cli, tmp_path: Path) -> None:
+    assert cli("init", "own.yaml", "--preset", f"{HERE}.LABORATORY").exit_code == 0
+    assert build_config({}, tmp_path / "own.yaml", []).plugins == {"moon": {"mu": 5}}
+
+
+def test_init_overwrites_nothing(cli, tmp_path: Path) -> None:
+    (tmp_path / "fedcore.yaml").write_text("rounds: 3\n", encoding="utf-8")
+    result = cli("init")
+    assert result.exit_code == 2
+    assert "fedcore.yaml exists already; name another file: fedcore init FILE" in result.stderr
+    assert (tmp_path / "fedcore.yaml").read_text(encoding="utf-8") == "rounds: 3\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--plugin", "mooon"), "unknown plugin 'mooon'. Did you mean 'moon'?"),
+        (("--preset", "nope"), "unknown preset 'nope'."),
+        (("--plugin", "moon", "--plugin", "moon"), "plugin 'moon' is listed 2 times"),
+        (("absent/own.yaml",), "absent/own.yaml: No such file or directory"),
+    ],
+)
+def test_init_refuses_and_writes_nothing(cli, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    result = cli("init", *arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert not list(tmp_path.iterdir())
