@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from fedcore.base import output
+from fedcore.base.config import RunConfig
 from fedcore.base.errors import DivergedError, FedcoreError
-from fedcore.base.identity import CHANGEABLE
+from fedcore.base.identity import CHANGEABLE, method
 from fedcore.base.process import importing
 from fedcore.cli import options
 from fedcore.cli.guard import INTERRUPTED
@@ -32,6 +33,7 @@ def train(
     as_json: options.RunJson = False,
     quiet: options.RunQuiet = False,
     profile: options.RunProfile = False,
+    fast_dev_run: options.RunFastDevRun = False,
     debug: options.RunDebug = False,
     help_all: options.HelpAll = False,
 ) -> None:
@@ -44,8 +46,18 @@ def train(
         from fedcore.runs.experiment import run
 
     with training(quiet) as display:
-        result = run(config, notify=display)
+        result = run(config, notify=display, fast_dev_run=fast_dev_run)
+    if fast_dev_run and not as_json:
+        output.stdout().print(output.text(_what_ran(result.config)), soft_wrap=True)
+        return
     show_summary(result.summary, as_json=as_json, quiet=quiet, profile=profile)
+
+
+def _what_ran(config: RunConfig) -> str:
+    """Return the line that says what a fast dev run has tried."""
+    clients = "1 client" if config.clients == 1 else f"{config.clients} clients"
+    what = f"{method(config.plugins)} on {config.dataset} ({config.model})"
+    return f"everything ran: {what}, 1 round of {clients} with a few batches of {config.batch_size}. Nothing is kept."
 
 
 @options.config_flags(only=CHANGEABLE, with_defaults=False)

@@ -18,6 +18,7 @@ from fedcore.base.process import one_thread
 from fedcore.data import Partition
 from fedcore.engines.in_process import InProcessEngine
 from fedcore.models.placement import Placement
+from fedcore.runs import fast_dev_run as trial
 from fedcore.runs.evaluation import evaluation_tasks
 from fedcore.runs.given import DatasetObject, ModelObject, PluginObjects, name_objects, objects_again
 from fedcore.runs.progress import only_notes
@@ -53,6 +54,7 @@ def run(
     notify: Notify | None = None,
     on_round: OnRound | None = None,
     preset: str | None = None,
+    fast_dev_run: bool = False,
     **options: Any,
 ) -> RunResult:
     """Train as configured, in a new run directory.
@@ -82,6 +84,8 @@ def run(
     :param on_round: called after every round with its row of ``result.history``. If it returns True, the run ends after
         this round. An exception ends the run, too; the round is saved.
     :param preset: the name of a known setting, such as ``"cifar10-moon"``, whose options the given ones replace.
+    :param fast_dev_run: only try whether everything runs, on two batches of one client; see
+        :func:`fedcore.runs.fast_dev_run.fast_dev_run`. The result's directory does not exist any more.
     :param options: options of :class:`RunConfig`, by name.
     :raises ConfigError: or a subclass. Nothing has been written by then.
     :raises CallbackError: ``on_round`` raised.
@@ -100,6 +104,9 @@ def run(
         known = {} if preset is None else preset_options(preset)
         config = RunConfig.create({**known, **config.model_dump(exclude_unset=True), **options})
     config, given = name_objects(config, model, plugins, dataset)
+    if fast_dev_run:
+        with one_thread(), lent(given), _display(notify, progress) as shown:
+            return trial.fast_dev_run(config, partition=partition, notify=shown, on_round=on_round)
     with (
         one_thread(),
         lent(given),

@@ -13,7 +13,7 @@ from fedcore.cli import data, options, training
 from fedcore.cli.settings import build_config, set_options
 
 OWN = {"settings", "preset", "config_file", "as_json", "quiet", "profile", "debug", "allow_code"}
-OWN |= {"help_all"}
+OWN |= {"fast_dev_run", "help_all"}
 
 
 def test_train_has_a_flag_for_every_field() -> None:

@@ -107,6 +107,8 @@ def test_init_with_a_preset_and_plugins(cli, tmp_path: Path) -> None:
     assert config == RunConfig(**preset_options("digits-quick"), plugins={"moon": {}, "fedprox": {}})
     text = (tmp_path / "own.yaml").read_text(encoding="utf-8")
     assert "    # Temperature tau of the contrast (Eq. 3). [> 0]\n    # temperature: 0.5\n" in text
+    trained = cli("train", "--config", "own.yaml", "--fast-dev-run")
+    assert trained.exit_code == 0, trained.stderr
 
 
 def test_init_keeps_the_options_of_a_presets_plugin(cli, tmp_path: Path) -> None:

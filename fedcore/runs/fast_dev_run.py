@@ -1,0 +1,144 @@
+"""A small trial of a run, which tells whether everything works: ``train --fast-dev-run``."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.base.config import RunConfig
+from fedcore.base.errors import ConfigError
+from fedcore.client.setup import Setup
+from fedcore.data import Dataset, Partition
+from fedcore.runs.resolve import resolve, resolve_partition, resolve_trackers
+from fedcore.runs.result import RunResult
+from fedcore.runs.run import Run
+from fedcore.runs.training import OnRound
+from fedcore.server.round import Notify
+
+BATCHES = 2
+"""How many batches the client trains on."""
+
+_SMALL: dict[str, Any] = {
+    "rounds": 1,
+    "warmup_rounds": 0,
+    "participation": 1.0,
+    "min_clients": 1,
+    "engine": "local",
+    "engine_options": {},
+    "workers": 0,
+    "lanes": 1,
+    "capture": False,
+    "autotune": False,
+    "client_timeout": None,
+    "trackers": {},
+}
+
+
+def fast_dev_run(
+    config: RunConfig,
+    *,
+    partition: Partition | None = None,
+    notify: Notify | None = None,
+    on_round: OnRound | None = None,
+) -> RunResult:
+    """Train one round of one client on two batches, in this process, and evaluate it. Nothing of it stays on the disk.
+
+    The whole configuration is checked, loaded and partitioned first. Anomaly detection of autograd is on: an operation
+    whose gradient is NaN raises. Trackers are checked, but not started. The two batches are of two local epochs if the
+    run has as many, since methods treat them differently.
+
+    A method that needs more gets the least that works: two clients and enough epochs if clients exchange parameters in
+    the middle of their training, and more clients if it refuses fewer.
+
+    The arguments are as for :func:`fedcore.run`. The result's directory does not exist any more.
+    """
+    resolve_trackers(config.trackers)
+    config, dataset = resolve(config)
+    partition = partition or resolve_partition(config, dataset)
+    if partition.is_declared:
+        raise ConfigError("a fast dev run trains in this process, but these clients hold their own data")
+    dataset = _few_samples(dataset, BATCHES * config.batch_size)
+    config = _small(config, dataset)
+    per_epoch = config.batch_size if config.local_work == ("epochs", BATCHES) else BATCHES * config.batch_size
+    partition = _of_largest(partition, config.clients, per_epoch)
+    with tempfile.TemporaryDirectory(prefix="fedcore-") as folder, torch.autograd.set_detect_anomaly(True):
+        config = config.model_copy(update={"out": Path(folder) / "run"})
+        with Run.new(config, dataset=dataset, partition=partition) as run:
+            return run.train(notify=notify, on_round=on_round)
+
+
+def _small(config: RunConfig, dataset: Dataset) -> RunConfig:
+    """Return the smallest configuration of one round that the run's methods accept."""
+    whole = Setup.build(config, dataset)
+    small: dict[str, Any] = {**_SMALL, "clients": 1, "local_epochs": min(config.local_epochs, BATCHES)}
+    if config.local_steps is not None:
+        small["local_steps"] = min(config.local_steps, BATCHES)
+    if config.system is not None:  # of the simulated system only its kind of rounds: the one client has to answer
+        waits = config.system.concurrency is None
+        small["system"] = None if waits else type(config.system)(concurrency=1)
+    if whole.breaks:
+        small["clients"] = min(2, config.clients)
+        pauses = [plugin.exchanges.epochs for plugin in whole.plugins if plugin.exchanges is not None]
+        enough = (n for n in range(BATCHES, config.local_epochs) if all(list(at(n)) for at in pauses))
+        small["local_epochs"] = next(enough, config.local_epochs)
+    for clients in range(small["clients"], config.clients):
+        tried = config.model_copy(update={**small, "clients": clients})
+        try:
+            Setup.build(tried, dataset)
+        except ConfigError:  # the whole configuration is accepted, so the reason is the number of clients
+            continue
+        return tried
+    return config.model_copy(update={**small, "clients": config.clients})
+
+
+def _of_largest(partition: Partition, clients: int, samples: int) -> Partition:
+    """Return the partition of the largest clients, those with held-out parts first, with some samples of each part."""
+    sizes = partition.train.sizes
+    ranks = sizes + (partition.test.sizes > 0) * int(sizes.max())
+    largest = ranks.argsort(descending=True, stable=True)[:clients].tolist()
+    train, test = ([_spread(part[k], samples) for k in largest] for part in (partition.train, partition.test))
+    return Partition(train, test, partition.info)
+
+
+def _few_samples(dataset: Dataset, samples: int) -> Dataset:
+    """Return the data set with some of its test samples and of its public samples."""
+    public = dataset.public and replace(dataset.public, rows=_spread(dataset.public.rows, samples))
+    test: Any = _Some(dataset.test, _spread(torch.arange(len(dataset.test)), samples))
+    return replace(dataset, test=test, public=public)
+
+
+def _spread(positions: Tensor, most: int) -> Tensor:
+    """Return at most so many positions from all over, since neighbours can be of one class."""
+    return positions[:: max(1, len(positions) // most)][:most]
+
+
+class _Some:
+    """Some of the samples of a data set, for evaluation in this process."""
+
+    def __init__(self, samples: Any, rows: Tensor) -> None:
+        self._samples, self._rows = samples, rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._samples, name)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def labels(self) -> Tensor:
+        labels: Tensor = self._samples.labels
+        return labels[self._rows.to(labels.device)]
+
+    def gather(self, indices: Tensor) -> Any:
+        return self._samples.gather(self._rows[indices.to(self._rows.device)])
+
+    def to(self, device: torch.device, memory_format: torch.memory_format) -> _Some:
+        return _Some(self._samples.to(device, memory_format), self._rows)
+
+    def tensors(self) -> dict[str, Tensor]:
+        raise NotImplementedError  # they do not travel
