@@ -90,6 +90,16 @@ def test_a_sweep_goes_on_without_a_grid(tmp_path):
     assert [found.seconds for found in everything.outcomes] == [0.0, 0.0]
 
 
+def test_a_sweep_on_a_preset(tmp_path):
+    """The grid and the options override it."""
+    result = fedcore_study.sweep({"alpha": [5.0]}, preset="digits-quick", out=tmp_path / "s", quiet=True, **TINY)
+    (run,) = result.directory.glob("runs/*")
+    config = fedcore.load_run(run).config
+    assert (config.alpha, config.rounds, config.client_test_fraction) == (5.0, 1, 0.2)
+    with pytest.raises(ConfigError, match=r"unknown preset 'digits-quik'. Did you mean 'digits-quick'\?"):
+        fedcore_study.sweep(METHODS, preset="digits-quik")
+
+
 def test_a_failed_run_is_a_warning_and_a_stop_an_error(tmp_path, monkeypatch):
     ended = {"status": "failed", "message": "no memory"}
     monkeypatch.setattr(running, "run_jobs", lambda jobs, *_, **__: ([Outcome(jobs[0].name, **ended)], False))

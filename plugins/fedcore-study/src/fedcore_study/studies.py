@@ -30,6 +30,7 @@ def sweep(
     *,
     out: str | PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
     parallel: int | None = None,
     quiet: bool = False,
     allow_code: bool = False,
@@ -46,6 +47,7 @@ def sweep(
     :param seeds: how many (3 means 0, 1 and 2), or which; by default the seed 0.
     :param out: the sweep's folder; default ``sweeps/`` and the time.
     :param settings: ``PLUGIN.OPTION`` -> value, in each run that has the plugin.
+    :param preset: the name of a known setting, whose options the grid and the given options replace.
     :param parallel: runs side by side; default one per core as far as memory allows, one on a CUDA device.
     :param quiet: show no progress.
     :param allow_code: import what runs that ``out`` holds already name as ``module:...``.
@@ -57,7 +59,7 @@ def sweep(
     from fedcore.base.output import stderr
     from fedcore_study.cli.sweep_display import SweepDisplay
 
-    spec, folder, goes_on = _asked_for(grid, seeds, None if out is None else Path(out), settings or {}, options)
+    spec, folder, goes_on = _asked_for(grid, seeds, None if out is None else Path(out), settings or {}, options, preset)
     with starting() as start, SweepDisplay(stderr(), quiet=quiet) as display:
         from fedcore_study.sweeps.run import run_sweep
 
@@ -190,19 +192,21 @@ def _asked_for(
     out: Path | None,
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
+    preset: str | None = None,
 ) -> tuple[SweepSpec | None, Path, bool]:
     """Return the grid, None for all that a folder has planned; the sweep's folder; and whether that sweep goes on."""
     base = {name: _plain(value) for name, value in options.items()}
     goes_on = grid is None and out is not None and SweepDirectory.is_one(out)
     if goes_on and out is not None:
-        if not (base or settings or seeds is not None):
+        if not (base or settings or preset or seeds is not None):
             return None, out, True
-        return changed(read_spec(SweepDirectory(out).spec_file), base, {}, seeds, settings), out, True
+        return changed(read_spec(SweepDirectory(out).spec_file), base, {}, seeds, settings, preset=preset), out, True
     before = SweepSpec() if grid is None or isinstance(grid, Mapping) else read_spec(Path(grid))
     axes = grid if isinstance(grid, Mapping) else {}
     if grid is None and seeds is None:
         raise ConfigError("nothing to sweep: give a grid such as {'plugin': ['fedavg', 'moon']}, or seeds=3")
-    spec = changed(before, base, {name: _plain(values) for name, values in axes.items()}, seeds, settings)
+    plain = {name: _plain(values) for name, values in axes.items()}
+    spec = changed(before, base, plain, seeds, settings, preset=preset)
     name = Path(grid).stem if isinstance(grid, (str, PathLike)) else f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
     return spec, out or Path("sweeps") / name, False
 

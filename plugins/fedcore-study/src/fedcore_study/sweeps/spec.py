@@ -244,14 +244,10 @@ def override(
     *,
     preset: str | None = None,
 ) -> SweepSpec:
-    """Return a sweep with what the command line adds or replaces, as :func:`changed` does.
-
-    :param preset: a known setting; the sweep's own options override it.
-    """
-    known = preset_options(preset) if preset else {}
-    spec = spec.model_copy(update={"base": {**known, **spec.base}})
+    """Return a sweep with what the command line adds or replaces, as :func:`changed` does."""
     options = {f"{p}.{o}": value for p, o, value in map(parse_setting, settings)}
-    return changed(spec, base, dict(map(parse_axis, grid)), None if seeds is None else parse_seeds(seeds), options)
+    which = None if seeds is None else parse_seeds(seeds)
+    return changed(spec, base, dict(map(parse_axis, grid)), which, options, preset=preset)
 
 
 def changed(
@@ -260,14 +256,18 @@ def changed(
     grid: Mapping[str, Sequence[Json] | Json],
     seeds: int | Sequence[int] | None,
     settings: Mapping[str, Json],
+    *,
+    preset: str | None = None,
 ) -> SweepSpec:
     """Return a sweep with other options; an axis that is named again is replaced.
 
     :param seeds: how many, or which; None leaves them as they are.
+    :param preset: a known setting. The sweep's options and axes override it.
     """
+    known = {} if preset is None else preset_options(preset)
     axes = {axis_name(name): values for name, values in spec.grid.items()}
     axes.update((axis_name(name), values) for name, values in grid.items())  # type: ignore[misc]
-    kept = {name: value for name, value in spec.base.items() if name not in axes}
+    kept = {name: value for name, value in {**known, **spec.base}.items() if name not in axes}
     return SweepSpec.create(
         {
             "base": {**kept, **base},
