@@ -1,0 +1,151 @@
+"""FedETF: the frame, the loss against NumPy, a whole run in NumPy's float64, and what is trained and sent."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedcore_fedetf
+from fedcore import ConfigError, PluginConflictError, SplitModel
+from fedcore_fedetf import SimplexClassifier, balanced_feature_loss, log_weights, simplex_etf
+from fedcore_testing import (
+    OwnTaskLoss,
+    client_arrays,
+    committed,
+    federations,
+    initial_weights,
+    mean_by_hand,
+    model_bytes,
+    small_config,
+    weights,
+)
+
+SKEWED = {"partition": "classes", "classes_per_client": 5}
+go = federations()
+
+
+def test_doctests():
+    assert doctest.testmod(fedcore_fedetf).failed == 0
+
+
+# --- the equations ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "width"), [(2, 2), (3, 5), (10, 10), (10, 64)])
+def test_the_frame_is_a_simplex(classes, width):
+    v = simplex_etf(classes, width).double().numpy()
+    expected = classes / (classes - 1) * (np.eye(classes) - 1 / classes)
+    np.testing.assert_allclose(v.T @ v, expected, atol=1e-6)
+
+
+def test_the_hand_case():
+    """Counts 3, 1, 0 and gamma 1: odds 3 exp(2) to exp(1), the absent class in no sum."""
+    f = torch.tensor([[2.0, 1.0, 7.0]], dtype=torch.float64, requires_grad=True)
+    value = balanced_feature_loss(f, torch.tensor([1]), log_weights(torch.tensor([3, 1, 0]), 1.0).double())
+    value.backward()
+    p = 3 * np.e / (3 * np.e + 1)
+    assert value.item() == pytest.approx(-np.log(1 - p), rel=1e-6)
+    np.testing.assert_allclose(f.grad, [[p, -p, 0.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_value_and_gradient_against_numpy(gamma):
+    rng = np.random.default_rng(0)
+    f, counts, y = 3 * rng.standard_normal((6, 4)), np.array([40, 7, 1, 700]), rng.integers(0, 4, 6)
+    odds = counts**gamma * np.exp(f)
+    p = odds / odds.sum(1, keepdims=True)
+    logits = torch.tensor(f, requires_grad=True)
+    value = balanced_feature_loss(logits, torch.tensor(y), log_weights(torch.tensor(counts), gamma).double())
+    value.backward()
+    assert value.item() == pytest.approx(-np.log(p[range(6), y]).mean(), rel=1e-6)
+    np.testing.assert_allclose(logits.grad, (p - np.eye(4)[y]) / 6, rtol=1e-5, atol=1e-9)
+
+
+def test_logits_are_scaled_cosines():
+    classifier = SimplexClassifier(torch.tensor([[1.0, 0.0], [0.0, -1.0]]), beta=3.0)
+    assert classifier(torch.tensor([[0.6, 0.8]])).tolist() == [[pytest.approx(1.8), pytest.approx(-2.4)]]
+    assert [name for name, p in classifier.named_parameters() if p.requires_grad] == ["beta"]
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------
+
+
+def flat(num_classes, input_shape):
+    return SplitModel(nn.Flatten(), 64, num_classes)
+
+
+def step_by_hand(w, v, x, y, logs):
+    """Return the gradient of the balanced loss of the projected input, by name."""
+    g = x @ w["encoder.etf.0.weight"].T + w["encoder.etf.0.bias"]
+    norm = np.linalg.norm(g, axis=1, keepdims=True)
+    mu, beta = g / norm, w["classifier.beta"]
+    z = beta * mu @ v + logs
+    p = np.exp(z - z.max(1, keepdims=True))
+    error = (p / p.sum(1, keepdims=True) - y) / len(x)
+    dmu = beta * error @ v.T
+    dg = (dmu - mu * (dmu * mu).sum(1, keepdims=True)) / norm
+    beta_gradient = (error * (mu @ v)).sum()
+    return {"encoder.etf.0.weight": dg.T @ x, "encoder.etf.0.bias": dg.sum(0), "classifier.beta": beta_gradient}
+
+
+def test_a_run_is_the_method_in_numpy(go, tmp_path):
+    """Two rounds of full batches with momentum and weight decay; clients lack classes."""
+    options = {**SKEWED, "model": flat, "local_epochs": 2, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
+    result = go("fedetf", **options)
+    start = initial_weights(small_config(tmp_path, "fedetf", **options))
+    v = start["classifier.vectors"].double().numpy()
+    w = {name: tensor.double().numpy() for name, tensor in start.items() if name != "classifier.vectors"}
+    clients = client_arrays(result)
+    for _ in range(2):
+        local = []
+        for x, y in clients:
+            own, speed = dict(w), dict.fromkeys(w, 0.0)
+            logs = np.where(y.sum(0) > 0, np.log(np.maximum(y.sum(0), 1)), -np.inf)
+            for _ in range(2):
+                for name, gradient in step_by_hand(own, v, x, y, logs).items():
+                    speed[name] = 0.9 * speed[name] + gradient + 1e-2 * own[name]
+                    own = {**own, name: own[name] - 0.1 * speed[name]}
+            local.append(own)
+        w = mean_by_hand(local, [len(x) for x, _ in clients])
+    for name, value in w.items():
+        np.testing.assert_allclose(weights(result)[name], value, atol=2e-5)
+
+
+def test_class_vectors_neither_move_nor_travel(go, tmp_path):
+    result = go("fedetf", **SKEWED)
+    start = initial_weights(small_config(tmp_path, "fedetf", **SKEWED))
+    after = result.model.state_dict()
+    still = [name for name in start if torch.equal(after[name], start[name])]
+    assert still == ["classifier.vectors"]
+    sent = sum(tensor.numel() for name, tensor in start.items() if name != "classifier.vectors")
+    assert committed(result).ledger["by_plugin"]["model"]["up"] == 2 * 3 * 4 * sent
+
+
+def test_features_have_unit_length_and_the_chosen_width(go):
+    model = go({"fedetf": {"width": 12}}, rounds=1).model.eval()
+    features = model(torch.rand(5, 1, 8, 8)).features
+    assert features.shape == (5, 12)
+    torch.testing.assert_close(features.norm(dim=1), torch.ones(5))
+
+
+def test_every_option_changes_the_trajectory(go):
+    changes = [{}, {"width": 12}, {"beta": 1.0}, {"gamma": 0.0}, {"gamma": 0.5}]
+    assert len({model_bytes(go({"fedetf": change}, **SKEWED)) for change in changes}) == len(changes)
+
+
+def test_a_width_below_the_classes_is_refused(go):
+    with pytest.raises(ConfigError, match=r"fedetf.width is 4, but the data set has 10 classes"):
+        go({"fedetf": {"width": 4}})
+
+
+def test_another_task_loss_is_refused(go):
+    with pytest.raises(PluginConflictError, match=r"'fedetf' and 'owntaskloss' .*both implement task_loss"):
+        go("fedetf", OwnTaskLoss)
+
+
+def test_learns_digits(go):
+    assert go("fedetf", rounds=4, local_epochs=2, batch_size=16).metrics["global"]["accuracy"] > 0.6
