@@ -19,6 +19,7 @@ from fedcore_functional.prototypes import (
     class_prototypes,
     first_prototypes,
     mean_over_holders,
+    prototype_distance,
     random_prototypes,
 )
 
@@ -234,3 +235,23 @@ def test_first_prototypes_of_no_use_are_refused():
     with pytest.raises(ValueError, match="init=random says what first_round=contrast starts from; give both, or leave"):
         PrototypeOptions(first_round="task", init="random")
     PrototypeOptions(first_round="contrast", init="random")
+
+
+# --- the distance from prototypes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [None, [True, False, True, True, False]])
+def test_distance_and_gradient_against_numpy(known):
+    """Unknown rows may hold NaN; their samples contribute nothing, but count in the mean."""
+    rng = np.random.default_rng(0)
+    z, c, y = rng.standard_normal((6, D)), rng.standard_normal((C, D)), np.array([0, 1, 1, 2, 3, 4])
+    held = np.ones(6) if known is None else np.array(known)[y]
+    if known is not None:
+        c[~np.array(known)] = np.nan
+    features = torch.tensor(z, requires_grad=True)
+    mask = None if known is None else torch.tensor(known)
+    value = prototype_distance(features, torch.tensor(y), torch.tensor(c), mask)
+    value.backward()
+    apart = np.where(held[:, None] > 0, z - c[y], 0.0)
+    assert value.item() == pytest.approx((apart**2).sum() / (6 * D), rel=1e-12)
+    np.testing.assert_allclose(features.grad, 2 * apart / (6 * D), rtol=1e-12)

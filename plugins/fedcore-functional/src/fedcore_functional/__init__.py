@@ -35,6 +35,7 @@ from fedcore_functional.prototypes import (
     class_prototypes,
     first_prototypes,
     mean_over_holders,
+    prototype_distance,
     random_prototypes,
 )
 from fedcore_functional.statistics import (
@@ -80,6 +81,7 @@ __all__ = [
     "pool_statistics",
     "pool_two",
     "prototype_contrastive_loss",
+    "prototype_distance",
     "proximal_term",
     "random_prototypes",
     "ready_prototypes",

@@ -27,6 +27,7 @@ __all__ = [
     "class_prototypes",
     "first_prototypes",
     "mean_over_holders",
+    "prototype_distance",
     "random_prototypes",
 ]
 
@@ -125,3 +126,23 @@ def random_prototypes(num_classes: int, width: int, generator: torch.Generator) 
     """Return ``prototypes`` (C, d) of length 1 in uniformly drawn directions, all ``known``."""
     directions = torch.randn(num_classes, width, generator=generator)
     return {"prototypes": F.normalize(directions, dim=1), "known": torch.ones(num_classes, dtype=torch.bool)}
+
+
+def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor | None = None) -> Tensor:
+    """Return the mean of (z - c_y)^2 over the samples and the d coordinates, shape ().
+
+    ``features`` z (B, d), ``labels`` y (B,), ``prototypes`` c (C, d). A sample of an unknown class contributes 0, but
+    counts in the mean. It is capture-safe.
+
+    :param known: (C,) bool. None: all are known.
+    :source: FedProto (Tan et al., AAAI 2022, arXiv 2105.00243), in the form of its authors' code; FPL, FedTGP and
+        FedPAC have the same term.
+
+    >>> z, c = torch.tensor([[1.0, 4.0], [9.0, 9.0]]), torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    >>> prototype_distance(z, torch.tensor([0, 1]), c, torch.tensor([True, False]))  # (0 + 4 + 0 + 0) / 4
+    tensor(1.)
+    """
+    apart = features - prototypes[labels]  # (B, d)
+    if known is not None:
+        apart = torch.where(known[labels].unsqueeze(1), apart, 0.0)
+    return apart.square().mean()
