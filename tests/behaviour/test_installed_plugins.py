@@ -28,6 +28,9 @@ EXPECTED = {
         "check_mean_of_equal_updates_is_that_update": "equal updates are clipped and get noise",
         "check_runs_beside_another_plugin": "the neighbour sums up what single clients send: refused",
     },
+    "fednh": {
+        "check_mean_of_equal_updates_is_that_update": "the classifier's prototypes come from the clients' features",
+    },
     "local-dp": {**NOISY, "check_runs_beside_another_plugin": NOISE},
 }
 

@@ -1,0 +1,148 @@
+"""FedNH: the equations against NumPy, two rounds in NumPy's float64, and what is trained and kept."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedcore_fednh
+from fedcore import ConfigError, PluginConflictError, SplitModel
+from fedcore_fednh import PrototypeClassifier, smoothed_prototypes, uniform_prototypes
+from fedcore_testing import (
+    OwnsClassifier,
+    StepsOnServer,
+    client_arrays,
+    federations,
+    initial_weights,
+    mean_by_hand,
+    model_bytes,
+    plugin_state,
+    small_config,
+    weights,
+)
+
+SKEWED = {"partition": "classes", "classes_per_client": 4}
+A, B, W, S = "encoder.base.1.weight", "encoder.base.1.bias", "classifier.weight", "classifier.scale"
+go = federations()
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def test_doctests():
+    assert doctest.testmod(fedcore_fednh).failed == 0
+
+
+# --- the equations ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "width"), [(2, 2), (10, 10), (10, 64)])
+def test_prototypes_start_orthonormal(classes, width):
+    w = uniform_prototypes(classes, width).double().numpy()
+    np.testing.assert_allclose(w @ w.T, np.eye(classes), atol=1e-6)
+
+
+def test_logits_are_scaled_cosines():
+    classifier = PrototypeClassifier(torch.tensor([[1.0, 0.0], [0.6, 0.8]]), 5.0, learn=True)
+    assert classifier(torch.tensor([[0.0, 1.0]])).tolist() == [[0.0, pytest.approx(4.0)]]
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.9, 1.0])
+def test_prototypes_move_as_in_numpy(rho):
+    rng = np.random.default_rng(0)
+    w, means, known = unit(rng.standard_normal((5, 7))), rng.standard_normal((5, 7)), np.array([1, 1, 0, 1, 0], bool)
+    found = smoothed_prototypes(*map(torch.tensor, (w, means, known)), rho)
+    expected = np.where(known[:, None], unit(rho * w + (1 - rho) * unit(means)), w)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------
+
+
+def small(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), 12, num_classes)
+
+
+def features(w, x):
+    h = x @ w[A].T + w[B]
+    norm = np.linalg.norm(h, axis=1, keepdims=True)
+    return h / norm, norm
+
+
+def gradients(w, x, y):
+    z, norm = features(w, x)
+    logits = w[S] * z @ w[W].T
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    error = (p / p.sum(1, keepdims=True) - y) / len(x)
+    dz = w[S] * error @ w[W]
+    dh = (dz - z * (dz * z).sum(1, keepdims=True)) / norm
+    return {A: dh.T @ x, B: dh.sum(0), S: (error * (z @ w[W].T)).sum()}
+
+
+@pytest.mark.parametrize("options", [{"rho": 0.6}, {"rho": 0.9, "scale": 3.0, "learn_scale": False}])
+def test_a_run_is_the_method_in_numpy(go, tmp_path, options):
+    """Two rounds of full batches with momentum and weight decay; clients lack classes."""
+    run = {**SKEWED, "model": small, "local_epochs": 2, "batch_size": 5000, "lr": 0.1, "weight_decay": 1e-2}
+    result = go({"fednh": options}, **run)
+    start = initial_weights(small_config(tmp_path, ("fednh", options), **run))
+    w = {name: tensor.double().numpy() for name, tensor in start.items()}
+    clients = client_arrays(result)
+    trained = [A, B, *([S] if options.get("learn_scale", True) else [])]
+    for _ in range(2):
+        local, sums = [], np.zeros((10, 12))
+        for x, y in clients:
+            own, speed = dict(w), dict.fromkeys(trained, 0.0)
+            for _ in range(2):
+                found = gradients(own, x, y)
+                for name in trained:
+                    speed[name] = 0.9 * speed[name] + found[name] + 1e-2 * own[name]
+                    own = {**own, name: own[name] - 0.1 * speed[name]}
+            local.append(own)
+            held = y.sum(0) > 0
+            sums[held] += y.sum(0)[held, None] * unit((y.T @ features(own, x)[0])[held])
+        counts = sum(y.sum(0) for _, y in clients)
+        prototypes, held, rho = w[W].copy(), counts > 0, options["rho"]
+        prototypes[held] = unit(rho * w[W][held] + (1 - rho) * unit(sums[held]))
+        w = {**mean_by_hand(local, [len(x) for x, _ in clients]), W: prototypes}
+    after = result.model.state_dict()
+    for name, value in w.items():
+        np.testing.assert_allclose(after[name], value, atol=3e-5, err_msg=name)
+
+
+def test_prototypes_keep_their_length_and_nothing_else_is_kept(go):
+    result = go("fednh", **SKEWED, rounds=3, participation=0.7)
+    torch.testing.assert_close(weights(result)[W].norm(dim=1), torch.ones(10))
+    assert plugin_state(result, "fednh") == {}
+
+
+def test_rho_1_keeps_the_uniform_prototypes(go):
+    w = weights(go({"fednh": {"rho": 1.0}}, **SKEWED))[W]
+    torch.testing.assert_close(w @ w.T, torch.eye(10), atol=1e-5, rtol=0)
+
+
+def test_every_option_changes_the_trajectory(go):
+    changes = [{}, {"rho": 0.5}, {"scale": 1.0}, {"learn_scale": False}]
+    assert len({model_bytes(go({"fednh": change}, **SKEWED)) for change in changes}) == len(changes)
+
+
+def test_features_narrower_than_the_classes_are_refused(go):
+    def narrow(num_classes, input_shape):
+        return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), 4, num_classes)
+
+    with pytest.raises(ConfigError, match="the features are 4 wide, and the data set has 10 classes"):
+        go("fednh", model=narrow)
+
+
+@pytest.mark.parametrize("other", [OwnsClassifier, StepsOnServer])
+def test_another_owner_or_server_optimizer_is_refused(go, other):
+    with pytest.raises(PluginConflictError, match="'fednh'"):
+        go("fednh", other)
+
+
+def test_learns_digits(go):
+    assert go("fednh", rounds=4, local_epochs=2, batch_size=16).metrics["global"]["accuracy"] > 0.6
