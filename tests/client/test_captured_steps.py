@@ -47,10 +47,13 @@ METHODS = [
     ("fedrep",),
     ("fedbabu",),
     ("fedala",),
+    ("fedetf",),
+    ("fednh",),
+    ("fpl",),
 ]
 # Each of these has its terms in a combination above, or leaves FedAvg's step as it is.
 SLOW = [("fedprox",), ("moon",), ("fedcme",), ("ccvr",), ("fedper",), ("solo",), ("fednova",)]
-SLOW += [("fedsam",), ("per-fedavg",), ("fedrep",), ("fedbabu",), ("fedala",)]
+SLOW += [("fedsam",), ("per-fedavg",), ("fedrep",), ("fedbabu",), ("fedala",), ("fedetf",), ("fednh",)]
 
 
 def with_dropout(num_classes, input_shape):
