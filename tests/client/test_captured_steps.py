@@ -50,10 +50,11 @@ METHODS = [
     ("fedetf",),
     ("fednh",),
     ("fpl",),
+    ("fedtgp",),
 ]
 # Each of these has its terms in a combination above, or leaves FedAvg's step as it is.
 SLOW = [("fedprox",), ("moon",), ("fedcme",), ("ccvr",), ("fedper",), ("solo",), ("fednova",)]
-SLOW += [("fedsam",), ("per-fedavg",), ("fedrep",), ("fedbabu",), ("fedala",), ("fedetf",), ("fednh",)]
+SLOW += [("fedsam",), ("per-fedavg",), ("fedrep",), ("fedbabu",), ("fedala",), ("fedetf",), ("fednh",), ("fedtgp",)]
 
 
 def with_dropout(num_classes, input_shape):
