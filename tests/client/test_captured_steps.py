@@ -51,10 +51,21 @@ METHODS = [
     ("fednh",),
     ("fpl",),
     ("fedtgp",),
+    ("fedpac",),
 ]
 # Each of these has its terms in a combination above, or leaves FedAvg's step as it is.
 SLOW = [("fedprox",), ("moon",), ("fedcme",), ("ccvr",), ("fedper",), ("solo",), ("fednova",)]
-SLOW += [("fedsam",), ("per-fedavg",), ("fedrep",), ("fedbabu",), ("fedala",), ("fedetf",), ("fednh",), ("fedtgp",)]
+SLOW += [
+    ("fedsam",),
+    ("per-fedavg",),
+    ("fedrep",),
+    ("fedbabu",),
+    ("fedala",),
+    ("fedetf",),
+    ("fednh",),
+    ("fedtgp",),
+    ("fedpac",),
+]
 
 
 def with_dropout(num_classes, input_shape):
