@@ -147,5 +147,10 @@ def test_another_task_loss_is_refused(go):
         go("fedetf", OwnTaskLoss)
 
 
+def test_a_correction_of_the_fixed_classifier_is_refused(go):
+    with pytest.raises(PluginConflictError, match="'ccvr' corrects the classifier, but the class vectors of 'fedetf'"):
+        go("fedetf", "ccvr")
+
+
 def test_learns_digits(go):
     assert go("fedetf", rounds=4, local_epochs=2, batch_size=16).metrics["global"]["accuracy"] > 0.6

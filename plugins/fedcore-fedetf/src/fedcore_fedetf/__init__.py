@@ -9,7 +9,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcore import ClientContext, ConfigError, ModelTask, Plugin, PluginOptions, SplitModel, Step, hookimpl
+from fedcore import (
+    ClientContext,
+    ConfigError,
+    ModelTask,
+    Plugin,
+    PluginConflictError,
+    PluginOptions,
+    Setup,
+    SplitModel,
+    Step,
+    hookimpl,
+)
 from fedcore_functional import UnitLength
 
 __all__ = ["FedETF", "FedETFOptions", "SimplexClassifier", "balanced_feature_loss", "log_weights", "simplex_etf"]
@@ -53,6 +64,14 @@ class FedETF(Plugin[FedETFOptions]):
             vectors = simplex_etf(task.num_classes, width)
         model.classifier = SimplexClassifier(vectors, self.options.beta)
         model.feature_dim = width
+
+    @hookimpl
+    def check_run(self, setup: Setup) -> None:
+        """Refuse a plugin that corrects the classifier after the training (CCVR, USCC): V is fixed."""
+        for other in setup.plugins:
+            if any(name.startswith("classifier.") for name in setup.claimed(other, "corrects")):
+                reason = f"{other.name!r} corrects the classifier, but the class vectors of {self.name!r} are fixed"
+                raise PluginConflictError.of(self.name, other.name, reason)
 
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
