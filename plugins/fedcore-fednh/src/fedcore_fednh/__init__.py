@@ -116,7 +116,7 @@ class PrototypeClassifier(nn.Module):
     def __init__(self, prototypes: Tensor, scale: float, learn: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(prototypes)
-        self.scale = nn.Parameter(torch.tensor(scale), requires_grad=learn)
+        self.scale = nn.Parameter(torch.tensor(scale)) if learn else scale
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits (B, C)."""
