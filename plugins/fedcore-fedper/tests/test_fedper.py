@@ -10,8 +10,7 @@ from torch import nn
 import fedcore
 from fedcore import ConfigError, FedcoreError, Plugin, PluginConflictError, PluginContractError, SplitModel, hookimpl
 from fedcore.data import load_dataset
-from fedcore.models import build_model
-from fedcore_fedper import FedPer, names_of_last_layers
+from fedcore_fedper import FedPer
 from fedcore_functional import proximal_term
 from fedcore_testing import (
     Cohorts,
@@ -153,34 +152,7 @@ def test_every_option_changes_the_trajectory(go):
     )
 
 
-# --- which layers ------------------------------------------------------------------------------------------------
-
-
-def model_of(name, projection=False, shape=(3, 32, 32)):
-    return build_model(name, num_classes=10, input_shape=shape, seed=0, projection=projection)[0]
-
-
-def layers(model, count):
-    return sorted({name.rpartition(".")[0] for name in names_of_last_layers(model, count)})
-
-
-def test_the_layers_of_moons_network():
-    model = model_of("simple-cnn", projection=True)
-    assert names_of_last_layers(model, 0) == []
-    assert names_of_last_layers(model, 1) == ["classifier.weight", "classifier.bias"]
-    assert layers(model, 2) == ["classifier", "encoder.projection.l2"]
-    assert layers(model, 3) == ["classifier", "encoder.projection.l1", "encoder.projection.l2"]
-    assert layers(model, 4) == [*layers(model, 3)[:1], "encoder.base.fc2", *layers(model, 3)[1:]]
-    assert names_of_last_layers(model, 7) == list(model.state_dict())
-    with pytest.raises(ConfigError, match=r"fedper\.personal is 8, but this model has 7 layers; give at most 7"):
-        names_of_last_layers(model, 8)
-
-
-def test_a_residual_block_is_a_layer():
-    model = model_of("resnet50", shape=(3, 8, 8))
-    assert all(name.startswith(("classifier.", "encoder.base.layer4.2.")) for name in names_of_last_layers(model, 2))
-    assert "encoder.base.layer4.2.bn3.running_mean" in names_of_last_layers(model, 2)
-    assert any(name.startswith("encoder.base.layer4.1.") for name in names_of_last_layers(model, 3))
+# --- buffers, absence, resume ------------------------------------------------------------------------------------
 
 
 def normalised(num_classes, input_shape):
@@ -188,15 +160,6 @@ def normalised(num_classes, input_shape):
         nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.PReLU()
     )
     return SplitModel(base, 8, num_classes)
-
-
-def test_a_normalisation_belongs_to_the_layer_before_it():
-    model = normalised(10, (1, 8, 8))
-    assert layers(model, 2) == ["classifier", "encoder.base.5", "encoder.base.6"]
-    assert names_of_last_layers(model, 3) == list(model.state_dict()), "the first layer takes what is before it"
-
-
-# --- buffers, absence, resume ------------------------------------------------------------------------------------
 
 
 def test_statistics_of_the_base_are_averaged_and_those_of_personal_layers_stay(go):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from fedcore import Plugin, PluginOptions, SplitModel, hookimpl
-from fedcore_fedper.layers import names_of_last_layers
+from fedcore_functional import names_of_last_layers
 
-__all__ = ["FedPer", "FedPerOptions", "names_of_last_layers"]
+__all__ = ["FedPer", "FedPerOptions"]
 
 
 class FedPerOptions(PluginOptions):
@@ -40,4 +40,6 @@ class FedPer(Plugin[FedPerOptions]):
     def personal_parameters(self, model: SplitModel) -> list[str]:
         """Keep W_P on each client: its last K_P layers, or what the patterns name."""
         personal = self.options.personal
-        return personal if isinstance(personal, list) else names_of_last_layers(model, personal)
+        if isinstance(personal, list):
+            return personal
+        return names_of_last_layers(model, personal, option="fedper.personal")

@@ -1,7 +1,8 @@
 """Code that methods share: pure functions on tensors, and parts of plugins that are built from them.
 
 :class:`PrototypeExchange` and :class:`ClassifierCalibration` are such parts (``parts`` of :class:`fedcore.Plugin`). The
-other names are functions. Except :func:`move_split`, they know nothing of models, clients, rounds and plugins.
+other names are functions. Except :func:`move_split` and :func:`names_of_last_layers`, they know nothing of models,
+clients, rounds and plugins.
 
 Float inputs keep their dtype (float64 in, float64 out). Unless its docstring says otherwise, a function is
 capture-safe: no host synchronisation, no shape that depends on values, no Python branch on tensor values. A training
@@ -27,7 +28,7 @@ from fedcore_functional.drift import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore_functional.layers import move_split
+from fedcore_functional.layers import move_split, names_of_last_layers
 from fedcore_functional.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_functional.prototypes import (
     add_prototypes,
@@ -76,6 +77,7 @@ __all__ = [
     "mean_over_holders",
     "model_contrastive_loss",
     "move_split",
+    "names_of_last_layers",
     "pack_statistics",
     "pool_answers",
     "pool_statistics",
