@@ -1,0 +1,196 @@
+"""FedDecorr: hand cases, value and gradient against NumPy, both formulas, and a whole run."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedcore_feddecorr
+from fedcore import SplitModel
+from fedcore_feddecorr import FedDecorr, correlation_matrix, frobenius_term, off_diagonal_term
+from fedcore_testing import (
+    OwnTaskLoss,
+    client_arrays,
+    federations,
+    initial_weights,
+    mean_by_hand,
+    model_bytes,
+    one_sample,
+    records,
+    small_config,
+    softmax_by_hand,
+    steps_without_host_sync,
+    weights,
+)
+
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
+go = federations(**FEW)
+TERMS = {"paper": frobenius_term, "code": off_diagonal_term}
+
+
+def by_hand(x, form):
+    """Return the term of features x (B, d) and its gradient, in float64."""
+    (size, width), centred = x.shape, x - x.mean(0)
+    deviation = np.sqrt((centred**2).sum(0) / (size - 1) + 1e-8)
+    z = centred / deviation
+    gram = z.T @ z
+    if form == "paper":
+        factor = 1 / ((size - 1) * width) ** 2
+    else:
+        gram, factor = gram - np.diag(np.diag(gram)), 1 / (size * width * (width - 1))
+    dz = 4 * factor * z @ gram
+    dc = dz / deviation - centred / deviation**3 * (dz * centred).sum(0) / (size - 1)
+    return factor * (gram**2).sum(), dc - dc.mean(0)
+
+
+# --- the equations -----------------------------------------------------------------------------------------------
+
+
+WEAK = 1 / 6 / np.sqrt(5 / 3 * 11 / 12)  # covariance 1/6, variances 5/3 and 11/12
+
+
+@pytest.mark.parametrize(
+    ("rows", "r", "code"),
+    [
+        ([[0, 0], [2, 2]], 1.0, 1 / 2),  # (B - 1)^2 / B r^2
+        ([[1, 1], [1, -1], [-1, 1], [-1, -1]], 0.0, 0.0),
+        ([[1, 0], [2, 1], [3, 2], [4, 0]], WEAK, 9 / 4 * WEAK**2),
+    ],
+)
+def test_the_hand_cases(rows, r, code):
+    """Two features with correlation r: ||K||_F^2 / d^2 is (2 + 2 r^2) / 4."""
+    z = torch.tensor(rows, dtype=torch.float64)
+    np.testing.assert_allclose(correlation_matrix(z), [[1, r], [r, 1]], atol=1e-7)
+    assert frobenius_term(z).item() == pytest.approx((1 + r**2) / 2, abs=1e-7)
+    assert off_diagonal_term(z).item() == pytest.approx(code, abs=1e-7)
+
+
+@pytest.mark.parametrize("form", TERMS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_value_and_gradient_against_numpy(form, dtype):
+    x = np.random.default_rng(0).standard_normal((7, 5)) @ np.random.default_rng(1).standard_normal((5, 5))
+    expected, gradient = by_hand(x, form)
+    z = torch.tensor(x, dtype=dtype, requires_grad=True)
+    value = TERMS[form](z)
+    value.backward()
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    assert value.item() == pytest.approx(expected, rel=tolerance)
+    np.testing.assert_allclose(z.grad, gradient, rtol=tolerance, atol=tolerance)
+
+
+def test_the_matrix_is_numpys_and_its_scale_does_not_matter():
+    x = np.random.default_rng(0).standard_normal((20, 4))
+    np.testing.assert_allclose(correlation_matrix(torch.tensor(x)), np.corrcoef(x.T), atol=1e-7)
+    moved = torch.tensor(x * [1, 10, 100, -1] + 5)
+    assert frobenius_term(moved).item() == pytest.approx(frobenius_term(torch.tensor(x)).item(), rel=1e-6)
+
+
+def test_the_paper_s_term_is_the_spread_of_the_singular_values():
+    """Proposition 1: the sum of (lambda_i - mean lambda)^2 is ||K||_F^2 - d."""
+    x = np.random.default_rng(0).standard_normal((9, 4))
+    eigenvalues = np.linalg.eigvalsh(np.corrcoef(x.T))
+    spread = ((eigenvalues - eigenvalues.mean()) ** 2).sum()
+    assert 16 * frobenius_term(torch.tensor(x)).item() - 4 == pytest.approx(spread, rel=1e-6)
+
+
+def test_both_formulas_have_one_gradient_but_for_the_factor_of_the_card():
+    size, width = 9, 4
+    x = np.random.default_rng(0).standard_normal((size, width))
+    paper, code = (by_hand(x, form)[1] for form in ("paper", "code"))
+    np.testing.assert_allclose(code, paper * (size - 1) ** 2 * width / (size * (width - 1)), atol=1e-7)
+
+
+@pytest.mark.parametrize("form", TERMS)
+def test_constant_and_single_features_stay_finite(form):
+    for z in (torch.ones(4, 3), torch.zeros(2, 3), torch.tensor([[1.0], [2.0]]), 1e4 * torch.eye(3)):
+        z = z.clone().requires_grad_()
+        value = TERMS[form](z)
+        value.backward()
+        assert value.isfinite()
+        assert z.grad.isfinite().all()
+    assert off_diagonal_term(torch.tensor([[1.0], [2.0]])) == 0
+
+
+def test_doctests():
+    assert doctest.testmod(fedcore_feddecorr) == (0, 3)
+
+
+# --- a whole run -------------------------------------------------------------------------------------------------
+
+
+def small(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6, num_classes)
+
+
+@pytest.mark.parametrize(("form", "beta"), [("code", 0.3), ("paper", 2.0)])
+def test_a_run_is_the_method_in_numpy(go, tmp_path, form, beta):
+    """Two rounds of full batches with momentum and weight decay."""
+    options = {**FEW, "model": small, "batch_size": 500, "lr": 0.1, "weight_decay": 1e-2, "local_epochs": 2}
+    result = go(("feddecorr", {"beta": beta, "form": form}), **options)
+    clients = client_arrays(result)
+    start = {name: t.double().numpy() for name, t in initial_weights(small_config(tmp_path, **options)).items()}
+
+    def distance(strength):
+        w = start
+        for _ in range(2):
+            ends = []
+            for x, y in clients:
+                own, speed = dict(w), dict.fromkeys(w, 0.0)
+                for _ in range(2):
+                    h = np.tanh(x @ own["encoder.base.1.weight"].T + own["encoder.base.1.bias"])
+                    _, gradient = softmax_by_hand(own, h, y)
+                    z = h @ own["classifier.weight"].T + own["classifier.bias"]
+                    p = np.exp(z - z.max(1, keepdims=True))
+                    dh = (p / p.sum(1, keepdims=True) - y) / len(x) @ own["classifier.weight"]
+                    dh = (dh + strength * by_hand(h, form)[1]) * (1 - h**2)
+                    gradient |= {"encoder.base.1.weight": dh.T @ x, "encoder.base.1.bias": dh.sum(0)}
+                    for name, g in gradient.items():
+                        speed[name] = 0.9 * speed[name] + g + 1e-2 * own[name]
+                        own[name] = own[name] - 0.1 * speed[name]
+                ends.append(own)
+            w = mean_by_hand(ends, [len(x) for x, _ in clients])
+        return max(np.abs(weights(result)[name].numpy() - value).max() for name, value in w.items())
+
+    assert distance(beta) < 2e-5
+    assert distance(0.0) > 1e-3
+
+
+def test_beta_0_is_fedavg_to_the_bit(go):
+    fedavg, neutral = go({}, participation=0.7), go(("feddecorr", FedDecorr.neutral), participation=0.7)
+    assert model_bytes(neutral) == model_bytes(fedavg)
+    assert [line["losses"] for line in records(neutral)] == [line["losses"] for line in records(fedavg)]
+
+
+def test_every_option_changes_the_trajectory(go):
+    changes = [{}, {"beta": 0.5}, {"beta": 0.0}, {"form": "paper"}]
+    found = [model_bytes(go(("feddecorr", change))) for change in changes]
+    assert len(set(found)) == len(changes)
+    assert found[0] == model_bytes(go(("feddecorr", {"beta": 0.1, "form": "code"})))
+
+
+def test_a_larger_beta_decorrelates_the_features(go):
+    last = [
+        records(go(("feddecorr", {"beta": beta}), rounds=3, local_epochs=3))[-1]["losses"]["feddecorr.decorrelation"]
+        for beta in (1e-3, 1.0)
+    ]
+    assert last[1] < 0.7 * last[0]
+
+
+def test_a_client_with_a_single_sample(go):
+    line = records(go("feddecorr", partition=one_sample, rounds=1))[0]
+    assert (line["accepted"], line["failures"]) == (3, [])
+
+
+def test_a_step_does_not_wait_for_the_device(go):
+    with steps_without_host_sync() as looked:
+        go("feddecorr", rounds=1)
+    assert looked
+
+
+def test_it_goes_with_another_task_loss_and_bf16(go):
+    losses = records(go("feddecorr", OwnTaskLoss, precision="bf16", rounds=1))[0]["losses"]
+    assert set(losses) == {"task", "feddecorr.decorrelation"}
