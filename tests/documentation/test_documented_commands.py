@@ -100,26 +100,22 @@ def write_graphs(raw, count):
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
-    """A place in which both tutorials' packages are installed; one for all, as whatever is installed is read once."""
+    """A place where the first tutorial's package is installed; one for all, as installed packages are read once."""
     spec = tmp_path_factory.mktemp("site")
-    examples = documented.ROOT / "examples"
-    shutil.copytree(examples / "third_party_plugin" / "src" / "fedcore_fedproto", spec / "fedcore_fedproto")
-    shutil.copy(examples / "first_method" / "fedcore_my_method.py", spec)
-    for name, plugin in (("fedproto", "FedProto"), ("my-method", "MyMethod")):
-        module = f"fedcore_{name}".replace("-", "_")
-        information = spec / f"{module}-0.1.0.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text(
-            f"Metadata-Version: 2.4\nName: fedcore-{name}\nVersion: 0.1.0\nSummary: {plugin}\n"
-            "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
-        )
-        (information / "entry_points.txt").write_text(f"[fedcore.plugins]\n{name} = {module}:{plugin}\n")
+    shutil.copy(documented.ROOT / "examples" / "first_method" / "fedcore_my_method.py", spec)
+    information = spec / "fedcore_my_method-0.1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: fedcore-my-method\nVersion: 0.1.0\nSummary: MyMethod\n"
+        "License-Expression: Apache-2.0\nRequires-Dist: fedcore>=0.1,<0.2\n"
+    )
+    (information / "entry_points.txt").write_text("[fedcore.plugins]\nmy-method = fedcore_my_method:MyMethod\n")
     return spec
 
 
 @pytest.fixture
 def folder(files, spec, tmp_path, monkeypatch):
-    """A working directory with the files, in which the tutorials' packages count as installed."""
+    """A working directory with the files, in which the first tutorial's package counts as installed."""
     for path in ("my-data.npz", "my-images", "grid.yaml", "data"):
         (tmp_path / path).symlink_to(files / path)
     monkeypatch.syspath_prepend(spec)
@@ -127,7 +123,7 @@ def folder(files, spec, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCORE_DATA", "data")
     monkeypatch.setenv("COLUMNS", "200")
     yield tmp_path
-    for name in [name for name in sys.modules if name.startswith(("fedcore_fedproto", "fedcore_my_method"))]:
+    for name in [name for name in sys.modules if name.startswith("fedcore_my_method")]:
         del sys.modules[name]
 
 
@@ -216,7 +212,7 @@ def shortened(words, folder):
     words = fitting(words)
     words = [re.sub(r"^(runs/[^/]+|RUN_DIR)", lambda _: str(newest_run(folder)), word) for word in words]
     words = [re.sub(r"=https?://.*", "=sqlite:///tracked.db", word) for word in words]
-    if words[:2] == ["plugins", "new"] and words[2] in ("fedproto", "my-method"):
+    if words[:2] == ["plugins", "new"] and words[2] == "my-method":
         return [*words[:2], f"{words[2]}-by-hand"]  # this one is already installed
     if words[-1] == "NAME":
         words[-1] = "fedproto"

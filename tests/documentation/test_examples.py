@@ -16,7 +16,6 @@ from fedcore_testing import check_plugin, federate, same_tensors, weights
 from tests.support import run_code
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PACKAGE = EXAMPLES / "third_party_plugin"
 
 
 @pytest.fixture
@@ -103,17 +102,6 @@ def test_text_topics_runs_with_workers_that_do_not_know_the_module(tmp_path):
     assert accuracies[-1] > 35  # the largest of nine classes is 28 %
 
 
-def test_the_tutorials_method_keeps_the_contract(monkeypatch):
-    monkeypatch.syspath_prepend(PACKAGE / "src")
-    from fedcore_fedproto import FedProto
-
-    try:
-        assert "failed" not in {verdict.status for verdict in check_plugin(FedProto, slow=False)}
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "fedcore_fedproto"]:
-            del sys.modules[name]  # test_documented_commands.py has it from elsewhere
-
-
 def test_the_first_method_keeps_the_contract_and_is_fedprox_at_first(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES / "first_method")
     from fedcore_my_method import MyMethod
@@ -127,43 +115,8 @@ def test_the_first_method_keeps_the_contract_and_is_fedprox_at_first(monkeypatch
     assert same_tensors(own, theirs)
 
 
-@pytest.mark.slow
-def test_the_tutorials_package_passes_its_own_tests(tmp_path):
-    """Without the checks that start worker processes."""
-    done = run_in_package(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow")
-    assert re.search(r"\d{2} passed", done), done
-
-
-@pytest.mark.slow
-def test_the_tutorials_package_installs_is_found_and_trains(tmp_path):
-    spec = tmp_path / "site"
-    pip = ["pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", spec, PACKAGE]
-    run_in_package(tmp_path, *pip)
-    run = {"path": spec, "cwd": tmp_path}
-    assert "fedproto" in run_in_package(tmp_path, "fedcore", "plugins", "list", **run)
-    assert "keeps the contract" in run_in_package(tmp_path, "fedcore", "plugins", "check", "fedproto", **run)
-    train = ["fedcore", "train", "--plugin", "fedproto", "--rounds", "2", "--client-test-fraction", "0.2"]
-    assert "own models on held-out parts" in run_in_package(tmp_path, *train, **run)
-
-
-def run_in_package(folder, *arguments, path=PACKAGE / "src", cwd=PACKAGE):
-    """Run ``python -m ...`` as if the tutorial's package were installed."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(path),
-        "NO_COLOR": "1",
-        "COLUMNS": "200",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)], cwd=cwd, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_every_example_is_tested():
     here = Path(__file__).read_text(encoding="utf-8")
-    modules = [*EXAMPLES.glob("first_method/*.py"), *EXAMPLES.glob("*/src/*")]
+    modules = EXAMPLES.glob("first_method/*.py")
     names = [path.name for path in EXAMPLES.glob("*.py")] + [path.stem for path in modules]
     assert [name for name in names if name not in here] == []

@@ -22,7 +22,7 @@ import documented
 
 ROOT = documented.ROOT
 TUTORIAL = ROOT / "docs" / "published-method.md"
-PACKAGE = ROOT / "examples" / "third_party_plugin"
+PACKAGE = ROOT / "plugins" / "fedcore-fedproto"
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_the_tutorial_is_the_package():
     assert source_of_blocks("__init__.py") == lines_of(PACKAGE / "src" / "fedcore_fedproto" / "__init__.py")
     assert source_of_blocks("equations.py") == lines_of(PACKAGE / "src" / "fedcore_fedproto" / "equations.py")
     assert source_of_blocks("test_fedproto.py") == lines_of(PACKAGE / "tests" / "test_fedproto.py")
-    assert "examples/third_party_plugin/pyproject.toml" in TUTORIAL.read_text(encoding="utf-8")
+    assert "plugins/fedcore-fedproto/pyproject.toml" in TUTORIAL.read_text(encoding="utf-8")
 
 
 def source_of_blocks(file: str, until: str = "") -> list[str]:

@@ -38,7 +38,6 @@ def programs(tmp_path_factory):
             (folder / f"{page.stem.lower()}_{number}.py").write_text(block, encoding="utf-8")
     for script in (ROOT / "examples").glob("*.py"):
         shutil.copy(script, folder)
-    shutil.copytree(ROOT / "examples" / "third_party_plugin" / "src", folder, dirs_exist_ok=True)
     for kind in KINDS:
         new = ["plugins", "new", f"my-{kind}", "--kind", kind, "--into", str(folder)]
         assert CliRunner().invoke(app, new).exit_code == 0

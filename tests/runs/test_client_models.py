@@ -13,7 +13,19 @@ import fedcore
 from fedcore.data import load_dataset, load_partition
 from tests import support
 
-PERSONAL = ["ditto", "fdcl", "fedala", "fedbabu", "fedper", "fedrep", "fedrod", "ifca", "lg-fedavg", "per-fedavg"]
+PERSONAL = [
+    "ditto",
+    "fdcl",
+    "fedala",
+    "fedbabu",
+    "fedper",
+    "fedproto",
+    "fedrep",
+    "fedrod",
+    "ifca",
+    "lg-fedavg",
+    "per-fedavg",
+]
 
 
 def trained(folder: Path, *plugins: object, **options: object) -> fedcore.RunResult:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, SplitModel, Step, hookimpl
 from fedcore_fedproto.equations import NearestPrototype, prototype_distance
-from fedcore_functional import add_prototypes, class_prototypes, mean_over_holders
+from fedcore_functional import add_prototypes, check_prototypes, class_prototypes, mean_over_holders
 
 __all__ = ["FedProto", "FedProtoOptions"]
 
@@ -59,7 +59,9 @@ class FedProto(Plugin[FedProtoOptions]):
     # --8<-- [start:server]
     @hookimpl
     def accumulate(self, server: ServerContext, update: ClientUpdate) -> None:
-        """Add one client's prototypes to sums by class."""
+        """Add one client's prototypes to sums by class. Malformed ones raise, and the client is left out."""
+        classes, width = server.num_classes, server.feature_dim
+        check_prototypes(update.payload, classes, width, weights="clients", samples=update.samples)
         before = server.state if "sums" in server.state else {}
         server.state.update(add_prototypes(before, update.payload))
         update.payload.clear()

@@ -1,0 +1,116 @@
+"""FedProto's distance and whole runs against NumPy; neutral options, absent clients, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcore import PluginConflictError, SplitModel
+from fedcore_fedproto import FedProto
+from fedcore_fedproto.equations import prototype_distance
+from fedcore_testing import (
+    Cohorts,
+    PersonalClassifier,
+    client_arrays,
+    federations,
+    initial_weights,
+    mean_by_hand,
+    model_bytes,
+    personal_state,
+    plugin_state,
+    small_config,
+    softmax_by_hand,
+    weights,
+)
+
+FEW = {"dataset": "module:fedcore_testing.problems.few_digits", "batch_size": 16}
+go = federations(**FEW)
+
+
+def distance_by_hand(z, y, prototypes, known):
+    """Return the distance of features z (B, d) and its gradient, in float64; y one-hot (B, C)."""
+    away = (z - y @ np.where(known[:, None], prototypes, 0)) * (y @ known)[:, None]
+    return (away**2).mean(), 2 * away / z.size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_value_and_gradient_of_the_distance(dtype):
+    rng = np.random.default_rng(0)
+    z, y, prototypes = rng.standard_normal((6, 4)), rng.integers(0, 3, 6), rng.standard_normal((3, 4))
+    known = np.array([True, False, True])
+    expected, gradient = distance_by_hand(z, np.eye(3)[y], prototypes, known)
+    features = torch.tensor(z, dtype=dtype, requires_grad=True)
+    value = prototype_distance(features, torch.tensor(y), torch.tensor(prototypes, dtype=dtype), torch.tensor(known))
+    value.backward()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    assert value.item() == pytest.approx(expected, rel=tolerance)
+    np.testing.assert_allclose(features.grad, gradient, rtol=tolerance, atol=tolerance)
+
+
+def small(num_classes, input_shape):
+    return SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()), 6, num_classes)
+
+
+@pytest.mark.parametrize("personal", [True, False])
+def test_a_run_is_the_method_in_numpy(go, tmp_path, personal):
+    """Full batches, momentum, weight decay, clients that come and go and lack classes."""
+    cohorts = [[0, 1], [1, 2], [0, 2]]
+    options = {**FEW, "model": small, "batch_size": 500, "lr": 0.2, "weight_decay": 1e-2, "clients": 3, "rounds": 3}
+    options |= {"partition": "classes", "classes_per_client": 4, "local_epochs": 2}
+    result = go(("fedproto", {"strength": 2.0, "personal": personal}), (Cohorts, {"rounds": cohorts}), **options)
+    w = {name: t.double().numpy() for name, t in initial_weights(small_config(tmp_path, **options)).items()}
+    own: dict[int, dict[str, np.ndarray]] = {}
+    prototypes, known = np.zeros((10, 6)), np.zeros(10, dtype=bool)
+    clients = client_arrays(result)
+
+    def features(model, x):
+        return np.tanh(x @ model["encoder.base.1.weight"].T + model["encoder.base.1.bias"])
+
+    for cohort in cohorts:
+        sums, holders, ends = np.zeros((10, 6)), np.zeros(10), []
+        for k in cohort:
+            (x, y), local, speed = clients[k], dict(own.get(k, w) if personal else w), dict.fromkeys(w, 0.0)
+            for _ in range(2):
+                z = features(local, x)
+                _, gradient = softmax_by_hand(local, z, y)
+                p = np.exp(z @ local["classifier.weight"].T + local["classifier.bias"])
+                dz = (p / p.sum(1, keepdims=True) - y) / len(x) @ local["classifier.weight"]
+                dz = (dz + 2.0 * distance_by_hand(z, y, prototypes, known)[1]) * (1 - z**2)
+                gradient |= {"encoder.base.1.weight": dz.T @ x, "encoder.base.1.bias": dz.sum(0)}
+                for name, g in gradient.items():
+                    speed[name] = 0.9 * speed[name] + g + 1e-2 * local[name]
+                    local[name] = local[name] - 0.2 * speed[name]
+            own[k], count = local, y.sum(0)
+            ends.append(local)
+            sums += y.T @ features(local, x) / np.maximum(count, 1)[:, None]
+            holders += count > 0
+        prototypes = np.where((holders > 0)[:, None], sums / np.maximum(holders, 1)[:, None], prototypes)
+        known |= holders > 0
+        if not personal:
+            w = mean_by_hand(ends, [len(clients[k][0]) for k in cohort])
+    state = plugin_state(result, "fedproto")
+    np.testing.assert_array_equal(state["known"], known)
+    np.testing.assert_allclose(state["prototypes"], prototypes, atol=2e-5)
+    for k in range(3) if personal else ():
+        for name, value in own[k].items():
+            np.testing.assert_allclose(personal_state(result, k)[name], value, atol=2e-5)
+    for name, value in w.items():
+        np.testing.assert_allclose(weights(result)[name], value, atol=2e-5)
+
+
+def test_neutral_options_are_fedavg_to_the_bit(go):
+    fedavg, neutral = go({}, participation=0.7), go(("fedproto", FedProto.neutral), participation=0.7)
+    assert model_bytes(neutral) == model_bytes(fedavg)
+
+
+def test_the_classifier_or_the_nearest_prototype_predicts(go):
+    options = {"client_test_fraction": 0.3, "rounds": 3}
+    found = [go(("fedproto", {"nearest": nearest}), **options).metrics["personal_global"] for nearest in (True, False)]
+    assert found[0]["accuracy"] != found[1]["accuracy"]
+
+
+def test_another_plugin_that_keeps_parameters_is_refused(go):
+    with pytest.raises(PluginConflictError, match="both implement personal_parameters"):
+        go("fedproto", PersonalClassifier)
