@@ -26,6 +26,8 @@ EXAMPLES = [
     ("fednova", "fedprox"),
     ("fedproc", "moon"),
 ]
+# Where a last bit may not grow: feddecorr's other form divides by deviations near 0 at 60 times this strength.
+REPEATABLE = {"dp": {"seed_noise": True}, "feddecorr": {"form": "paper"}}
 # Two local epochs: one has no middle, in which FedCME would exchange.
 RUN = {
     "public": "0.1",
@@ -119,7 +121,7 @@ def test_every_pair_runs_or_is_refused(names, digits, tmp_path):
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"topk"}))
 def test_a_compressor_that_leaves_one_entry_out_changes_next_to_nothing(name, digits, tmp_path):
     """What it loses beside another method, such as parameters that one freezes and changes afterwards, shows here."""
-    options = {name: {"seed_noise": True} if name == "dp" else {}, "topk": {"fraction": 0.9999}}
+    options = {name: REPEATABLE.get(name, {}), "topk": {"fraction": 0.9999}}
     orders = [[name, "topk"], ["topk", name]]
     order = next((order for order in orders if refusal(order, digits) is None), None)
     if order is None:
