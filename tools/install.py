@@ -70,12 +70,12 @@ def requirements(profile: str, extras: Sequence[str] = ()) -> Iterator[list[str]
 
 
 def own_dependencies(package: Path) -> list[str]:
-    """Return what a package requires beyond fedcore, fedcore-zoo and SciPy, which scikit-learn requires.
+    """Return what a package requires beyond fedcore, and beyond what fedcore-zoo and fedcore-study require.
 
     Profile core leaves out the packages that require more.
     """
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ours = ("fedcore", "torchvision", "scikit-learn", "scipy")
+    ours = ("fedcore", "torchvision", "scikit-learn", "scipy", "pandas", "jinja2")
     return [need for need in project["dependencies"] if not need.startswith(ours)]
 
 
