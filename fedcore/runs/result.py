@@ -164,9 +164,9 @@ class RunResult:
         rows = []
         for name, row in evaluated(self.metrics).items():
             loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-            cells = [name, PROTOCOLS[name].heading, f"{100 * row['accuracy']:.2f}", loss]
-            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-        head = "<tr><th>protocol</th><th>of what</th><th>accuracy %</th><th>loss</th></tr>"
+            words, figures = [name, PROTOCOLS[name].heading], [f"{100 * row['accuracy']:.2f}", loss]
+            rows.append(_table_row("td", words, figures))
+        head = _table_row("th", ["protocol", "of what"], ["accuracy %", "loss"])
         return (
             f"<p><b>{html.escape(headline(self.config))}</b>, {self.summary['rounds']} rounds, "
             f"{self.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
@@ -182,6 +182,12 @@ def _device(model: nn.Module) -> torch.device:
 def headline(config: RunConfig) -> str:
     """Return a run in a few words: ``moon+fedprox on digits``."""
     return f"{method({short_name(name): None for name in config.plugins})} on {short_name(config.dataset)}"
+
+
+def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:
+    """Return a row of a table. Notebooks align all cells to the right, which suits figures alone."""
+    left = [f'<{cell} style="text-align:left">{html.escape(word)}</{cell}>' for word in words]
+    return f"<tr>{''.join(left)}{''.join(f'<{cell}>{html.escape(figure)}</{cell}>' for figure in figures)}</tr>"
 
 
 def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
