@@ -15,15 +15,15 @@ def show(event, details):
 
 
 def main(rounds: int = 10) -> fedcore.RunResult:
-    config = fedcore.RunConfig(
+    result = fedcore.run(
         plugins={"moon": {"mu": 1.0}, "fedprox": {"mu": 0.01}},
         clients=10,
         alpha=0.5,
         participation=0.5,
         client_test_fraction=0.2,
         rounds=rounds,
+        notify=show,
     )
-    result = fedcore.run(config, notify=show)
     for protocol in ("global", "global_local"):
         print(f"{protocol}: {result.metrics[protocol]['accuracy']:.1%}")
     print(f"everything is in {result.directory}")

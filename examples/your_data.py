@@ -55,7 +55,7 @@ def small_network(num_classes: int, input_shape: tuple[int, ...]) -> fedcore.Spl
 
 
 def main(rounds: int = 10) -> fedcore.RunResult:
-    config = fedcore.RunConfig(
+    result = fedcore.run(
         dataset="module:your_data.wine",
         model="module:your_data.small_network",
         plugins={"fedprox": {"mu": 0.1}},
@@ -63,7 +63,6 @@ def main(rounds: int = 10) -> fedcore.RunResult:
         alpha=1.0,
         rounds=rounds,
     )
-    result = fedcore.run(config)
     print(f"{result.metrics['global']['accuracy']:.1%} of the test wines; everything is in {result.directory}")
     return result
 

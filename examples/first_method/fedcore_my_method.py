@@ -13,7 +13,7 @@ __all__ = ["MyMethod", "MyMethodOptions"]
 class MyMethodOptions(PluginOptions):
     """Options of MyMethod."""
 
-    strength: float = Field(default=0.1, ge=0, description="Pull to the global model in the first round; 0 is FedAvg.")
+    strength: float = Field(default=0.1, ge=0, description="Pull at the start; 0 is FedAvg.")
 
 
 class MyMethod(Plugin[MyMethodOptions]):

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedcore.base.errors import DataError, PluginContractError
+from fedcore.base.errors import DataError
+from fedcore.base.identity import short_name
 from fedcore.base.registry import call, resolve
 from fedcore.data.dataset import Dataset
 from fedcore.data.images import ResidentSamples, Split, assemble
@@ -33,18 +34,19 @@ def load_dataset(spec: str, data_dir: Path | None = None) -> Dataset:
     """Return the data set ``spec``: a name, ``npz:FILE``, or the name behind a package's prefix.
 
     A loader is an entry point of the group ``fedcore.datasets``. It takes the directory of the data sets' files, None
-    for the default, and returns a :class:`~fedcore.data.Dataset`.
+    for the default, and returns a :class:`~fedcore.data.Dataset` or what :func:`as_dataset` makes one of.
 
     :raises UnknownNameError: no installed package provides the name.
-    :raises DataError: files are missing or damaged.
+    :raises DataError: files are missing or damaged, or the loader returned something else.
     """
     if spec.startswith("npz:"):
         return npz(Path(spec.removeprefix("npz:")).expanduser())
-    loader: Callable[[Path | None], Dataset] = resolve("dataset", spec)
-    dataset = call("dataset", spec, loader, data_dir)
-    if not isinstance(dataset, Dataset):
-        raise PluginContractError.of(spec, f"returned {type(dataset).__name__}", kind="dataset", expected="a Dataset")
-    return dataset
+    loader: Callable[[Path | None], Any] = resolve("dataset", spec)
+    found = call("dataset", spec, loader, data_dir)
+    try:
+        return as_dataset(found, short_name(spec))
+    except DataError as error:
+        raise DataError(f"dataset {spec!r} returned something else: {error}") from error
 
 
 def default_data_dir() -> Path:
@@ -74,7 +76,7 @@ def read_npz(path: Path) -> tuple[Split, Split]:
     return train, test
 
 
-def as_dataset(given: Any, name: str) -> Dataset:
+def as_dataset(given: Any, name: str = "arrays") -> Dataset:
     """Return arrays, tensors or torch's data sets as a data set.
 
     - Arrays or tensors ``(x_train, y_train, x_test, y_test)``, or a mapping with these keys. Images are read as from

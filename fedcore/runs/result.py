@@ -164,9 +164,9 @@ class RunResult:
         rows = []
         for name, row in evaluated(self.metrics).items():
             loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
-            cells = [name, PROTOCOLS[name].heading, f"{100 * row['accuracy']:.2f}", loss]
-            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-        head = "<tr><th>protocol</th><th>of what</th><th>accuracy %</th><th>loss</th></tr>"
+            words, figures = [name, PROTOCOLS[name].heading], [f"{100 * row['accuracy']:.2f}", loss]
+            rows.append(_table_row("td", words, figures))
+        head = _table_row("th", ["protocol", "of what"], ["accuracy %", "loss"])
         return (
             f"<p><b>{html.escape(headline(self.config))}</b>, {self.summary['rounds']} rounds, "
             f"{self.summary['seconds']:.1f} s</p><table>{head}{''.join(rows)}</table>"
@@ -184,6 +184,12 @@ def headline(config: RunConfig) -> str:
     return f"{method({short_name(name): None for name in config.plugins})} on {short_name(config.dataset)}"
 
 
+def _table_row(cell: str, words: Sequence[str], figures: Sequence[str]) -> str:
+    """Return a row of a table. Notebooks align all cells to the right, which suits figures alone."""
+    left = [f'<{cell} style="text-align:left">{html.escape(word)}</{cell}>' for word in words]
+    return f"<tr>{''.join(left)}{''.join(f'<{cell}>{html.escape(figure)}</{cell}>' for figure in figures)}</tr>"
+
+
 def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
     """Return accuracy over rounds as an SVG element; an empty text if nothing was evaluated.
 
@@ -195,34 +201,37 @@ def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
     values = [100 * accuracy for points in curves.values() for _, accuracy in points]
     if not values:
         return ""
-    low, high = 10 * (min(values) // 10), 10 * -(-max(values) // 10)
-    high = max(high, low + 10)
-    last = max(rounds, 2)
+    step = _round_step((max(values) - min(values)) / 5)
+    low, high = step * int(min(values) // step), step * int(-(-max(values) // step))
+    if high < low + 4 * step:  # accuracies that hardly differ shall look so
+        high = min(low + 4 * step, 100)
+        low = high - 4 * step
 
     def x(number: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (number - 1) / (last - 1)
+        return LEFT + (WIDTH - LEFT - RIGHT) * ((number - 1) / (rounds - 1) if rounds > 1 else 0.5)
 
     def y(percent: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - percent) / (high - low)
 
     parts = []
-    step = 10 if high - low <= 50 else 20
-    for percent in range(int(low), int(high) + 1, step):
+    for percent in range(low, high + 1, step):
         parts.append(_line(LEFT, y(percent), WIDTH - RIGHT, y(percent), 'stroke-opacity="0.2"'))
         parts.append(_text(LEFT - 6, y(percent) + 4, str(percent), "end"))
-    for number in sorted({1, (1 + last) // 2, last}):
+    apart = _round_step(rounds / 8)
+    for number in sorted({1, *range(apart, rounds + 1, apart)}):
         parts.append(_text(x(number), HEIGHT - BOTTOM + 16, str(number), "middle"))
-    parts.append(_text(x((1 + last) / 2), HEIGHT - 4, "round", "middle"))
+    parts.append(_text(x((1 + rounds) / 2), HEIGHT - 4, "round", "middle"))
     parts.append(
         f'<text x="12" y="{y((low + high) / 2):.1f}" text-anchor="middle" '
         f'transform="rotate(-90 12 {y((low + high) / 2):.1f})">accuracy %</text>'
     )
     for number, (name, points) in enumerate(curves.items()):
-        style = f'stroke="{COLORS[number % len(COLORS)]}" stroke-dasharray="{DASHES[number % len(DASHES)]}"'
+        color = COLORS[number % len(COLORS)]
+        style = f'stroke="{color}" stroke-dasharray="{DASHES[number % len(DASHES)]}"'
         path = " ".join(f"{x(position):.1f},{y(100 * accuracy):.1f}" for position, accuracy in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke-width="2" {style}/>')
         if len(points) == 1:
-            parts.append(f'<circle cx="{x(points[0][0]):.1f}" cy="{y(100 * points[0][1]):.1f}" r="3" {style}/>')
+            parts.append(f'<circle cx="{x(points[0][0]):.1f}" cy="{y(100 * points[0][1]):.1f}" r="3" fill="{color}"/>')
         top = TOP + 10 + 16 * number
         parts.append(_line(WIDTH - RIGHT + 10, top, WIDTH - RIGHT + 30, top, f'stroke-width="2" {style}'))
         parts.append(_text(WIDTH - RIGHT + 36, top + 4, name, "start"))
@@ -231,6 +240,14 @@ def learning_curve(curves: Mapping[str, Points], rounds: int) -> str:
         f'style="max-width:100%;font:11px sans-serif" fill="currentColor" stroke-linecap="round">'
         f"<title>Accuracy over rounds</title>{''.join(parts)}</svg>"
     )
+
+
+def _round_step(least: float) -> int:
+    """Return the least of 1, 2, 5, 10, 20, 50, ... that is not below a number."""
+    step = 1
+    while step < least:
+        step = step * 5 // 2 if str(step).startswith("2") else step * 2
+    return step
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore.base.errors import DataError, PluginContractError, UnknownNameError
+from fedcore.base.errors import DataError, UnknownNameError
 from fedcore.data import load_dataset, loading
 
 RNG = np.random.default_rng(0)
@@ -31,8 +31,15 @@ def test_unknown_and_broken_loaders(monkeypatch):
     with pytest.raises(UnknownNameError, match="cifar10"):
         load_dataset("cifar-10")
     monkeypatch.setattr(loading, "resolve", lambda kind, name: lambda data_dir: None)
-    with pytest.raises(PluginContractError, match="returned NoneType, expected a Dataset"):
+    with pytest.raises(DataError, match="'mine' returned something else: dataset is a NoneType; expected a fedcore"):
         load_dataset("mine")
+
+
+def test_a_loader_may_return_arrays(monkeypatch):
+    rows, labels = np.ones((6, 3), "float32"), np.arange(6) % 3
+    monkeypatch.setattr(loading, "resolve", lambda kind, name: lambda data_dir: (rows, labels, rows, labels))
+    dataset = load_dataset("module:study.rows")
+    assert (dataset.name, len(dataset.train), dataset.num_classes, dataset.input_shape) == ("rows", 6, 3, (3,))
 
 
 def test_the_first_sample_with_nan_is_named(tmp_path):
