@@ -191,3 +191,20 @@ def test_other_samples_come_as_a_class(trained: fedcore.RunResult) -> None:
     assert inputs.prepare(samples).values.tolist() == [1, 2, 3]
     with pytest.raises(DataError, match="this run's samples are sequences"):
         inputs.prepare([[1, 2]])
+
+
+@pytest.mark.parametrize(("form", "file"), [("safetensors", "model.safetensors"), ("torch", "model.pt")])
+def test_an_exported_network_loads_into_the_users_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, file: str
+) -> None:
+    export = pytest.importorskip("fedcore_export.export").export_run
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "colours.npz", x_train=TRAIN[0], y_train=TRAIN[1], x_test=TEST[0], y_test=TEST[1])
+    result = fedcore.run(model=Net, dataset=f"npz:{tmp_path / 'colours.npz'}", rounds=1, clients=3, workers=0)
+    export(result.directory, form, tmp_path / "exported", allow_code=True)
+    weights = tmp_path / "exported" / file
+    fresh = Net(3, (3, 5, 4))
+    fresh.load_state_dict(load_file(weights) if form == "safetensors" else torch.load(weights, weights_only=True))
+    x = torch.randn(4, 3, 5, 4)
+    assert torch.equal(fresh(x), result.network(x))
+    assert "`network` is a `Net`" in (tmp_path / "exported" / "README.md").read_text()

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import nn
 
-from fedcore import __version__
+from fedcore import SplitModel, __version__
 from fedcore.base.identity import digest, method, settings
 from fedcore.base.protocols import PROTOCOLS
 from fedcore.data import Dataset, ResidentSamples
@@ -150,6 +150,10 @@ def _use(run: Run, model: nn.Module, files: set[str]) -> Iterator[str]:
     weights = ("import torch", 'weights = torch.load("model.pt", weights_only=True)')
     if "model.safetensors" in files:
         weights = ("from safetensors.torch import load_file", 'weights = load_file("model.safetensors")')
+    if isinstance(model, SplitModel) and any(name != own for name, own in model.file_names().items()):
+        yield _code(*weights, "network.load_state_dict(weights)", "logits = network.eval()(x)")
+        yield f"`network` is a `{type(model.network()).__name__}`, the class behind the run's model `{config.model}`."
+        return
     task: dict[str, Any] = {"num_classes": dataset.num_classes, "input_shape": tuple(dataset.input_shape)}
     plain, _ = build_model(config.model, **task, seed=config.seed, projection=config.projection)
     found, expected = ({n: t.shape for n, t in network.state_dict().items()} for network in (model, plain))

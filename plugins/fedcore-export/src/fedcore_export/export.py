@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
 from fedcore.base.files import storing, write_text
 from fedcore.base.process import one_thread
-from fedcore.base.serial import read_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.data import Dataset
 from fedcore.models import Placement
@@ -123,10 +122,7 @@ def trained_model(run: Run) -> SplitModel:
             f"{run.directory.path} has no global model to export: {sorted(setup.layout.personal)[0]!r} and the "
             "like stay on the clients; a client's own: --client K"
         )
-    try:
-        tensors, _ = read_tensors(file)
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{file} cannot be used: {error}") from error
+    tensors, _ = run.directory.read_model(setup.model.file_names())
     found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     if found != dict(setup.layout.shapes):
         raise RunDirectoryError(f"the tensors in {file} are not those of the model that config.yaml describes")
@@ -145,9 +141,15 @@ def require_onnx() -> None:
         raise ConfigError(f"--to onnx needs {' and '.join(missing)}: pip install onnx onnxscript")
 
 
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights by their names in files: those of the user's own network, see ``SplitModel.file_names``."""
+    names = model.file_names() if isinstance(model, SplitModel) else {}
+    return {names.get(name, name): tensor for name, tensor in model.state_dict().items()}
+
+
 def _safetensors(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
     """Write the weights."""
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous().clone() for name, tensor in _weights(model).items()}
     (folder / "model.safetensors").write_bytes(safetensors.torch.save(tensors, {"format": "pt"}))
     return []
 
@@ -155,7 +157,7 @@ def _safetensors(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
 def _torch(model: nn.Module, dataset: Dataset, folder: Path) -> list[str]:
     """Write a state dict, and the program if torch can export it."""
     weights = io.BytesIO()  # written here: a library that writes hides the system's error, such as a full disk
-    torch.save(dict(model.state_dict()), weights)
+    torch.save(_weights(model), weights)
     (folder / "model.pt").write_bytes(weights.getvalue())
     if dataset.kind != "tensor":
         return [f"no model.pt2: torch.export takes tensors, and the batches of {dataset.name} are {dataset.kind}"]

@@ -13,11 +13,11 @@ import torch
 from fedcore import DataError, FedcoreError
 from fedcore.base.process import one_thread
 from fedcore.base.seeding import numpy_generator
-from fedcore.base.serial import read_tensors
 from fedcore.base.tensors import copy_into
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk
+from fedcore.runs.directory import RunDirectory
 from fedcore_study.comparisons.groups import Group
 from fedcore_study.comparisons.records import RunRecord
 from fedcore_study.reports.charts import Chart, Heatmap, Omitted, Points, Scatter
@@ -152,8 +152,8 @@ def _features(run: RunRecord, dataset: Dataset, positions: torch.Tensor) -> np.n
     setup = Setup.build(config.model_copy(update={"device": "cpu"}), dataset)
     if any(name.startswith("encoder.") for name in setup.layout.personal):
         return "there is no global encoder: it stays on the clients"
-    tensors, _ = read_tensors(run.path / "model.safetensors")
     model = Placement.plain().model(setup.model)
+    tensors, _ = RunDirectory(run.path).read_model(model.file_names())
     own = model.state_dict()
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in tensors.items()}:
         return "the tensors in model.safetensors are not those of the run's model"
