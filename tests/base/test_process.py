@@ -96,7 +96,8 @@ def test_freed_memory_stays_with_the_process_unless_the_user_chose_otherwise(giv
     kept, faults = done.stdout.split()
     assert kept == str(not given)
     if not given:
-        assert int(faults) < 3072, "every activation's pages would be 120,000 faults"
+        # 3072 pages are one activation, which two threads may now and then not find among the freed ones.
+        assert int(faults) < 2 * 3072, "every activation's pages would be 120,000 faults"
 
 
 def test_the_number_of_processors_is_that_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
