@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fedcore.base.errors import PluginConflictError, PluginContractError
+from fedcore.base.errors import PluginContractError
 from fedcore.base.seeding import random_stream
 from fedcore.base.state import State
 from fedcore.base.tensors import copy_into
@@ -149,11 +149,8 @@ class SessionContext(View, ClientContext):
     def freeze(self, patterns: tuple[str, ...] | list[str], *, epochs: slice = slice(None)) -> None:
         self._require_begin_local("freeze")
         session, plugin = self._session, self._session.plugins[self._plugin]
-        for other in session.plugins if epochs != slice(None) else ():
-            if "sgd" in other.assumes:
-                counts = "derives gradients from the number of steps (assumes sgd)"
-                reason = f"{self._plugin!r} freezes parameters in some local epochs, but {other.name!r} {counts}"
-                raise PluginConflictError.of(self._plugin, other.name, reason)
+        if epochs != slice(None):
+            session.plugins.require_unfrozen_steps(self._plugin)
         names = match(patterns, (name for name, _ in self.model.named_parameters()), plugin, "freeze")
         session.requests.frozen.append((frozenset(names), epochs))
 

@@ -8,7 +8,7 @@ tensors and back. ``dumps`` and ``loads`` turn tensors and JSON into bytes and b
 from fedcore.base.process import importing
 
 with importing():  # a worker process begins here
-    from fedcore.base.process import cores
+    from fedcore.base.process import ALLOCATOR, cores
     from fedcore.base.serial import dumps, loads
     from fedcore.client.messages import (
         ClientFailure,
@@ -35,7 +35,6 @@ with importing():  # a worker process begins here
     from fedcore.client.runtime import ClientRuntime
     from fedcore.engines.dispatch import Dispatcher, in_window
     from fedcore.engines.in_process import InProcessEngine
-    from fedcore.engines.local import ALLOCATOR
 
 __all__ = [
     "ALLOCATOR",

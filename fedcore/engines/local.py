@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from fedcore.base.errors import ConfigError, FedcoreError
-from fedcore.base.process import CORES, command, cores, environment
+from fedcore.base.process import ALLOCATOR, CORES, command, cores, environment
 from fedcore.base.tensors import unflatten
 from fedcore.base.types import Tensors
 from fedcore.client.captured_steps import captures
@@ -52,14 +52,6 @@ STOPS_WITHIN = 3.0
 
 LONGEST_WAIT = 86_400.0
 """Seconds of the longest wait for a message. A longer wait, which the kernel may refuse, takes several."""
-
-# By default glibc returns freed activations to the kernel, and every step page-faults them in again.
-ALLOCATOR = {
-    "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-}
 
 
 def LocalEngine(site: ClientSite) -> InProcessEngine | WorkerEngine:  # noqa: N802 - named by an entry point as a class

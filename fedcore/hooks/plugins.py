@@ -226,6 +226,17 @@ class PluginSet:
         """Return whether any plugin, or the one of a name, declares that it reads the frozen ``model``."""
         return any(model in plugin.reads for plugin in self if plugin_name in (None, plugin.name))
 
+    def require_unfrozen_steps(self, plugin_name: str) -> None:
+        """Refuse methods that count steps next to a plugin that freezes parameters in some local epochs.
+
+        :raises PluginConflictError: names both.
+        """
+        for other in self:
+            if "sgd" in other.assumes:
+                counts = f"{other.name!r} derives gradients from the number of steps (assumes sgd)"
+                reason = f"{plugin_name!r} freezes parameters in some local epochs, but {counts}"
+                raise PluginConflictError.of(plugin_name, other.name, reason)
+
     def require_reads(self, model: str, plugin_name: str) -> None:
         """Refuse that a plugin reads a frozen model without declaring it.
 

@@ -30,8 +30,10 @@ from fedcore.base.files import (
     write_text,
 )
 from fedcore.base.serial import read_tensors, write_tensors
+from fedcore.base.tensors import copy_into
 from fedcore.client.store import ClientStore, RemoteClientStore
 from fedcore.data.inputs import Inputs
+from fedcore.models import SplitModel
 from fedcore.runs.checkpoint import CheckpointStore, Note
 from fedcore.runs.saved import SavedConfig, how_to_resume
 from fedcore.server.state import ServerState
@@ -227,11 +229,11 @@ class RunDirectory:
         file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
         write_tensors(file, tensors, {"inputs": inputs.to_json(), "best_round": best})
 
-    def read_model(self, names: Mapping[str, str], *, best: int | None = None) -> tuple[dict[str, Tensor], Inputs]:
-        """Return the final global model, or that of the best round, by name, and the form of its inputs.
+    def load_model(self, model: SplitModel, *, best: int | None = None) -> Inputs:
+        """Load the final global model's weights, or those of the best round, into a model on the CPU.
 
-        :param names: as for :meth:`write_model`.
         :param best: as for :meth:`write_model`.
+        :returns: the form of the model's inputs.
         :raises RunDirectoryError: the file is missing, damaged, or of another model or round.
         """
         file = self.path / ("model.safetensors" if best is None else "model-best.safetensors")
@@ -239,10 +241,16 @@ class RunDirectory:
             tensors, meta = read_tensors(file)
             if meta["best_round"] != best:
                 raise ValueError(f"it is of round {meta['best_round']}, but the best round is {best}")
-            return {name: tensors[names[name]] for name in names}, Inputs.from_json(meta["inputs"])
+            inputs = Inputs.from_json(meta["inputs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
             raise RunDirectoryError(f"{file} {what}. {self.how_to_resume} writes it again") from error
+        own, names = model.state_dict(), model.file_names()
+        expected = {names[name]: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+        if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()} != expected:
+            raise RunDirectoryError(f"the tensors in {file} are not those of the model that config.yaml describes")
+        copy_into(own, {name: tensors[names[name]] for name in own})
+        return inputs
 
     def read_summary(self, note: Note | None = None) -> dict[str, Any] | None:
         """Return summary.json, or None if it is missing or damaged.

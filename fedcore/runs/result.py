@@ -18,7 +18,6 @@ from fedcore.base.config import RunConfig
 from fedcore.base.errors import ConfigError, DataError
 from fedcore.base.identity import method, short_name
 from fedcore.base.protocols import PROTOCOLS
-from fedcore.base.tensors import copy_into
 from fedcore.client.evaluation import evaluate, rates
 from fedcore.data import TensorSamples
 from fedcore.data.inputs import Inputs, is_samples
@@ -99,8 +98,7 @@ class RunResult:
         if self.config.keep != "best" or best is None:
             raise ConfigError("this run did not keep its best model; train with --keep best")
         model = copy.deepcopy(self.model)
-        weights, _ = RunDirectory(self.directory).read_model(model.file_names(), best=best["round"])
-        copy_into(model.state_dict(), weights)
+        RunDirectory(self.directory).load_model(model, best=best["round"])
         return model
 
     def predict(self, x: Any, *, model: nn.Module | None = None) -> npt.NDArray[np.int64]:

@@ -19,7 +19,7 @@ from fedcore.base.files import sync_path
 from fedcore.base.identity import CHANGEABLE, short_name
 from fedcore.base.process import one_thread
 from fedcore.base.registry import refuse_while_importing
-from fedcore.base.tensors import clone, copy_into
+from fedcore.base.tensors import clone
 from fedcore.client.messages import ClientSite, Engine
 from fedcore.client.setup import Setup
 from fedcore.data import DECLARED, Dataset, Partition, load_partition
@@ -258,8 +258,7 @@ class Run:
             raise RunDirectoryError(f"{problem}: {self.directory.how_to_resume}")
         self.directory.read_metrics(noting(only_notes))
         network = Placement.plain().model(self.setup.model).eval()
-        weights, inputs = self.directory.read_model(network.file_names())
-        copy_into(network.state_dict(), weights)
+        inputs = self.directory.load_model(network)
         return RunResult.of(summary, network, inputs, self.directory.path, self.config)
 
     def initial(self) -> ServerState:

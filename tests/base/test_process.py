@@ -42,7 +42,7 @@ def faults():
 held = [torch.ones(3 << 20) for _ in range(2)]  # both threads may hold one at a time
 del held
 faults()
-print(min(faults() for _ in range(3)))
+print(min(faults() for _ in range(10)))
 """
 
 CODE = """
@@ -96,8 +96,7 @@ def test_freed_memory_stays_with_the_process_unless_the_user_chose_otherwise(giv
     kept, faults = done.stdout.split()
     assert kept == str(not given)
     if not given:
-        # 3072 pages are one activation, which two threads may now and then not find among the freed ones.
-        assert int(faults) < 2 * 3072, "every activation's pages would be 120,000 faults"
+        assert int(faults) < 3072, "every activation's pages would be 120,000 faults"
 
 
 def test_the_number_of_processors_is_that_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:

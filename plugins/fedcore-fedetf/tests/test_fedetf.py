@@ -11,7 +11,8 @@ from torch import nn
 
 import fedcore_fedetf
 from fedcore import ConfigError, PluginConflictError, SplitModel
-from fedcore_fedetf import SimplexClassifier, balanced_feature_loss, log_weights, simplex_etf
+from fedcore_fedetf import SimplexClassifier, simplex_etf
+from fedcore_functional import balanced_cross_entropy, log_prior
 from fedcore_testing import (
     OwnTaskLoss,
     client_arrays,
@@ -45,7 +46,7 @@ def test_the_frame_is_a_simplex(classes, width):
 def test_the_hand_case():
     """Counts 3, 1, 0 and gamma 1: odds 3 exp(2) to exp(1), the absent class in no sum."""
     f = torch.tensor([[2.0, 1.0, 7.0]], dtype=torch.float64, requires_grad=True)
-    value = balanced_feature_loss(f, torch.tensor([1]), log_weights(torch.tensor([3, 1, 0]), 1.0).double())
+    value = balanced_cross_entropy(f, torch.tensor([1]), log_prior(torch.tensor([3, 1, 0]), 1.0).double())
     value.backward()
     p = 3 * np.e / (3 * np.e + 1)
     assert value.item() == pytest.approx(-np.log(1 - p), rel=1e-6)
@@ -59,7 +60,7 @@ def test_value_and_gradient_against_numpy(gamma):
     odds = counts**gamma * np.exp(f)
     p = odds / odds.sum(1, keepdims=True)
     logits = torch.tensor(f, requires_grad=True)
-    value = balanced_feature_loss(logits, torch.tensor(y), log_weights(torch.tensor(counts), gamma).double())
+    value = balanced_cross_entropy(logits, torch.tensor(y), log_prior(torch.tensor(counts), gamma).double())
     value.backward()
     assert value.item() == pytest.approx(-np.log(p[range(6), y]).mean(), rel=1e-6)
     np.testing.assert_allclose(logits.grad, (p - np.eye(4)[y]) / 6, rtol=1e-5, atol=1e-9)

@@ -7,8 +7,8 @@ import torch
 
 from fedcore.models import Outputs
 from fedcore_fedproto import FedProto
-from fedcore_fedproto.equations import NearestPrototype, prototype_distance
-from fedcore_functional import add_prototypes, mean_over_holders
+from fedcore_fedproto.equations import NearestPrototype
+from fedcore_functional import add_prototypes, mean_over_holders, prototype_distance
 from fedcore_testing import federate, parametrize_with_checks, records
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedcore import PluginConflictError, SplitModel
 from fedcore_fedproto import FedProto
-from fedcore_fedproto.equations import prototype_distance
+from fedcore_functional import prototype_distance
 from fedcore_testing import (
     Cohorts,
     PersonalClassifier,

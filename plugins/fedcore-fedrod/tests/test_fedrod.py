@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,8 @@ from torch import nn
 import fedcore
 from fedcore import PluginConflictError, SplitModel
 from fedcore.models import Outputs
-from fedcore_fedrod import FedRoD, TwoHeads, balanced_cross_entropy, equations, log_prior, personal_cross_entropy
+from fedcore_fedrod import FedRoD, TwoHeads, personal_cross_entropy
+from fedcore_functional import balanced_cross_entropy, log_prior
 from fedcore_testing import (
     Cohorts,
     OwnTaskLoss,
@@ -89,10 +88,6 @@ def test_the_personalised_predictor_is_the_sum_of_both_heads():
         features, logits = model(torch.tensor([[1.0, 3.0]]))
     assert features.tolist() == [[1.0, 3.0]]
     assert logits.tolist() == [[2 + 3 + 10.0, 6 + 1 + 20.0]]
-
-
-def test_doctests():
-    assert doctest.testmod(equations) == (0, 2)
 
 
 # --- a whole run -------------------------------------------------------------------------------------------------

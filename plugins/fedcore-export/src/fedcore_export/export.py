@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from fedcore import ConfigError, RunDirectoryError, SplitModel, UnknownNameError
 from fedcore.base.files import storing, write_text
 from fedcore.base.process import one_thread
-from fedcore.base.tensors import copy_into
 from fedcore.data import Dataset
 from fedcore.models import Placement
 from fedcore.runs.experiment import own_model
@@ -116,18 +115,14 @@ def trained_model(run: Run) -> SplitModel:
     :raises ConfigError: parts of it stay on the clients.
     :raises RunDirectoryError: its file is missing, damaged or another model's.
     """
-    setup, file = run.setup, run.directory.path / "model.safetensors"
+    setup = run.setup
     if setup.layout.personal:
         raise ConfigError(
             f"{run.directory.path} has no global model to export: {sorted(setup.layout.personal)[0]!r} and the "
             "like stay on the clients; a client's own: --client K"
         )
-    tensors, _ = run.directory.read_model(setup.model.file_names())
-    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    if found != dict(setup.layout.shapes):
-        raise RunDirectoryError(f"the tensors in {file} are not those of the model that config.yaml describes")
     model = Placement.plain().model(setup.model)
-    copy_into(model.state_dict(), tensors)
+    run.directory.load_model(model)
     return model.eval()
 
 

@@ -7,7 +7,6 @@ import math
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcore import (
     ClientContext,
@@ -21,9 +20,9 @@ from fedcore import (
     Step,
     hookimpl,
 )
-from fedcore_functional import UnitLength
+from fedcore_functional import UnitLength, balanced_cross_entropy, log_prior
 
-__all__ = ["FedETF", "FedETFOptions", "SimplexClassifier", "balanced_feature_loss", "log_weights", "simplex_etf"]
+__all__ = ["FedETF", "FedETFOptions", "SimplexClassifier", "simplex_etf"]
 
 
 class FedETFOptions(PluginOptions):
@@ -76,12 +75,12 @@ class FedETF(Plugin[FedETFOptions]):
     @hookimpl
     def begin_local(self, client: ClientContext) -> None:
         """Fix gamma log n_c from the labels of the client's whole training part."""
-        client.scratch["log_weights"] = log_weights(client.class_counts, self.options.gamma)
+        client.scratch["prior"] = log_prior(client.class_counts, self.options.gamma)
 
     @hookimpl
     def task_loss(self, step: Step) -> Tensor:
         """Replace cross-entropy by the balanced feature loss."""
-        return balanced_feature_loss(step.logits, step.y, step.client.scratch["log_weights"])
+        return balanced_cross_entropy(step.logits, step.y, step.client.scratch["prior"])
 
 
 class SimplexClassifier(nn.Module):
@@ -115,25 +114,3 @@ def simplex_etf(num_classes: int, width: int) -> Tensor:
     centred = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
     vectors: Tensor = math.sqrt(num_classes / (num_classes - 1)) * basis @ centred
     return vectors.float()
-
-
-def log_weights(counts: Tensor, gamma: float) -> Tensor:
-    """Return gamma log n_c, -inf where the client has no sample of class c; all 0 if gamma is 0.
-
-    ``counts`` n (C,) integer samples per class; the result is (C,) float32.
-
-    >>> log_weights(torch.tensor([1, 0]), 1.0)
-    tensor([0., -inf])
-    >>> log_weights(torch.tensor([1, 0]), 0.0)
-    tensor([0., 0.])
-    """
-    return (gamma * counts.double().log()).float() if gamma else torch.zeros_like(counts, dtype=torch.float32)
-
-
-def balanced_feature_loss(logits: Tensor, labels: Tensor, log_weights: Tensor) -> Tensor:
-    """Return the mean of -log(n_y^gamma exp(beta v_y^T mu) / sum_c n_c^gamma exp(beta v_c^T mu)), shape ().
-
-    ``logits`` beta V^T mu (B, C), ``labels`` y (B,), ``log_weights`` gamma log n (C,). A class without samples leaves
-    the sum; it must not be a label.
-    """
-    return F.cross_entropy(logits + log_weights, labels)

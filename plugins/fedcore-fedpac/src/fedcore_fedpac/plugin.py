@@ -14,7 +14,6 @@ from fedcore import (
     ClientUpdate,
     Loss,
     Plugin,
-    PluginConflictError,
     PluginOptions,
     ServerContext,
     Setup,
@@ -72,11 +71,7 @@ class FedPAC(Plugin[FedPACOptions]):
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse methods that count steps, of which each part takes fewer; warn of an encoder that nobody trains."""
-        for other in setup.plugins:
-            if "sgd" in other.assumes:
-                counts = f"{other.name!r} derives gradients from the number of steps (assumes sgd)"
-                reason = f"{self.name!r} freezes parameters in some local epochs, but {counts}"
-                raise PluginConflictError.of(self.name, other.name, reason)
+        setup.plugins.require_unfrozen_steps(self.name)
         unit, work = setup.config.local_work
         if unit == "epochs" and work <= self.options.head_epochs:
             warnings.warn(

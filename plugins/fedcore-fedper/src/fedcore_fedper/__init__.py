@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from fedcore import Plugin, PluginOptions, SplitModel, hookimpl
-from fedcore_functional import names_of_last_layers
+from fedcore_functional import check_layers, names_of_last_layers
 
 __all__ = ["FedPer", "FedPerOptions"]
 
@@ -19,12 +19,7 @@ class FedPerOptions(PluginOptions):
         "over the model's names, such as [classifier.*]. 0 is FedAvg.",
     )
 
-    @field_validator("personal")
-    @classmethod
-    def _check_personal(cls, value: int | list[str]) -> int | list[str]:
-        if value == [] or (isinstance(value, int) and value < 0):
-            raise ValueError("give a number of layers >= 0, or at least one pattern")
-        return value
+    _check_personal = field_validator("personal")(check_layers)
 
 
 class FedPer(Plugin[FedPerOptions]):

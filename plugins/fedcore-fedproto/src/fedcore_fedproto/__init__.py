@@ -7,8 +7,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcore import ClientContext, ClientUpdate, Loss, Plugin, PluginOptions, ServerContext, SplitModel, Step, hookimpl
-from fedcore_fedproto.equations import NearestPrototype, prototype_distance
-from fedcore_functional import add_prototypes, check_prototypes, class_prototypes, mean_over_holders
+from fedcore_fedproto.equations import NearestPrototype
+from fedcore_functional import (
+    add_prototypes,
+    check_prototypes,
+    class_prototypes,
+    mean_over_holders,
+    prototype_distance,
+)
 
 __all__ = ["FedProto", "FedProtoOptions"]
 

@@ -1,5 +1,5 @@
-# --8<-- [start:distance]
-"""FedProto's equations (Tan et al., AAAI 2022, arXiv 2105.00243), pure functions on tensors."""
+# --8<-- [start:nearest]
+"""FedProto's prediction (Tan et al., AAAI 2022, arXiv 2105.00243)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ from fedcore import SplitModel
 from fedcore.models import Outputs
 
 
-def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Return the mean of (z - C_y)^2 over the batch and the width of the features, shape ().
-
-    :param features: z (B, d); ``labels`` y (B,); ``prototypes`` C (C, d); ``known`` (C,) bool. A sample whose class
-        is not known contributes 0 and still counts in the mean, as in the authors' code.
-    """
-    targets = torch.where(known.unsqueeze(1), prototypes, 0.0)[labels]  # (B, d)
-    squared = (features - targets).square().mean(dim=1)  # (B,)
-    return torch.where(known[labels], squared, 0.0).mean()
-
-
-# --8<-- [end:distance]
-# --8<-- [start:nearest]
 class NearestPrototype(nn.Module):
     """A model that predicts the class whose prototype is nearest: logits are -||z - C_c||^2.
 

@@ -6,7 +6,7 @@ import warnings
 
 from pydantic import Field
 
-from fedcore import ClientContext, Plugin, PluginConflictError, PluginOptions, Setup, hookimpl
+from fedcore import ClientContext, Plugin, PluginOptions, Setup, hookimpl
 
 HEAD, REPRESENTATION = ("classifier.*",), ("encoder.*",)
 
@@ -36,11 +36,7 @@ class FedRep(Plugin[FedRepOptions]):
     @hookimpl
     def check_run(self, setup: Setup) -> None:
         """Refuse methods that count steps, of which each part of the model takes fewer; warn of untrained heads."""
-        for other in setup.plugins:
-            if "sgd" in other.assumes:
-                counts = f"{other.name!r} derives gradients from the number of steps (assumes sgd)"
-                reason = f"{self.name!r} freezes parameters in some local epochs, but {counts}"
-                raise PluginConflictError.of(self.name, other.name, reason)
+        setup.plugins.require_unfrozen_steps(self.name)
         unit, work = setup.config.local_work
         if unit == "epochs" and work <= self.options.representation_epochs:
             warnings.warn(

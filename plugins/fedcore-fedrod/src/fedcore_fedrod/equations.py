@@ -1,4 +1,4 @@
-"""The equations of FedRoD (Chen, Chao, ICLR 2022, arXiv 2107.00778): two losses and the sum of two heads."""
+"""The equations of FedRoD's personal head (Chen, Chao, ICLR 2022, arXiv 2107.00778): its loss and predictor."""
 
 from __future__ import annotations
 
@@ -9,27 +9,6 @@ from torch.nn import functional as F
 
 from fedcore import SplitModel
 from fedcore.models import Outputs
-
-
-def log_prior(counts: Tensor, gamma: float) -> Tensor:
-    """Return gamma * log n_c, minus infinity where the client has no sample of class c.
-
-    ``counts`` n (C,) integer samples per class, ``gamma`` > 0; the result is (C,) float32.
-
-    >>> import torch
-    >>> log_prior(torch.tensor([1, 0]), 2.0)
-    tensor([0., -inf])
-    """
-    return (gamma * counts.double().log()).float()
-
-
-def balanced_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
-    """Return the balanced softmax loss: the mean of -log(n_y^gamma exp(g_y) / sum_c n_c^gamma exp(g_c)), shape ().
-
-    ``logits`` g (B, C) of the generic head, ``labels`` y (B,), ``prior`` (C,) from :func:`log_prior`. A class without
-    samples has probability and gradient 0; it must not be a label.
-    """
-    return F.cross_entropy(logits + prior, labels)
 
 
 def personal_cross_entropy(generic: Tensor, personal: Tensor, labels: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedcore import ClientContext, Loss, Plugin, PluginOptions, Step, hookimpl
-from fedcore_fedrod.equations import TwoHeads, balanced_cross_entropy, log_prior, personal_cross_entropy
+from fedcore_fedrod.equations import TwoHeads, personal_cross_entropy
+from fedcore_functional import balanced_cross_entropy, log_prior
 
 
 class FedRoDOptions(PluginOptions):

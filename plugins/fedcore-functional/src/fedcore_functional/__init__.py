@@ -10,7 +10,14 @@ step that calls it can then be compiled or recorded as a CUDA graph.
 """
 
 from fedcore_functional.calibration import CalibrationOptions, ClassifierCalibration
-from fedcore_functional.classes import check_counts, class_means, class_statistics, class_sums
+from fedcore_functional.classes import (
+    balanced_cross_entropy,
+    check_counts,
+    class_means,
+    class_statistics,
+    class_sums,
+    log_prior,
+)
 from fedcore_functional.contrast import (
     ReadyPrototypes,
     UnitLength,
@@ -28,7 +35,7 @@ from fedcore_functional.drift import (
     renewed_mean_displacement,
     shifted_target,
 )
-from fedcore_functional.layers import move_split, names_of_last_layers
+from fedcore_functional.layers import check_layers, move_split, names_of_last_layers
 from fedcore_functional.prototype_exchange import PrototypeExchange, PrototypeOptions
 from fedcore_functional.prototypes import (
     add_prototypes,
@@ -59,7 +66,9 @@ __all__ = [
     "ReadyPrototypes",
     "UnitLength",
     "add_prototypes",
+    "balanced_cross_entropy",
     "check_counts",
+    "check_layers",
     "check_prototypes",
     "check_statistics",
     "class_means",
@@ -74,6 +83,7 @@ __all__ = [
     "feature_statistics",
     "first_prototypes",
     "linear_term",
+    "log_prior",
     "mean_over_holders",
     "model_contrastive_loss",
     "move_split",

@@ -1,9 +1,10 @@
-"""Statistics of features by class: counts, sums, means and covariances."""
+"""Statistics of features by class: counts, sums, means and covariances; cross-entropy balanced by class counts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedcore_functional.arithmetic import matmul, membership
 
@@ -77,6 +78,31 @@ def class_statistics(features: Tensor, labels: Tensor, num_classes: int) -> tupl
             centred = members - means[label]
             covariances[label] = centred.mT @ centred / (len(members) - 1)
     return counts, means, covariances
+
+
+def log_prior(counts: Tensor, gamma: float) -> Tensor:
+    """Return gamma log n_c, minus infinity where the client has no sample of class c; all 0 if gamma is 0.
+
+    ``counts`` n (C,) integer samples per class, ``gamma`` >= 0; the result is (C,) float32.
+
+    >>> log_prior(torch.tensor([1, 0]), 2.0)
+    tensor([0., -inf])
+    >>> log_prior(torch.tensor([1, 0]), 0.0)
+    tensor([0., 0.])
+    """
+    return (gamma * counts.double().log()).float() if gamma else torch.zeros_like(counts, dtype=torch.float32)
+
+
+def balanced_cross_entropy(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
+    """Return the balanced softmax loss: the mean of -log(n_y^gamma exp(g_y) / sum_c n_c^gamma exp(g_c)), shape ().
+
+    ``logits`` g (B, C), ``labels`` y (B,), ``prior`` (C,) from :func:`log_prior`. A class without samples has
+    probability and gradient 0; it must not be a label.
+
+    :source: FedRoD (Chen, Chao, ICLR 2022, arXiv 2107.00778), its generic loss; FedETF (Li et al., ICCV 2023, arXiv
+        2303.10058), its balanced feature loss, with the logits beta v_c^T mu.
+    """
+    return F.cross_entropy(logits + prior, labels)
 
 
 def check_counts(counts: Tensor, samples: int, *, least: int = 0, complete: bool = False) -> None:

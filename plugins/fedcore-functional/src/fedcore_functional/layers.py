@@ -23,6 +23,16 @@ class _Leaf(NamedTuple):
     module: nn.Module
 
 
+def check_layers(value: int | list[str]) -> int | list[str]:
+    """Refuse an option that names layers neither by a number of at least 0 nor by patterns; for pydantic.
+
+    :raises ValueError: says what to give.
+    """
+    if value == [] or (isinstance(value, int) and value < 0):
+        raise ValueError("give a number of layers >= 0, or at least one pattern")
+    return value
+
+
 def move_split(model: SplitModel, linear_layers: int, *, option: str) -> None:
     """Move layers from the encoder's end into the classifier, until it holds ``linear_layers`` linear layers.
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pydantic import Field, field_validator
 
 from fedcore import ConfigError, Plugin, PluginOptions, SplitModel, hookimpl
-from fedcore_functional import names_of_last_layers
+from fedcore_functional import check_layers, names_of_last_layers
 
 __all__ = ["LGFedAvg", "LGFedAvgOptions", "local_names"]
 
@@ -21,12 +21,7 @@ class LGFedAvgOptions(PluginOptions):
         "[classifier.*]. 0 shares nothing; [*] is FedAvg.",
     )
 
-    @field_validator("shared")
-    @classmethod
-    def _check_shared(cls, value: int | list[str]) -> int | list[str]:
-        if value == [] or (isinstance(value, int) and value < 0):
-            raise ValueError("give a number of layers >= 0, or at least one pattern")
-        return value
+    _check_shared = field_validator("shared")(check_layers)
 
 
 class LGFedAvg(Plugin[LGFedAvgOptions]):

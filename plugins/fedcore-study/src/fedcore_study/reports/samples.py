@@ -13,7 +13,6 @@ import torch
 from fedcore import DataError, FedcoreError
 from fedcore.base.process import one_thread
 from fedcore.base.seeding import numpy_generator
-from fedcore.base.tensors import copy_into
 from fedcore.client.setup import Setup
 from fedcore.data import Dataset, Partition, load_dataset, load_partition, with_public
 from fedcore.models import Placement, forward_chunk
@@ -153,11 +152,7 @@ def _features(run: RunRecord, dataset: Dataset, positions: torch.Tensor) -> np.n
     if any(name.startswith("encoder.") for name in setup.layout.personal):
         return "there is no global encoder: it stays on the clients"
     model = Placement.plain().model(setup.model)
-    tensors, _ = RunDirectory(run.path).read_model(model.file_names())
-    own = model.state_dict()
-    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in tensors.items()}:
-        return "the tensors in model.safetensors are not those of the run's model"
-    copy_into(own, tensors)
+    RunDirectory(run.path).load_model(model)
     model.eval()
     with torch.inference_mode():
         parts = [model(dataset.test.gather(part))[0] for part in positions.split(forward_chunk(torch.device("cpu")))]

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from fedcore.base.process import command, end_without_collecting, environment, importing, keep_freed_memory
+from fedcore.base.process import ALLOCATOR, command, end_without_collecting, environment, importing, keep_freed_memory
 
 CHILD = "fedcore_study.sweeps.child"
 """The module whose ``main`` a run's process calls."""
@@ -32,15 +32,12 @@ _MOST = 1 << 17
 """Bytes of a request: a run's configuration, or names of modules."""
 
 ENVIRONMENT = {
-    "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"])),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
+    **ALLOCATOR,
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""Of the processes. The allocator's part is ``fedcore.engines.ALLOCATOR``, which cannot be had before torch."""
+"""The environment of the processes."""
 
 
 class WarmProcess:
