@@ -140,7 +140,8 @@ class WorkingModel:
         """
         copy_into(self.state, self._fixed_buffers)
         copy_into(self.state, tensors)
-        self.module.eval()
+        if self.module.training:
+            self.module.eval()
         self.set_trainable(excluded)
 
     def set_trainable(self, excluded: Collection[str]) -> None:
